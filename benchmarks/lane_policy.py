@@ -31,6 +31,7 @@ from benchmarks.tables import table_of
 from penstock.worker.bench.report import append_result
 
 DEATHS = 0.01  # of the fleet, in the middle of the burst
+SCAN_S = 1.5  # at the soonest, from one look for dead workers to the next
 AFTER_S = 30.0  # the burst, in which waits still count as its
 MOST_LOAD = 0.5  # of one core, that a slot's server should be asked for
 RUNS: tuple[tuple[str, bool, Homes], ...] = (
@@ -177,8 +178,8 @@ def slot_load(size: Size, run: Simulation, found: Mapping[str, Cost]) -> list[di
         ("calls: take, and blocked read", "workers", workers * 1.0, "take calls, none"),
         ("calls: blocked read that lapses", "workers", workers * 1.0, "read, none"),
         ("beat", "workers", workers * 0.3, "beat"),
-        ("scan: list of consumers, 2 in 2 s", "workers squared", workers * 1.0, "consumers"),
-        ("scan: EXISTS of each, 2 in 2 s", "workers squared", workers * float(workers), "exists"),
+        ("look for the dead: list of consumers, 2 in 1.5 s", "workers", 2 / SCAN_S, "consumers"),
+        ("look for the dead: MGET of all, 2 in 1.5 s", "workers", 2 / SCAN_S, "beats of all"),
         ("scrape: XPENDING, 1 in 15 s", "workers squared", workers / 15, "pending of all"),
     ]
     return [

@@ -77,6 +77,26 @@ def workers(queue: str) -> str:
     return f"penstock:{{{queue}}}:lanes:workers"
 
 
+def passed(queue: str) -> str:
+    """A sorted set of entries that others have left to the worker they are at home with, by since when."""
+    return f"penstock:{{{queue}}}:lanes:passed"
+
+
+def homes(queue: str) -> str:
+    """A hash of slots, in which prompts that begin alike have one, by the worker that is to run them."""
+    return f"penstock:{{{queue}}}:lanes:homes"
+
+
+def room(queue: str) -> str:
+    """A sorted set of workers by how many more sequences each has room for."""
+    return f"penstock:{{{queue}}}:lanes:room"
+
+
+def nudges(queue: str, worker: str = "") -> str:
+    """A stream that wakes `worker` where it waits for new entries. Expires with its heartbeat."""
+    return f"penstock:{{{queue}}}:lanes:nudges:{worker}"
+
+
 def cancelled(queue: str) -> str:
     """A set of ids of requests that somebody asked to cancel while they may have waited."""
     return f"penstock:{{{queue}}}:cancelled"
@@ -112,6 +132,11 @@ def heartbeat(queue: str, worker: str) -> str:
     return f"penstock:{{{queue}}}:worker:{worker}"
 
 
+def looked(queue: str) -> str:
+    """Exists for a while after a worker has looked for dead ones."""
+    return f"penstock:{{{queue}}}:looked"
+
+
 def serving(queue: str) -> str:
     """Exists while a worker serves `queue`: a sorted set of such workers by when their heartbeats lapse."""
     return f"penstock:{{{queue}}}:serving"
@@ -140,6 +165,19 @@ def calls(queue: str) -> str:
 def answers(queue: str, mailbox: str) -> str:
     """The stream that answers to calls come in for whoever named `mailbox`. Expires by itself."""
     return f"penstock:{{{queue}}}:answers:{mailbox}"
+
+
+def report(queue: str, worker: str) -> str:
+    """What `worker` says of itself and of what it runs, twice a second: `producer.operations.reports`.
+
+    It has the ids of requests, which are rights to read and to cancel: only operators may read it. It expires.
+    """
+    return f"penstock:{{{queue}}}:report:{worker}"
+
+
+def reports(queue: str) -> str:
+    """A sorted set of the workers that have a report, or had one lately, by when they are forgotten."""
+    return f"penstock:{{{queue}}}:reports"
 
 
 def starting(queue: str, worker: str) -> str:

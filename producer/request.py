@@ -59,6 +59,7 @@ class Sampling(TypedDict, total=False):
     timeout_s: float
     keep_s: float
     tenant: str
+    affinity: str
     traceparent: str
 
 

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -25,25 +24,26 @@ from penstock.worker.delivery.charging import Charging
 from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader
+from penstock.worker.delivery.handing_back import HandingBack
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.measuring import Measuring
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.preparation import Preparer
 from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
+from penstock.worker.delivery.reporting import Reporting, Work
+from penstock.worker.delivery.requests import Phase, RequestTable
 from penstock.worker.delivery.restore import Restorer
 from penstock.worker.delivery.sweeping import sweep_forever
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, WorkerError
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol import faults
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness
 
-HAND_OVER_TIMEOUT_S = 1.0
 HAND_BACK_TIMEOUT_S = 5.0  # after the grace period: for the last tokens and for giving requests back
 GOODBYE_TIMEOUT_S = 1.0
 
@@ -57,6 +57,7 @@ class Session:
         blocking: RedisClient,
         config: WorkerConfig,
         card: ModelCard,
+        device: str | None,
         driver: EngineDriver,
         preparer: Preparer,
         defaults: GenerationDefaults,
@@ -68,7 +69,6 @@ class Session:
         self._config = config
         self._digest = card.digest
         self._driver = driver
-        self._metrics = metrics
         self._readiness = readiness
         self.requests = RequestTable(driver.abort)
         coalescing = Coalescing(
@@ -76,6 +76,7 @@ class Session:
         )
         self._outbox = Outbox(config, self.requests, coalescing, has_nodes=isinstance(redis, RedisCluster))
         self._publisher = Publisher(redis, self._outbox, coalescing, metrics, readiness)
+        self._handing_back = HandingBack(redis, config, driver, self._outbox, self._publisher, metrics)
         self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
         digest = card.digest or ""
@@ -87,6 +88,7 @@ class Session:
             restorer,
             driver,
             self._outbox,
+            self._handing_back,
             self._heartbeat,
             readiness,
         )
@@ -97,7 +99,9 @@ class Session:
         answerer = Answerer(config.max_body_bytes, answers)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._charging = Charging(redis, config, self.requests, readiness)
-        self._measuring = Measuring(redis, config, self.requests, self._intake, driver, readiness)
+        self._measuring = Measuring(redis, config, self.requests, self._intake, driver, metrics, readiness)
+        work = Work(card, device, driver, self.requests, self._intake)
+        self._reporting = Reporting(redis, config, readiness, work)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,6 +127,7 @@ class Session:
                 (sweep_forever(self._intake, self._readiness), "sweeper"),
                 (self._charging.run(), "charging"),
                 (self._measuring.run(), "measuring"),
+                (self._reporting.run(), "reporting"),
                 (self._cancel.run(), "cancel"),
                 (self._calls.run(), "calls"),
                 (self._driver.wait_ended(), "engine"),
@@ -181,38 +186,12 @@ class Session:
         """
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
-                await self._while_working(self._take_over())
-                for live in self.requests:
-                    self._driver.forget(live.id)
-                    self._outbox.flush_soon(live)
-                await self._while_working(self._publisher.wait_idle())
-                given_back = list(self.requests)
-                await self._give_back(given_back)
+                await self._while_working(self._handing_back.give_back_all())
         except (TimeoutError, *faults.REDIS_ERRORS) as error:
             raise DrainIncomplete(
                 f"{len(self.requests)} requests could not be handed back within {HAND_BACK_TIMEOUT_S:g} s;"
                 " other workers take them once this one's heartbeat is gone"
             ) from error
-        for live in given_back:
-            self.requests.remove(live)
-            live.log.info("request_handed_back", epoch=live.claim.epoch, completion_tokens=live.completion_tokens)
-        self._metrics.handed_back.inc(len(given_back))
-
-    async def _take_over(self) -> None:
-        """What the engine has generated so far, unless its step takes too long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
-                await self._driver.hand_over()
-
-    async def _give_back(self, lives: list[LiveRequest]) -> None:
-        pipeline = self._redis.pipeline(transaction=False)
-        for live in lives:
-            pipeline.execute_command(*scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=1))
-        await pipeline.execute()
-        entry_ids = [*(live.entry_id for live in lives), *self.requests.parked]
-        await self._redis.execute_command(
-            *scripts.disown(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
-        )
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -249,6 +228,7 @@ class Session:
         await self._try_goodbye(self._publisher.wait_idle())
         await end_tasks(self._tasks)
         await self._try_goodbye(self._heartbeat.stop())
+        await self._try_goodbye(self._reporting.stop())
         await self._claimer.close()
         self._threads.close()
 

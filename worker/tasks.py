@@ -32,10 +32,14 @@ class Signal:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def wait(self) -> None:
+    def next(self) -> asyncio.Future[None]:
+        """Done once it fires, from now on."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        await waiter
+        return waiter
+
+    async def wait(self) -> None:
+        await self.next()
 
 
 class Shared(Generic[_T]):

@@ -16,6 +16,7 @@ from penstock.producer.redis.enqueue import enqueue
 from penstock.producer.redis.pipeline import Command, execute, execute_one
 from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.protocol import scripts
+from penstock.worker.protocol.heartbeat import BEATS_PER_READ
 from penstock.worker.protocol.scripts import Bill
 
 QUEUE = "costs"
@@ -50,7 +51,7 @@ async def measure(num_workers: int) -> dict[str, Cost]:
         found |= await _of_requests(redis)
         for place in range(num_workers):
             await _give_one(redis, f"worker-{place:05d}")
-        for name, call in _over_all(redis).items():
+        for name, call in _over_all(redis, num_workers).items():
             found[name] = await _cost(redis, call, LONG_CALLS)
         await redis.aclose()
     return found
@@ -85,13 +86,15 @@ def _idle(redis: RedisClient) -> dict[str, Call]:
         "read, none": script(read),
         "take calls, none": script(scripts.take_calls(QUEUE, count=1, idle_ms=3000, in_hand=(), **who)),
         "beat": script(beat),
-        "exists": script(("EXISTS", keys.heartbeat(QUEUE, "worker-00000"))),
     }
 
 
-def _over_all(redis: RedisClient) -> dict[str, Call]:
+def _over_all(redis: RedisClient, num_workers: int) -> dict[str, Call]:
     """What grows with the number of workers."""
+    beats = [keys.heartbeat(QUEUE, f"worker-{place:05d}") for place in range(num_workers)]
+    pages = [beats[start : start + BEATS_PER_READ] for start in range(0, num_workers, BEATS_PER_READ)]
     return {
+        "beats of all": lambda: execute(redis, [("MGET", *page) for page in pages]),
         "consumers": lambda: execute_one(redis, ("XINFO", "CONSUMERS", keys.requests(QUEUE), keys.GROUP)),
         "pending of all": lambda: execute_one(redis, ("XPENDING", keys.requests(QUEUE), keys.GROUP)),
     }

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 SPAN = 2**42
 PATIENCE_MS, AGED_MS = 60_000, 5_000
+MAX_OVERTAKES = 20
 AT_ONCE = 64
 MAX_BANDS = 16
+CREDIT = 8192
 
 
 class EntryId(NamedTuple):
@@ -67,6 +69,7 @@ class Lanes:
         self._bands: dict[int, list[tuple[float, str]]] = {}  # as well
         self._sizes: dict[int, int] = {}  # of bands
         self._forgettable: list[tuple[float, str]] = []  # `service` as a heap, as well
+        self._overtakes = (EntryId(0, 0), 0)  # the oldest that has waited for long, and how often it was overtaken
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -86,14 +89,19 @@ class Lanes:
         if before is None or entry.priority > before:
             self._seat(entry.tenant, before, entry.priority)
 
-    def take(self, count: int, now_ms: int = 0, *, takes_oldest: bool = False) -> list[Waiting]:
+    def take(self, count: int, now_ms: int = 0, *, max_overtakes: int = MAX_OVERTAKES) -> list[Waiting]:
         """Those whose turn it is, in that order."""
         taken: list[Waiting] = []
-        oldest = self.oldest
-        if oldest is not None and count > 0 and takes_oldest and now_ms - oldest.ms > AGED_MS:
-            taken.append(self._take_out(oldest))
+        aged = self.oldest if count > 0 else None
+        if aged is not None and now_ms - aged.ms <= AGED_MS:
+            aged = None
+        overtakes = self._overtakes[1] if aged is not None and aged == self._overtakes[0] else 0
+        if aged is not None and overtakes >= max_overtakes:
+            taken.append(self._take_out(aged))
         while len(taken) < count and self._sizes:
             taken += self._take_from(max(self._sizes), min(count - len(taken), AT_ONCE))
+        if aged is not None and aged in self._waiting:
+            self._overtakes = (aged, overtakes + len(taken))
         return taken
 
     def charge(self, totals: Iterable[tuple[EntryId, str, float]]) -> None:
@@ -180,6 +188,8 @@ class Lanes:
             self._sizes[before] -= 1
             if not self._sizes[before]:
                 del self._sizes[before], self._bands[before]
+            if now is not None and now > before and (least := self._least(now)) is not None:
+                counter = max(counter, least - CREDIT)
         if now is not None:
             counter = self._lifted(tenant, now) if counter is None else counter
             self._sizes[now] = self._sizes.get(now, 0) + 1
@@ -192,11 +202,20 @@ class Lanes:
     def _lifted(self, tenant: str, priority: int) -> float:
         """What one has been served that comes back: no less than those that stayed."""
         had = self.service.pop(tenant, 0.0)
+        lowest = self._least_of_all()
         if len(self._sizes) <= MAX_BANDS:
-            least = [self._least(band) for band in self._sizes]
-            self._forget_below(min([self.floor, *(each for each in least if each is not None)]))
+            self._forget_below(self._base(lowest))
         least_here = self._least(priority)
-        return max(had, self.floor if least_here is None else least_here)
+        return max(had, self._base(lowest if least_here is None else least_here))
+
+    def _base(self, lowest: float | None) -> float:
+        """What one has been served no less than that comes back, while the least of those who wait has been so much."""
+        return self.floor if lowest is None else max(0.0, lowest - CREDIT)
+
+    def _least_of_all(self) -> float | None:
+        """What those who wait have been served; None: nobody does."""
+        found = [self._least(band) for band in sorted(self._sizes)[:MAX_BANDS]]
+        return min((each for each in found if each is not None), default=None)
 
     def _least(self, band: int) -> float | None:
         heap = self._bands.get(band, [])
@@ -217,7 +236,8 @@ class Lanes:
         if tenant in self.seats:
             self._set(tenant, self.seats[tenant], self.counters[tenant] + more)
         else:
-            self._set_service(tenant, self.service.get(tenant, self.floor) + more)
+            known = self.service.get(tenant)
+            self._set_service(tenant, (self._base(self._least_of_all()) if known is None else known) + more)
 
     def _set(self, tenant: str, band: int, counter: float) -> None:
         self.counters[tenant] = counter

@@ -1,8 +1,9 @@
 """Prompts that begin alike, on workers that each hold only some of the beginnings.
 
-In turn: every prompt has a home of its own (plain pull), prompts that begin alike have one, and one worker is as large
-as the four together. Then one of four is killed and one gets slow: nobody may wait for either for longer than
-`steal_after_ms` and the life of a heartbeat. A version without `affinity` runs the same, and all is plain pull.
+In turn, each with a queue of its own: every prompt has another home (plain pull), prompts that begin alike have one,
+and one worker is as large as the four together. Then one of the second four is killed and one gets slow: nobody may
+wait for either for longer than `steal_after_ms` and the life of a heartbeat. A version without `affinity` runs the
+same, and all is plain pull.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ _CAN_STEAL = "steal_after_ms" in {each.name for each in fields(WorkerConfig)}
 async def measure(seconds: float, seed: int) -> Measured:
     random = Random(seed)
     names = [f"w{place}" for place in range(WORKERS)]
-    workers = [_worker(name, "four", 1) for name in names] + [_worker("large", "one", WORKERS)]
+    workers = [_worker(f"p{place}", "plain", 1) for place in range(WORKERS)]
+    workers += [_worker(name, "four", 1) for name in names] + [_worker("large", "one", WORKERS)]
     steal_s = STEAL_S if _CAN_STEAL else 0.0
     promised_s = steal_s + HEARTBEAT_S + 1.25 * SCAN_S + BLOCK_S
     async with running_fleet(workers) as fleet:
         sides = {
-            "four, plain pull": await _run(fleet, "four", _arrivals(RATE, seconds, "own", random)),
+            "four, plain pull": await _run(fleet, "plain", _arrivals(RATE, seconds, "own", random)),
             "four, affinity": await _run(fleet, "four", _arrivals(RATE, seconds, "prefix", random)),
             "one large": await _run(fleet, "one", _arrivals(RATE, seconds, "prefix", random)),
         }

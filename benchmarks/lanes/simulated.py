@@ -24,7 +24,6 @@ well, but while it has none the entry waits for it until others may take it.
 CHARGE_S = 10
 OUTPUT_WEIGHT = 2
 TAKEOVER_S = 11.0  # a heartbeat's life, and half a scan
-MAX_OVERTAKES = 20
 SAMPLE_S = 1.0
 
 
@@ -42,7 +41,7 @@ class Fifo:
     def arrive(self, entry: Waiting) -> None:
         self._waiting.append(entry)
 
-    def take(self, count: int, now_ms: int = 0, *, takes_oldest: bool = False) -> list[Waiting]:
+    def take(self, count: int, now_ms: int = 0) -> list[Waiting]:
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
 
@@ -51,7 +50,6 @@ class Worker:
     free: int
     is_alive: bool = True
     is_listed: bool = True  # among those that wait for entries
-    num_overtakes: int = 0
     running: set[int] = field(default_factory=set)
     held: OrderedDict[int, None] = field(default_factory=OrderedDict)
     own: deque[int] = field(default_factory=deque)  # what waits for it, by its beginning
@@ -222,13 +220,7 @@ class Simulation:
             if self.waits_s[place] < 0 and place not in self._stolen:
                 self._begin(place, number)
         if worker.free and len(self.queue):
-            oldest = self.queue.oldest
-            taken = self.queue.take(
-                worker.free, int(1000 * self._now_s), takes_oldest=worker.num_overtakes >= MAX_OVERTAKES
-            )
-            is_overtaken = all(entry.id != oldest for entry in taken)
-            worker.num_overtakes = worker.num_overtakes + len(taken) if is_overtaken else 0
-            for entry in taken:
+            for entry in self.queue.take(worker.free, int(1000 * self._now_s)):
                 self._begin(entry.id.number, number)
             self.calls["take"] += 1
         elif worker.free:

@@ -1,12 +1,14 @@
 """Two tenants, one with 100 times the load of the other: far more than the fleet can serve.
 
-The small one asks for a part of half the fleet. What it waits for its first tokens is compared with what it waits when
-it has that half to itself. Both fleets are there all the time, and get the same requests of it, one after the other.
+The small one asks for a part of half the fleet: for a third, for two, and for nearly all. What it waits for its first
+tokens is compared with what it waits when it has that half to itself. Both fleets are there all the time, and get the
+same requests of it, one after the other.
 """
 
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -20,31 +22,35 @@ DEVICE = Device(25e-3, 0.02e-3, 0.02e-3)
 SLOTS = 16
 PROMPT, OUTPUT = 32, (4, 60)  # tokens; of replies evenly, so that slots do not become free all at once
 TIMES = 100  # the load of one over that of the other
-LOAD = 0.6  # of the small one, over what half the fleet can serve
+LOADS = (0.3, 0.6, 0.9)  # of the small one, over what half the fleet can serve
 DRAIN_S = 30.0
 
 
 async def measure(seconds: float, seed: int) -> Measured:
     workers = [_worker("whole", place) for place in range(4)] + [_worker("half", place) for place in range(2)]
-    rate = LOAD * 2 * SLOTS / ((sum(OUTPUT) / 2 + 1) * DEVICE.step_s(SLOTS, SLOTS))
     random = Random(seed)
-    small = _arrivals("small", rate, seconds, random)
-    crowd = _arrivals("crowd", TIMES * rate, seconds, random)
+    rows: list[dict[str, Any]] = []
+    bars: list[Bar] = []
+    num_lost = 0
     async with running_fleet(workers) as fleet:
-        found = {
-            "half the fleet, alone": await _run(fleet, "half", small),
-            "whole fleet, beside the other": await _run(fleet, "whole", [*small, *crowd]),
-        }
-    alone, beside = (waits_s(each, "small") for each in found.values())
-    rows = [
-        {"tenant": group, "where": where, "requests": len(waits), **spread(waits)}
-        for where, each in found.items()
-        for group in ("small", "crowd")
-        if len(waits := waits_s(each, group))
-    ]
-    num_lost = sum(lost(each) for each in found.values())
-    ratio = float(np.percentile(beside, 99) / np.percentile(alone, 99))
-    return Measured(rows, [Bar("p99 wait of the small one over alone", ratio, most=2.0), Bar("lost", num_lost, most=0)])
+        for load in LOADS:
+            rate = load * 2 * SLOTS / ((sum(OUTPUT) / 2 + 1) * DEVICE.step_s(SLOTS, SLOTS))
+            small = _arrivals("small", rate, seconds, random)
+            crowd = _arrivals("crowd", TIMES * rate, seconds, random)
+            found = {
+                "half the fleet, alone": await _run(fleet, "half", small),
+                "whole fleet, beside the other": await _run(fleet, "whole", [*small, *crowd]),
+            }
+            rows += [
+                {"load": load, "tenant": group, "where": where, "requests": len(waits), **spread(waits)}
+                for where, each in found.items()
+                for group in ("small", "crowd")
+                if len(waits := waits_s(each, group))
+            ]
+            num_lost += sum(lost(each) for each in found.values())
+            alone, beside = (float(np.percentile(waits_s(each, "small"), 99)) for each in found.values())
+            bars.append(Bar(f"p99 wait of the small one over alone, load {load}", beside / alone, most=2.0))
+    return Measured(rows, [*bars, Bar("lost", num_lost, most=0)])
 
 
 def _worker(queue: str, place: int) -> PacedWorker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -185,6 +186,7 @@ class GenerateRequest(WireModel):
     timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
     keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
     tenant: Name | None = None  # whom it is for: tenants share what is served
+    affinity: Name | None = None  # requests that name the same go to one worker, as far as it has room
     traceparent: Annotated[str, AfterValidator(_w3c)] | None = None  # bound to the worker's logs
 
     @model_validator(mode="before")
@@ -279,11 +281,28 @@ class GenerateRequest(WireModel):
         fields = {"request": self.model_dump_json(exclude_defaults=True, exclude=BESIDE)}
         beside = self.model_dump(mode="json", include=BESIDE, exclude_defaults=True)
         fields |= {name: str(value) for name, value in beside.items()}
+        if self.affinity is None and (beginning := self._beginning()) is not None:
+            fields["affinity"] = hashlib.sha1(beginning.encode(), usedforsecurity=False).hexdigest()[:16]
         return fields if self.id is None else {**fields, "id": self.id}
 
+    def _beginning(self) -> str | None:
+        """What the prompt begins with, if so much is worth computing once: the server looks into no document."""
+        if self.prompt_token_ids is not None:
+            ids = self.prompt_token_ids[: AFFINE_CHARS // 4]
+            return ",".join(map(str, ids)) if len(ids) == AFFINE_CHARS // 4 else None
+        text = self.prompt or ""
+        for message in self.messages or ():
+            text += message.model_dump_json(exclude_defaults=True)
+            if len(text) >= AFFINE_CHARS:
+                break
+        return text[:AFFINE_CHARS] if len(text) >= AFFINE_CHARS else None
 
-BESIDE = {"tenant", "priority", "timeout_s"}
-"""What says whose turn it is. It stands beside a document, where the server's scripts read it."""
+
+AFFINE_CHARS = 1000
+"""Prompts that begin with the same so many characters go to one worker, if they do not say otherwise."""
+
+BESIDE = {"tenant", "priority", "timeout_s", "affinity"}
+"""What says whose turn it is, and with whom. It stands beside a document, where the server's scripts read it."""
 
 
 def entry_size(fields: Mapping[bytes, bytes]) -> int:

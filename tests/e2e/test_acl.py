@@ -203,9 +203,16 @@ async def test_operator_runs_the_commands(
     await admin.xadd(keys.dead("q"), letter)
     assert await penstock("dead", "purge", "--older-than", "0s", "--yes") == 0
     assert await admin.xlen(keys.dead("q")) == 0
-    async with running_worker(url_of(acl_server, "worker"), name="w") as worker:
+    async with running_worker(url_of(acl_server, "worker"), FakeEngine(step_s=0.005), name="w") as worker:
         await eventually(lambda: _is_empty(admin))
-        assert await penstock("workers") == 0
+        await admin.xadd(keys.requests("q"), {"prompt": "x", "id": "endless", "max_tokens": 10**6})
+        await eventually(lambda: admin.exists(keys.reply("q", "endless")))
+        for arguments in (["workers"], ["top", "--once"], ["top", "--json"]):
+            assert await penstock(*arguments) == 0
+        for arguments in (["list"], ["list", "--waiting"], ["show", "endless"], ["show", "1-0"]):
+            assert await penstock("requests", *arguments) in (0, 1)
+        assert await penstock("requests", "cancel", "--yes", "endless") == 0
+        assert (await read_reply(admin, "endless")).end.finish_reason == "cancelled"
         assert await penstock("drain", "w") == 0
         await worker.task
     assert "left after" in capsys.readouterr().out
@@ -465,7 +472,16 @@ NOT_PRODUCERS = [
     ("ZADD", keys.band("q", 0), 1, "t"), ("HSET", keys.weights("q"), "t", 9), ("ZRANGE", keys.lane("q", "t"), 0, 9),
     ("EVAL", "return redis.call('ZREM', KEYS[1], 't')", 1, keys.band("q", 0)), ("HGETALL", keys.weights("q")),
     ("HINCRBY", keys.backlog("q"), "0 entries", 1), ("HGETALL", keys.workers("q")),
+    ("ZRANGE", keys.reports("q"), 0, -1), ("SET", keys.report("q", "w"), "x"), ("ZADD", keys.reports("q"), 1, "w"),
 ]  # fmt: skip
+LEARN_IDS = [
+    ("GET", keys.report("q", "w")), ("GETDEL", keys.report("q", "w")), ("GETRANGE", keys.report("q", "w"), 0, -1),
+    ("STRLEN", keys.report("q", "w")), ("MGET", keys.report("q", "w")), ("RENAME", keys.report("q", "w"), R),
+    ("EVAL", "return redis.call('GET', KEYS[1])", 1, keys.report("q", "w")),
+    ("EVAL_RO", "return redis.call('GET', KEYS[1])", 1, keys.report("q", "w")),
+    ("SET", keys.report("q", "w"), "x", "GET"), ("APPEND", keys.report("q", "w"), ""),
+]  # fmt: skip
+"""An id is a right to read and to cancel: operators alone may see those of others."""
 LOOKS = [("XRANGE", Q, "-", "+"), ("XRANGE", Q, "1-0", "1-0"), STEAL_PROMPTS]
 RESET_GROUP = [
     ("DEL", Q), ("SET", Q, 1), ("XADD", Q, "*", "a", "b"), ("XADD", Q, "MAXLEN", 0, "*", "a", "b"),
@@ -475,19 +491,23 @@ RESET_GROUP = [
     ("EVAL", "return redis.call('XGROUP', 'DESTROY', KEYS[1], 'workers')", 1, Q),
 ]  # fmt: skip
 REFUSED = {
-    "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, ("XRANGE", keys.dead("q"), "-", "+"),
+    "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, *LEARN_IDS, ("XRANGE", keys.dead("q"), "-", "+"),
                ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("SET", keys.seen("q", "r"), "1-0")],
-    "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS],
-    "gateway": [*NOT_EVEN_WORKERS, *(each for each in NOT_PRODUCERS if each not in LOOKS)],
-    "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("SET", keys.cancel("q", "r"), 1),
+    "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS],
+    "gateway": [*NOT_EVEN_WORKERS, *(each for each in NOT_PRODUCERS if each not in LOOKS), *LEARN_IDS],
+    "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS, ("XADD", Q, "*", "prompt", "x"),
+               ("SET", keys.cancel("q", "r"), 1),
                ("SET", keys.seen("q", "r"), 1), ("GET", keys.seen("q", "r")), ("XLEN", Q),
                ("XADD", C, "*", "call", "tokenize"), ("XREAD", "STREAMS", A, 0), ("XTRIM", A, "MAXLEN", 0)],
-    "autoscaler": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, ("XADD", Q, "*", "prompt", "x"), ("XREAD", "STREAMS", R, 0),
+    "autoscaler": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS, ("XADD", Q, "*", "prompt", "x"),
+                   ("XREAD", "STREAMS", R, 0),
                    ("XRANGE", R, "-", "+"), ("XINFO", "STREAM", Q),
                    ("SET", keys.cancel("q", "r"), 1), ("XCLAIM", Q, "workers", "me", 0, "1-0")],
     "operator": [*NOT_EVEN_WORKERS, ("XRANGE", Q, "-", "+"), STEAL_PROMPTS, ("DEL", Q), ("XDEL", Q, "1-0"),
                  ("XADD", R, "*", "type", "end"), FORGE_REPLY, ("SET", keys.heartbeat("q", "w"), 1),
-                 ("SET", keys.dead("q"), 1), ("XADD", keys.dead("q"), "*", "a", "b")],
+                 ("SET", keys.dead("q"), 1), ("XADD", keys.dead("q"), "*", "a", "b"), ("HSET", S, "status", "done"),
+                 ("SET", keys.report("q", "w"), "x"), ("GET", keys.cancel("q", "r")), ("DEL", keys.cancel("q", "r")),
+                 ("XREAD", "STREAMS", R, 0), ("EVAL_RO", "return redis.call('XRANGE', KEYS[1], '-', '+')", 1, Q)],
 }  # fmt: skip
 
 
@@ -590,7 +610,8 @@ async def test_users_of_one_queue_do_their_whole_jobs_there(acl_server: Embedded
             with pytest.raises(ServerRefused):
                 await bound.queues()
         await admin.execute_command("ACL", "LOG", "RESET")
-    for arguments in (["dead", "list", "--malformed"], ["dead", "purge", "--malformed", "--all", "--yes"], ["workers"]):
+    for arguments in (["dead", "list", "--malformed"], ["dead", "purge", "--malformed", "--all", "--yes"], ["workers"],
+                      ["top", "--once"], ["requests", "list"]):  # fmt: skip
         url = url_of(acl_server, "q-operator")
         assert await asyncio.to_thread(run, [*arguments, "--redis-url", url, "--queue", "q"]) == 0
     assert await denials(admin) == []
@@ -620,6 +641,8 @@ async def test_users_of_one_queue_have_nothing_of_another(
         ("XADD", keys.calls(queue), "*", "call", "tokenize"), ("EVAL", "return 1", 1, keys.calls(queue)),
         ("HGETALL", keys.card(queue)), ("HSET", keys.card(queue), "model", "x"), ("DEL", keys.card(queue)),
         ("XREAD", "STREAMS", keys.answers(queue, "m"), 0), ("XADD", keys.answers(queue, "m"), "*", "id", "x"),
+        ("GET", keys.report(queue, "w")), ("SET", keys.report(queue, "w"), "x"), ("ZRANGE", keys.reports(queue), 0, -1),
+        ("EVAL_RO", "return 1", 1, keys.requests(queue)), ("SADD", keys.cancelled(queue), "r"),
     ]  # fmt: skip
     for request_id in ids:
         reply, state = keys.reply(queue, request_id), keys.state(queue, request_id)

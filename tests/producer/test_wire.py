@@ -297,7 +297,10 @@ def test_the_body_limit_counts_names_and_values() -> None:
         ({"max_tokens": "5"}, "exactly one of"),
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r"traceparent: must be a W3C traceparent, such as"),
         ({"prompt": "x", "traceparent": "00-\x1b[2J"}, r", not '00-\x1b[2J'"),
-        ({"request": "{}", "prompt": "x"}, "only `id`, `priority`, `tenant`, `timeout_s` may stand, not prompt"),
+        (
+            {"request": "{}", "prompt": "x"},
+            "only `id`, `affinity`, `priority`, `tenant`, `timeout_s` may stand, not prompt",
+        ),
         ({"request": '"text"'}, "holds a string, not an object"),
         ({"request": '{"id": "b", "prompt": "x"}', "id": "a"}, "`id` a and `request.id` b differ"),
         ({"request": '{"priority": 1, "prompt": "x"}', "priority": "2"}, "2 and `request.priority` 1 differ"),

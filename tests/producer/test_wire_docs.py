@@ -55,7 +55,8 @@ def test_ranges_and_defaults_are_right(name: str) -> None:
         assert re.search(rf"(?<![\d.]){re.escape(bound)}(?![\d.])", values), (bound, values)
     value = field.get_default(call_default_factory=True)
     if value is None or value in ((), {}):
-        assert default in ("none", "model", "drawn from the id")
+        of_request = ("drawn from the id", "the first 1,000 characters of the prompt, if it is so long")
+        assert default in ("none", "model", *of_request)
     else:
         assert default == (f"{value:g}" if isinstance(value, float) else str(value).lower())
 

@@ -160,7 +160,9 @@ class Claimer:
             digest=self._digest,
             any_model=any_model,
         )
-        return scripts.parse_claim(await self._batcher.execute(*command), self._instance)
+        with self._metrics.redis_seconds.labels(operation="claim").time():
+            answer = await self._batcher.execute(*command)
+        return scripts.parse_claim(answer, self._instance)
 
     async def _is_gone(self, other: NotClaimed) -> bool:
         """Whether the entry that the request was first claimed with was deleted by somebody, with no end written."""

@@ -12,7 +12,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.chunks import draft_fields, stop_fields
 from penstock.worker.delivery.requests import Asked, LiveRequest
 from penstock.worker.delivery.writes import AsideWrite, Burial, RefreshWrite
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import Metrics, band_of
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim, LetterLimits
 
@@ -67,7 +67,10 @@ def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerCon
 def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
     """Counts a finished request and writes its one log line."""
     metrics.requests.labels(finish_reason=end.finish_reason).inc()
-    metrics.queue_seconds.observe((end.queued_ms or 0) / 1000)
+    metrics.count_error(end.code)
+    _observe_tokens(metrics, end)
+    priority = 0 if isinstance(live.asked, WireError) else live.asked.priority
+    metrics.queue_seconds.labels(band=band_of(priority)).observe((end.queued_ms or 0) / 1000)
     metrics.request_seconds.observe((end.total_ms or 0) / 1000)
     if end.ttft_ms is not None:
         metrics.first_token_seconds.observe(end.ttft_ms / 1000)
@@ -80,6 +83,15 @@ def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
         # The message of an error may quote the request, and is for the client alone.
         **end.model_dump(exclude={"type", "message"}, exclude_none=True),
     )
+
+
+def _observe_tokens(metrics: Metrics, end: EndEntry) -> None:
+    """What the usage says, so that the sums over all workers are those over all replies."""
+    metrics.prompt_tokens.inc(end.prompt_tokens)
+    metrics.cached_tokens.inc(min(end.cached_tokens, end.prompt_tokens))
+    metrics.generation_tokens.inc(end.completion_tokens)
+    metrics.prompt_lengths.observe(end.prompt_tokens)
+    metrics.reply_lengths.observe(end.completion_tokens)
 
 
 def observe_letter(metrics: Metrics, letter: Burial) -> None:

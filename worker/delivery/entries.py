@@ -8,8 +8,11 @@ may bring one, and it brings one at a time.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
+
+from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import Fields, RedisClient, ensure_group
@@ -24,7 +27,7 @@ BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
 LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"
 ENTRIES_PER_READ = 256  # for how long one script may hold the server
 SWEPT_PER_READ = 64
-MAX_OVERTAKES = 20  # of the oldest entry that waits, by entries taken in a row: so none waits for good
+BEGINNING = 1000  # as in `lanes.lua`: bytes of a prompt that is at home somewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ class QueueEntry:
         return text if ID_PATTERN.fullmatch(text) else ""
 
     @property
+    def may_be_at_home(self) -> bool:
+        """Whether some worker is perhaps to have it before others, as `lanes.lua` has it."""
+        return b"affinity" in self.fields or any(
+            len(self.fields.get(name, b"")) >= BEGINNING for name in (b"prompt", b"messages")
+        )
+
+    @property
     def unbilled(self) -> Bill:
         """To let it go when nothing more was done for it."""
         return Bill(self.id, self.tenant, None)
@@ -64,6 +74,15 @@ class QueueEntry:
         if size <= max_bytes:
             return cls(entry_id, fields, size)
         return cls(entry_id, {name: fields[name][:256] for name in (b"id", b"to") if name in fields}, size, False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What `scripts.take` answers."""
+
+    entries: list[QueueEntry]
+    has_more: bool  # new ones have no place yet
+    left_ms: int | None  # after which one that was left to its home may be taken
 
 
 class EntryReader:
@@ -83,11 +102,16 @@ class EntryReader:
         self._digest = digest
         self._adopt_at_s = 0.0
         self._has_more = False  # entries that have no place in a lane yet
-        self._num_overtakes = 0  # entries taken since the oldest that waited was
+        self._told_room = 0  # for how many more sequences others believe that there is room here
+        self._left_ms: int | None = None  # after which an entry may be taken that was left to another worker
 
     async def make_group(self) -> None:
         """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
         await ensure_group(self._redis, self._config.queue)
+        nudges = keys.nudges(self._config.queue, self._config.name)
+        with suppress(exceptions.ResponseError):  # it is there
+            await self._redis.xgroup_create(nudges, keys.GROUP, id="0", mkstream=True)
+        await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
     async def take(self, count: int) -> list[QueueEntry]:
         """Up to `count` entries that nobody owns, else those whose turn it is. If there are none it waits for a new
@@ -99,14 +123,38 @@ class EntryReader:
             return adopted
         if taken := await self._take(count):
             return taken
-        return await self._wait_for_one(max(1, round((self._adopt_at_s - time.monotonic()) * 1000)))
+        left_ms = round((self._adopt_at_s - time.monotonic()) * 1000)
+        if self._left_ms is not None:
+            left_ms = min(left_ms, self._left_ms)
+        return await self._wait_for_one(max(1, left_ms), room=count)
+
+    async def take_urgent(self, count: int, lowest: int) -> list[QueueEntry]:
+        """As `take`, for a worker that has no room but for what it would make room for: a priority of `lowest` or more.
+
+        `wake` ends the wait.
+        """
+        if taken := await self._take(count, lowest=lowest, room=0):
+            return taken
+        return await self._wait_for_one(self._config.block_ms, lowest=lowest, room=0)
+
+    async def wake(self) -> None:
+        """Has a read that waits look again whose turn it is."""
+        nudges = keys.nudges(self._config.queue, self._config.name)
+        await self._redis.xadd(nudges, {"look": "again"}, maxlen=1, approximate=False, nomkstream=True)
+
+    async def tell_full(self) -> None:
+        """Has nobody leave entries to this worker any more."""
+        if self._told_room:
+            await self._redis.zadd(keys.room(self._config.queue), {self._config.name: 0})
+            self._told_room = 0
 
     async def sweep(self) -> list[QueueEntry]:
         """Gives new entries their places, and takes those that need not be run: cancelled, or too late."""
         found: list[QueueEntry] = []
         while True:
-            entries, self._has_more, _ = await self._read_lanes(scripts.sweep, SWEPT_PER_READ)
-            found += entries
+            swept = await self._read_lanes(scripts.sweep, SWEPT_PER_READ)
+            self._has_more = swept.has_more
+            found += swept.entries
             if not self._has_more or len(found) >= ENTRIES_PER_READ:
                 return found
 
@@ -116,14 +164,21 @@ class EntryReader:
             return []
         return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
 
-    async def _take(self, count: int) -> list[QueueEntry]:
+    async def _take(
+        self, count: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int | None = None
+    ) -> list[QueueEntry]:
         while self._has_more:  # all must have a place before one can say whose turn it is
-            _, self._has_more, _ = await self._read_lanes(scripts.take, 0)
-        is_due = self._num_overtakes >= MAX_OVERTAKES
-        entries, self._has_more, oldest = await self._read_lanes(scripts.take, count, takes_oldest=is_due)
-        is_overtaken = oldest is not None and all(entry.id != oldest for entry in entries)
-        self._num_overtakes = self._num_overtakes + len(entries) if is_overtaken else 0
-        return entries
+            self._has_more = (await self._read_lanes(scripts.take, 0, room=room or count)).has_more
+        taken = await self._read_lanes(
+            scripts.take,
+            count,
+            lowest=lowest,
+            room=count if room is None else room,
+            steal_after_ms=self._config.steal_after_ms,
+        )
+        self._has_more, self._left_ms = taken.has_more, taken.left_ms
+        self._told_room = max(0, (count if room is None else room) - len(taken.entries))
+        return taken.entries
 
     async def _adopt(self, count: int) -> list[QueueEntry]:
         """Entries that nobody owns. While there are any it looks again at once, otherwise every `block_ms`."""
@@ -135,26 +190,51 @@ class EntryReader:
             self._adopt_at_s = now_s + self._config.block_ms / 1000
         return entries
 
-    async def _wait_for_one(self, block_ms: int) -> list[QueueEntry]:
-        """Until it is time to look for entries that nobody owns again."""
+    async def _wait_for_one(
+        self, block_ms: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int
+    ) -> list[QueueEntry]:
+        """A new entry, unless another worker should have it; none once it is time to look again whose turn it is."""
+        requests, nudges = keys.requests(self._config.queue), keys.nudges(self._config.queue, self._config.name)
         answer = await self._blocking.xreadgroup(
-            keys.GROUP, self._config.name, {keys.requests(self._config.queue): ">"}, count=1, block=block_ms
+            keys.GROUP, self._config.name, {requests: ">", nudges: ">"}, count=1, block=block_ms
         )
-        return [
-            QueueEntry.of(entry_id.decode(), fields, self._config.max_body_bytes)
-            for _, entries in stream_entries(answer)
-            for entry_id, fields in entries
-        ]
+        found = []
+        for stream, entries in stream_entries(answer):
+            if stream == nudges.encode():
+                await self._redis.xack(nudges, keys.GROUP, *(entry_id for entry_id, _ in entries))
+            else:
+                found += [
+                    QueueEntry.of(entry_id.decode(), fields, self._config.max_body_bytes)
+                    for entry_id, fields in entries
+                ]
+        return [entry for entry in found if not await self._pass_on(entry, lowest, room)]
+
+    async def _pass_on(self, entry: QueueEntry, lowest: int, room: int) -> bool:
+        """Whether the entry waits for others now."""
+        if room and not entry.may_be_at_home:
+            return False
+        return bool(
+            await execute_one(
+                self._redis,
+                scripts.pass_on(
+                    self._config.queue,
+                    worker=self._config.name,
+                    entry_id=entry.id,
+                    lowest=lowest,
+                    room=room,
+                    steal_after_ms=self._config.steal_after_ms,
+                ),
+            )
+        )
 
     async def _read(self, script: Any, count: int, **more: str) -> list[QueueEntry]:
         return _entries(await self._run(script, count, **more))
 
-    async def _read_lanes(self, script: Any, count: int, **more: bool) -> tuple[list[QueueEntry], bool, str | None]:
-        """Entries, whether more of them are new, and the oldest that waited before, where the script says it."""
-        entries, has_more, *oldest = await self._run(script, count, **more)
-        return _entries(entries), bool(has_more), oldest[0].decode() if oldest else None
+    async def _read_lanes(self, script: Any, count: int, **more: int) -> _Taken:
+        entries, has_more, *rest = await self._run(script, count, **more)
+        return _Taken(_entries(entries), bool(has_more), rest[0] if rest else None)
 
-    async def _run(self, script: Any, count: int, **more: str | bool) -> Any:
+    async def _run(self, script: Any, count: int, **more: str | int) -> Any:
         command = script(
             self._config.queue,
             worker=self._config.name,

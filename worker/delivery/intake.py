@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.engine.request import Request
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.claiming import Claimer, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
+from penstock.worker.delivery.handing_back import GIVES_WAY_BELOW, HandingBack
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.delivery.restore import Restorer, ending_failed
@@ -42,6 +44,7 @@ class Intake:
         restorer: Restorer,
         driver: EngineDriver,
         outbox: Outbox,
+        handing_back: HandingBack,
         heartbeat: Heartbeat,
         readiness: Readiness,
     ) -> None:
@@ -51,11 +54,12 @@ class Intake:
         self._driver = driver
         self._outbox = outbox
         self._requests = outbox.requests
+        self._handing_back = handing_back
         self._heartbeat = heartbeat
         self._readiness = readiness
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
-        self._tasks: set[asyncio.Task[LiveRequest | None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: list[BaseException] = []  # what ended some of them
         driver.watch_capacity(self._requests.changed.fire)
 
@@ -109,9 +113,13 @@ class Intake:
             self._requests.must_recover = False
             await self._recover()
         await self._run_suspects()
-        spare = await self._wait_for_capacity()
-        if spare and not self._stopping.is_set():
+        await self._wait_for_capacity()
+        if self._is_interrupted:
+            return
+        if spare := self._spare:
             await self._take_on_all(await self._entries.take(spare))
+        else:
+            await self._take_urgent()
 
     async def _take_on(self, entry: QueueEntry, *, alone: bool = False) -> LiveRequest | None:
         """The way of one entry to the engine. None: it waits until it can run alone, or it leaves the queue."""
@@ -149,14 +157,17 @@ class Intake:
 
     def _start(self, entry: QueueEntry) -> asyncio.Task[LiveRequest | None]:
         task = asyncio.create_task(self._take_on(entry), name="taking")
-        self._tasks.add(task)
         self._requests.taking.add(entry.id)
-        task.add_done_callback(partial(self._note_taken, entry.id))
+        task.add_done_callback(lambda _: self._requests.taking.discard(entry.id))
+        self._watch(task)
         return task
 
-    def _note_taken(self, entry_id: str, task: asyncio.Task[LiveRequest | None]) -> None:
+    def _watch(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._note_done)
+
+    def _note_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        self._requests.taking.discard(entry_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failures.append(error)
         self._requests.changed.fire()
@@ -171,15 +182,46 @@ class Intake:
             failures, self._failures = self._failures, []
             raise failures[0]
 
-    async def _wait_for_capacity(self) -> int:
-        """For how many more sequences the engine has batch slots; 0: there is something else to do first."""
-        while not self._stopping.is_set() and not self._requests.must_recover:
+    @property
+    def _spare(self) -> int:
+        """For how many more sequences the engine has batch slots."""
+        return max(0, self._driver.spare - len(self._requests.taking))
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether there is something to do before anything is taken."""
+        return self._stopping.is_set() or self._requests.must_recover
+
+    async def _wait_for_capacity(self) -> None:
+        """Until the engine has batch slots, or could have: what it runs would give way."""
+        while not self._is_interrupted:
             self._raise_failure()
-            spare = self._driver.spare - len(self._requests.taking)
-            if spare > 0 and not self._outbox.is_stuck:
-                return spare
+            if not self._outbox.is_stuck:
+                if self._spare:
+                    return
+                await self._entries.tell_full()
+                if self._handing_back.num_able:
+                    return
             await self._requests.changed.wait()
-        return 0
+
+    async def _take_urgent(self) -> None:
+        """Takes what others here give way to. It waits for that as long as the engine has no batch slot."""
+        read = asyncio.create_task(
+            self._entries.take_urgent(self._handing_back.num_able, lowest=GIVES_WAY_BELOW), name="taking_urgent"
+        )
+        try:
+            while not read.done() and not (self._spare or self._is_interrupted):
+                ends: list[asyncio.Future[Any]] = [read, self._requests.changed.next()]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(*faults.REDIS_ERRORS):  # the read ends by itself, or fails too
+                if not read.done():
+                    await self._entries.wake()
+            entries = await asyncio.shield(read)
+        finally:
+            read.cancel()  # only who leaves at once comes here before its end
+        if entries:
+            self._watch(asyncio.create_task(self._handing_back.make_room(len(entries)), name="making_room"))
+        await self._take_on_all(entries)
 
     async def _recover(self) -> None:
         """Takes on what is pending here and not being worked on: its reading, or its claim, failed half-way."""

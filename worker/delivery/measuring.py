@@ -14,6 +14,7 @@ from penstock.worker.delivery.capacity import Capacity
 from penstock.worker.delivery.entries import BYTES_PER_READ
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.requests import RequestTable
+from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Part
 from penstock.worker.readiness import Readiness
@@ -32,6 +33,7 @@ class Measuring:
         requests: RequestTable,
         intake: Intake,
         driver: EngineDriver,
+        metrics: Metrics,
         readiness: Readiness,
     ) -> None:
         self._redis = redis
@@ -39,6 +41,7 @@ class Measuring:
         self._requests = requests
         self._intake = intake
         self._driver = driver
+        self._latency = metrics.redis_seconds.labels(operation="measure")
         self._readiness = readiness
         self._capacity = Capacity(driver.max_num_seqs)
 
@@ -51,7 +54,8 @@ class Measuring:
     async def measure(self) -> None:
         queue, worker = self._config.queue, self._config.name
         said = scripts.say(queue, worker=worker, part=self._part(), every_ms=LOOK_EVERY_MS)
-        num_waiting, is_due = await execute_one(self._redis, said)
+        with self._latency.time():
+            num_waiting, is_due = await execute_one(self._redis, said)
         if is_due:  # for nobody else in between: the script sees to that
             target_s = self._config.target_wait_s
             look = scripts.measure(queue, every_ms=LOOK_EVERY_MS, target_s=target_s, max_bytes=BYTES_PER_READ)

@@ -280,6 +280,7 @@ class Outbox:
             return Fence(live)
         if answer == b"lost":
             return Drop(live, "rolled_back")
+        self.num_tokens += write.num_tokens
         letter = dead_letter(live, *live.error, self._config) if live.is_dead and live.error else None
         self._removals.add_ended(live, letter, now_s)
         return Finished(live, write.end, letter)

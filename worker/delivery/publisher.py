@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from penstock.worker.delivery.ending import observe_end, observe_letter, observe
 from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
 from penstock.worker.delivery.reconnect import Reconnects, look_back
 from penstock.worker.delivery.requests import LiveRequest
-from penstock.worker.delivery.writes import Write
+from penstock.worker.delivery.writes import Write, is_published
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.readiness import Readiness
@@ -44,6 +44,11 @@ class Publisher:
     async def wait_idle(self) -> None:
         """Until everything that was put into the outbox is written."""
         while self._is_writing or not self._outbox.is_empty:
+            await self._flushed.wait()
+
+    async def wait_published(self, lives: Collection[LiveRequest]) -> None:
+        """Until all that was generated of some requests is on their reply streams, or they are not this worker's."""
+        while not all(map(is_published, lives)):
             await self._flushed.wait()
 
     async def run(self) -> None:

@@ -63,6 +63,7 @@ class FinishWrite:
 
     live: LiveRequest
     end: EndEntry
+    num_tokens: int  # of the last chunks
     command: Command
 
 
@@ -130,6 +131,13 @@ def has_news(live: LiveRequest, choice: ChoiceBuffer) -> bool:
     return choice.finish_reason is not None and len(live.choices) > 1 and not choice.is_closed
 
 
+def is_published(live: LiveRequest) -> bool:
+    """Whether all that was generated is on the reply stream, and of a request that has ended its end too."""
+    if live.is_gone:
+        return True
+    return not (live.has_ended or live.reply.num_unsettled or any(has_news(live, each) for each in live.choices))
+
+
 def can_begin(live: LiveRequest) -> bool:
     """Whether a reply that has not begun has something for readers: text, reasoning, a call, an end, or many tokens.
 
@@ -176,9 +184,10 @@ def put_back(write: ChunkWrite) -> None:
 
 def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
     """Everything that is pending of a request, and its end."""
-    entries = []
+    entries, num_tokens = [], 0
     for choice in live.choices:
         if has_news(live, choice):
+            num_tokens += len(choice.pending.token_ids)
             entries.append(chunk_fields(choice, choice.pending, num_choices=len(live.choices)))
     entries.append([part for item in encode_reply(end).items() for part in item])
     numbered = list(enumerate(entries, start=live.reply.next_number))
@@ -194,7 +203,7 @@ def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
         ttl_ms=ttl_ms,
         entries=numbered,
     )
-    return FinishWrite(live, end, command)
+    return FinishWrite(live, end, num_tokens, command)
 
 
 def acknowledge(queue: str, worker: str, bills: Sequence[Bill]) -> AsideWrite:

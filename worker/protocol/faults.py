@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from redis import exceptions
 
-from penstock.producer.redis.connection import UNREACHABLE
+from penstock.producer.redis.connection import UNREACHABLE, may_pass
 from penstock.worker.errors import RedisRefused
 from penstock.worker.hints import SCRIPT_DENIED, hint_for, is_about_the_password
 from penstock.worker.readiness import Readiness
@@ -17,17 +17,7 @@ from penstock.worker.tasks import pause
 REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """All that the Redis library raises of its own: no node of a cluster in reach is no RedisError."""
 
-# Answers that other circumstances would cure, and for which the Redis library has no exception of their own.
-_PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
-_PASSING_TYPES = (
-    *UNREACHABLE,
-    exceptions.ClusterError,
-    exceptions.RedisClusterException,
-    exceptions.OutOfMemoryError,
-    exceptions.ReadOnlyError,
-    exceptions.TryAgainError,
-    exceptions.AskError,
-)
+_PASSING_TYPES = (*UNREACHABLE, exceptions.ClusterError, exceptions.RedisClusterException)
 _FINAL_TYPES = (
     exceptions.AuthenticationError,
     exceptions.AuthorizationError,
@@ -40,7 +30,7 @@ def is_passing(error: BaseException) -> bool:
     """Whether the same command may succeed later."""
     if is_final(error):
         return False
-    return isinstance(error, _PASSING_TYPES) or str(error).startswith(_PASSING_CODES)
+    return isinstance(error, _PASSING_TYPES) or may_pass(error)
 
 
 def is_final(error: BaseException) -> bool:

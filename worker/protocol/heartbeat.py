@@ -9,6 +9,7 @@ import structlog
 from redis import exceptions
 
 from penstock.producer import keys
+from penstock.producer.consumers import is_worker
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.tasks import end_tasks
@@ -17,7 +18,6 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
-from penstock.worker.protocol.consumers import is_worker
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
@@ -25,7 +25,9 @@ _log = structlog.get_logger(__name__)
 _PART = "heartbeat"  # in readiness
 
 RETIRE_COUNT = 100  # entries moved by one script
+BEATS_PER_READ = 500  # heartbeats that one command asks for
 BEATS_PER_TTL = 3
+SOONEST, LATEST = 0.75, 1.25  # after which part of its interval a worker looks for dead ones again
 
 
 class Heartbeat:
@@ -164,7 +166,7 @@ class Heartbeat:
 
 
 class Reclaimer:
-    """Frees the entries of consumers whose heartbeat is gone, for a takeover. Every worker does it, unordered.
+    """Frees the entries of consumers whose heartbeat is gone, for a takeover. Any worker does it.
 
     Whether their worker had died on them is known from each request's own state, when it is claimed again.
     """
@@ -174,18 +176,43 @@ class Reclaimer:
         self._config = config
         self._metrics = metrics
         self._readiness = readiness
+        self._rest_s = SOONEST * config.reclaim_interval_s  # until somebody should look again
 
     async def run(self) -> None:
-        """Looks around until cancelled, at jittered intervals so that workers do not all look at once."""
+        """Looks around until cancelled. Whoever of the workers comes first in an interval does it for all: so what they
+        cost the server together grows with their number, and not with its square.
+        """
+        interval_s = self._config.reclaim_interval_s
         while True:
-            await asyncio.sleep(self._config.reclaim_interval_s * random.uniform(0.75, 1.25))
-            await faults.survive(self.scan(), "reclaimer", self._readiness)
+            await asyncio.sleep(self._rest_s + random.uniform(0, LATEST - SOONEST) * interval_s)
+            self._rest_s = SOONEST * interval_s  # unless the server says otherwise
+            await faults.survive(self.look(self._rest_s), "reclaimer", self._readiness)
+
+    async def look(self, shortest_s: float) -> None:
+        """Looks unless another worker did, less than `shortest_s` ago."""
+        looked = keys.looked(self._config.queue)
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.set(looked, self._config.name, nx=True, px=round(1000 * shortest_s))
+        pipeline.pttl(looked)
+        is_first, left_ms = await pipeline.execute()
+        self._rest_s = max(0, left_ms) / 1000
+        if is_first:
+            await self.scan()
 
     async def scan(self) -> None:
         for stream in (keys.requests(self._config.queue), keys.calls(self._config.queue)):
-            for name in await self._consumers(stream):
-                if name not in (self._config.name, *keys.HOLDERS):
-                    await self._retire(stream, name)
+            for name in await self._lapsed(await self._consumers(stream)):
+                await self._retire(stream, name)
+
+    async def _lapsed(self, consumers: list[str]) -> list[str]:
+        """Those of `consumers` whose heartbeat is gone."""
+        others = [name for name in consumers if name not in (self._config.name, *keys.HOLDERS)]
+        found = []
+        for start in range(0, len(others), BEATS_PER_READ):
+            page = others[start : start + BEATS_PER_READ]
+            beats = await self._redis.mget([keys.heartbeat(self._config.queue, name) for name in page])
+            found += [name for name, beat in zip(page, beats, strict=True) if beat is None]
+        return found
 
     async def _consumers(self, stream: str) -> list[str]:
         try:
@@ -198,8 +225,6 @@ class Reclaimer:
 
     async def _retire(self, stream: str, consumer: str) -> None:
         queue = self._config.queue
-        if await self._redis.exists(keys.heartbeat(queue, consumer)):
-            return
         freed = 0
         while True:
             command = scripts.retire(queue, stream=stream, consumer=consumer, count=RETIRE_COUNT)
@@ -207,7 +232,11 @@ class Reclaimer:
             freed += max(0, moved)
             if moved < RETIRE_COUNT:
                 break
-        if freed and stream == keys.requests(queue):
+        if stream != keys.requests(queue):
+            return
+        if moved >= 0 and is_worker(consumer):  # below 0: its heartbeat is back
+            self._metrics.lost_workers.inc()
+        if freed:
             self._metrics.reclaimed.inc(freed)
             event = "worker_lost" if is_worker(consumer) else "model_lost"
             _log.warning(event, lost=consumer, entries=freed)

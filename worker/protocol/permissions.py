@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.lua import call, load
 from penstock.worker import hints
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol.consumers import set_aside_for
 
 _DENIED = load("penstock.worker.protocol", "denied")
 NAMED_AT_MOST = 4
@@ -30,7 +30,7 @@ _ON_PRESENCE = ("GET {}", "SET {} v", "EXISTS {}", "DEL {}", "PEXPIRE {} 1", "PE
 _ON_QUEUES = (
     "ZADD {} 1 m", "ZREM {} m", "ZREMRANGEBYSCORE {} 0 1", "ZRANGE {} 0 1", "PEXPIREAT {} 1", "DEL {}",
 )  # fmt: skip
-_ON_SERVING = (*_ON_QUEUES, "ZSCORE {} m", "EXISTS {}")
+_ON_SERVING = (*_ON_QUEUES, "ZCARD {}", "ZSCORE {} m", "ZRANGEBYSCORE {} 0 1", "EXISTS {}")
 _ON_CARD = ("HMGET {} f", "HSET {} f v", "PTTL {}", "PEXPIRE {} 1", "PEXPIRETIME {}", "DEL {}")
 _ON_DIGESTS = ("HSET {} f v", "HDEL {} f", "PTTL {}", "PEXPIRE {} 1", "DEL {}")
 _ON_CALLS = (
@@ -45,6 +45,14 @@ _ON_LANES = (
 _ON_NUMBERS = (
     "HGETALL {}", "HMGET {} f", "HSET {} f v", "HDEL {} f", "DEL {}", "PEXPIRE {} 1",
 )  # fmt: skip
+_ON_PASSED = ("ZADD {} 1 m", "ZREM {} m", "ZMSCORE {} m")
+_ON_HOMES = ("HGET {} f", "HMGET {} f", "HGETALL {}", "HVALS {}", "HSET {} f v", "DEL {}")
+_ON_ROOM = ("ZADD {} 1 m", "ZREM {} m", "ZSCORE {} m", "ZRANGE {} 0 1")
+_ON_NUDGES = (
+    "XGROUP CREATE {} g 0", "XREADGROUP GROUP g c STREAMS {} >", "XACK {} g 0-1", "XADD {} * f v", "PEXPIRE {} 1",
+    "DEL {}",
+)  # fmt: skip
+_ON_REPORT = ("SET {} v", "DEL {}")
 _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
 _ON_LETTER_COUNTS = (
     "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
@@ -96,6 +104,15 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield keys.backlog(queue), (*_ON_NUMBERS, "HINCRBY {} f 1")
     yield keys.load(queue), _ON_NUMBERS
     yield keys.workers(queue), (*_ON_NUMBERS, "HLEN {}", "HRANDFIELD {}")
+    yield keys.passed(queue), _ON_PASSED
+    yield keys.homes(queue), _ON_HOMES
+    yield keys.room(queue), _ON_ROOM
+    both = f"XREADGROUP GROUP g c STREAMS {keys.requests(queue)} {{}} > >"  # one selector has to allow all keys
+    yield keys.nudges(queue, _PROBE), (*_ON_NUDGES, both)
+    yield keys.heartbeat(queue, _PROBE), ("MGET {}",)
+    yield keys.looked(queue), ("SET {} v", "PTTL {}")
+    yield keys.report(queue, _PROBE), _ON_REPORT
+    yield keys.reports(queue), _ON_QUEUES
     yield keys.cancelled(queue), ("SPOP {}",)
     yield keys.seen(queue, _PROBE), ("GET {}",)
     yield keys.serving(queue), _ON_SERVING

@@ -127,8 +127,11 @@ def test_an_end_is_counted_and_logged_without_its_message(clock: FixedClock) -> 
     with capture_logs() as logs:
         ending.observe_end(metrics, live, end_entry(live))
     assert metrics.requests.labels(finish_reason="length")._value.get() == 1
-    sums = {name: getattr(metrics, name)._sum.get() for name in ("queue_seconds", "first_token_seconds")}
-    assert sums == {"queue_seconds": 0.5, "first_token_seconds": 0.75}
+    assert metrics.queue_seconds.labels(band="usual")._sum.get() == 0.5
+    assert metrics.first_token_seconds._sum.get() == 0.75
+    assert metrics.errors.labels(code="engine_error")._value.get() == 1
+    assert (metrics.prompt_tokens._value.get(), metrics.generation_tokens._value.get()) == (7, 3)
+    assert (metrics.prompt_lengths._sum.get(), metrics.reply_lengths._sum.get()) == (7, 3)
     assert metrics.request_seconds._sum.get() == 1.75
     assert metrics.token_seconds._sum.get() == 0.5  # a second between three tokens
     (log,) = logs

@@ -21,8 +21,10 @@ LARGE = {"id": "large", "prompt": "x" * LIMIT}
 
 
 @pytest.fixture
-def reader(raw: RedisClient) -> EntryReader:
-    return EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT, block_ms=10))
+async def reader(raw: RedisClient) -> EntryReader:
+    reader = EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT, block_ms=10))
+    await reader.make_group()
+    return reader
 
 
 async def add(redis: RedisClient, *bodies: dict[str, str]) -> list[str]:
@@ -101,6 +103,7 @@ async def test_an_entry_that_was_deleted_while_pending_is_told_as_such(raw: Redi
 async def add_while_it_waits(raw: RedisClient, *bodies: dict[str, str]) -> tuple[list[str], list[QueueEntry]]:
     """The ids of what was added at once while a take was waiting for one, and what it took."""
     patient = EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT, block_ms=10_000))
+    await patient.make_group()
     waiting = asyncio.create_task(patient.take(100))
     await eventually(lambda: _is_waiting(raw))
     async with raw.pipeline(transaction=True) as together:

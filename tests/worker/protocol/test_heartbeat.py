@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol.heartbeat import RETIRE_COUNT, Heartbeat, Reclaimer
+from penstock.worker.protocol.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
 pytestmark = pytest.mark.every_server
@@ -448,7 +449,31 @@ async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> No
     await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), metrics, Readiness()).scan()
     consumers = await raw.xinfo_consumers(stream, keys.GROUP)
     assert {consumer["name"].decode(): consumer["pending"] for consumer in consumers} == {keys.UNOWNED: num_entries}
-    assert metrics.reclaimed._value.get() == num_entries
+    assert (metrics.reclaimed._value.get(), metrics.lost_workers._value.get()) == (num_entries, 1)
+
+
+async def test_of_all_workers_one_looks_for_dead_ones_in_each_interval(raw: RedisClient) -> None:
+    stream = keys.requests("q")
+    await raw.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
+    for place in range(BEATS_PER_READ + 10):  # more than one read asks for
+        await raw.xgroup_createconsumer(stream, keys.GROUP, f"live{place}")
+        await raw.set(keys.heartbeat("q", f"live{place}"), "x")
+    await raw.xadd(stream, {"prompt": "x"})
+    await raw.xreadgroup(keys.GROUP, "dead", {stream: ">"})
+    await raw.config_resetstat()
+    metrics = Metrics()
+    config = WorkerConfig(**{**QUICK, "reclaim_interval_s": 60.0})
+    looks = [Reclaimer(raw, replace(config, name=f"w{place}"), metrics, Readiness()) for place in range(5)]
+    await asyncio.gather(*(each.look(45.0) for each in looks))
+    stats = await raw.info("commandstats")
+    assert stats["cmdstat_xinfo|consumers"]["calls"] == 2  # requests and calls
+    assert stats["cmdstat_mget"]["calls"] == 2
+    assert metrics.reclaimed._value.get() == 1
+    assert 0 < await raw.pttl(keys.looked("q")) <= 45_000
+    await raw.delete(keys.looked("q"))
+    await looks[0].look(45.0)
+    stats = await raw.info("commandstats")
+    assert stats["cmdstat_xinfo|consumers"]["calls"] == 4
 
 
 async def _lapses_within(raw: RedisClient, most_ms: int) -> bool:

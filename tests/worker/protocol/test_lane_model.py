@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from script_calls import STREAM
 
-from benchmarks.lanes.model import EntryId, Lanes, Waiting
+from benchmarks.lanes.model import MAX_OVERTAKES, EntryId, Lanes, Waiting
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect, ensure_group
 from penstock.worker.protocol import scripts
@@ -51,13 +51,13 @@ class Trace:
         assert await self.taken(0) == []  # it gets its place before the next one comes
 
     async def take(self) -> None:
-        count, takes_oldest = self.random.randint(1, 6), self.random.random() < 0.1
-        expected = self.model.take(count, SINCE_MS + 10**9, takes_oldest=takes_oldest)
-        assert await self.taken(count, takes_oldest=takes_oldest) == [entry.id for entry in expected]
+        count, most = self.random.randint(1, 6), self.random.choice((0, 3, 20, 20))
+        expected = self.model.take(count, SINCE_MS + 10**9, max_overtakes=most)
+        assert await self.taken(count, max_overtakes=most) == [entry.id for entry in expected]
         self.running |= {entry.id: (entry, 0) for entry in expected}
 
-    async def taken(self, count: int, *, takes_oldest: bool = False) -> list[EntryId]:
-        command = scripts.take("q", worker="w", count=count, takes_oldest=takes_oldest, **LIMITS)
+    async def taken(self, count: int, *, max_overtakes: int = MAX_OVERTAKES) -> list[EntryId]:
+        command = scripts.take("q", worker="w", count=count, max_overtakes=max_overtakes, **LIMITS)
         entries, *_ = await self.redis.execute_command(*command)
         return [EntryId(*map(int, entry[0].split(b"-"))) for entry in entries]
 

@@ -28,13 +28,13 @@ from hypothesis.stateful import (
 from redis import exceptions
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.connection import RedisClient, connect, ensure_group
 from penstock.producer.redis.enqueue import Added, enqueue
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.redis.streams import stream_entries
 from penstock.worker.delivery import reconnect
 from penstock.worker.protocol import scripts
-from penstock.worker.protocol.consumers import set_aside_for
 from penstock.worker.protocol.scripts import Claim, NotClaimed
 
 pytestmark = pytest.mark.every_server
@@ -244,7 +244,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def read_oldest(self, at: int) -> None:
         worker = self.acting(at)
-        self.note(worker, self.send(scripts.take(QUEUE, worker=worker.name, count=2, takes_oldest=True, **LIMITS))[0])
+        self.note(worker, self.send(scripts.take(QUEUE, worker=worker.name, count=2, max_overtakes=0, **LIMITS))[0])
 
     @rule(at=worker_at)
     def read_past_lanes(self, at: int) -> None:
@@ -445,6 +445,12 @@ class Protocol(RuleBasedStateMachine):
         zombies = self.zombies()
         self.hand_back(*zombies[pick % len(zombies)])
 
+    @precondition(lambda self: self.zombies())
+    @rule(pick=st.integers(0, 9))
+    def zombie_give_way(self, pick: int) -> None:
+        zombies = self.zombies()
+        self.give_way(*zombies[pick % len(zombies)])
+
     @rule(at=worker_at)
     def acknowledge(self, at: int) -> None:
         worker = self.acting(at)
@@ -467,6 +473,32 @@ class Protocol(RuleBasedStateMachine):
         if held is not None:
             self.send(scripts.return_request(QUEUE, request_id, epoch=held.claim.epoch, handbacks=1))
             self.send(scripts.disown(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
+
+    @rule(at=worker_at, request_id=request_ids)
+    def give_way(self, at: int, request_id: str) -> None:
+        """To what has a higher priority: the entry waits again."""
+        worker = self.acting(at)
+        held = worker.held.pop(request_id, None)
+        if held is not None:
+            is_owned = self.pending().get(held.entry_id) == worker.name
+            self.send(scripts.return_request(QUEUE, request_id, epoch=held.claim.epoch, handbacks=1))
+            put = self.send(scripts.put_back(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
+            assert put == (is_owned and self.exists(held.entry_id))
+
+    @rule(at=worker_at, pick=st.integers(0, 9))
+    def pass_on(self, at: int, pick: int) -> None:
+        """What a worker has read and not claimed waits for others."""
+        worker = self.acting(at)
+        entries = sorted(worker.entries)
+        if not entries:
+            return
+        entry_id = entries[pick % len(entries)]
+        is_owned = self.pending().get(entry_id) == worker.name
+        command = scripts.pass_on(QUEUE, worker=worker.name, entry_id=entry_id, lowest=1000, room=1)
+        is_passed = bool(self.send(command))
+        assert is_passed == (is_owned and self.exists(entry_id))
+        if is_passed:
+            del worker.entries[entry_id]
 
     # What must always hold.
 

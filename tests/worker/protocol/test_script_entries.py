@@ -8,8 +8,9 @@ from script_calls import STREAM, owned, owners, run
 from worker_harness import eventually
 
 from penstock.producer import keys
+from penstock.producer.operations import dead_letters
 from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import dead_letters, faults, scripts
+from penstock.worker.protocol import faults, scripts
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

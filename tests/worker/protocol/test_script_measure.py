@@ -27,8 +27,8 @@ async def add(redis: RedisClient, count: int = 1, *, at_ms: int | None = None, *
     return [(await redis.xadd(STREAM, body, id=each)).decode() for each in ids]
 
 
-async def take(redis: RedisClient, count: int, *, worker: str = "w", takes_oldest: bool = False) -> list[str]:
-    entries, *_ = await run(redis, scripts.take("q", worker=worker, count=count, takes_oldest=takes_oldest, **LIMITS))
+async def take(redis: RedisClient, count: int, *, worker: str = "w", max_overtakes: int = 20) -> list[str]:
+    entries, *_ = await run(redis, scripts.take("q", worker=worker, count=count, max_overtakes=max_overtakes, **LIMITS))
     return [entry[0].decode() for entry in entries]
 
 
@@ -88,7 +88,7 @@ async def test_what_is_swept_and_what_is_taken_by_its_age_is_counted_out(raw: Re
     entries, _ = await run(raw, scripts.sweep("q", worker="w", count=9, **LIMITS))
     assert [entry[0].decode() for entry in entries] == [late]
     assert (await counts(raw)).keys() == {"-1 entries", "-1 bytes", "0 entries", "0 bytes"}
-    assert await take(raw, 1, takes_oldest=True) == [old]
+    assert await take(raw, 1, max_overtakes=0) == [old]
     assert await counts(raw) == {"0 entries": 1, "0 bytes": 46}
 
 
@@ -294,7 +294,7 @@ async def test_a_count_that_is_made_anew_in_pages_ends_with_what_waits(raw: Redi
         assert found["waiting"] == str(await raw.xlen(STREAM) - 5 * rounds)
         tokens = int(found["waiting_tokens"]) / int(found["waiting"])
         assert tokens == pytest.approx(30 + 63 / 4, rel=0.02)  # whatever part of them is counted
-        await take(raw, 5, takes_oldest=rounds % 2 == 0)
+        await take(raw, 5, max_overtakes=0 if rounds % 2 == 0 else 20)
         await add(raw, 3, tenant="new", priority=rounds % 4)
         await take(raw, 0)
         rounds += 1

@@ -1,4 +1,5 @@
--- After clock.lua and members.lua. KEYS: heartbeat, drain, serving, card, digests, heartbeat of those with this model.
+-- After clock.lua, members.lua and homes.lua. KEYS: heartbeat, drain, serving, card, digests, heartbeat of those with this
+-- model, homes, nudges.
 --
 -- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
 -- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
@@ -29,8 +30,11 @@ if author and must_match == '1' and holder ~= instance then  -- it joins, or its
 end
 
 redis.call('SET', KEYS[1], instance, 'PX', ttl)
+redis.call('PEXPIRE', KEYS[8], ttl)
 if is_serving == '1' then
+  local until_ms = redis.pcall('ZSCORE', serving, worker)
   enter(serving, worker, ttl)
+  if type(until_ms) ~= 'string' or tonumber(until_ms) <= clock() then move_in(KEYS[7], worker, redis.call('ZCARD', serving)) end
 else
   redis.pcall('ZREM', serving, worker)
 end

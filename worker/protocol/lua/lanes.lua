@@ -1,12 +1,16 @@
--- After clock.lua, sized.lua, accounts.lua and backlog.lua.
+-- After clock.lua, sized.lua, accounts.lua and backlog.lua. KEYS[9]: passed.
 --
 -- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
 -- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
 -- that tells it, within one XCLAIM, from one that a worker has.
+local passed = KEYS[9]
 local WAITING = 'waiting'
 local SINCE, LONG = 1, 10 ^ 12  -- ms: when the former were delivered, and what no worker has had an entry for
 local PATIENCE = 60000  -- ms: when one without a deadline is due, beside those of its tenant that have one
 local BYTES_PER_TOKEN = 4  -- of a prompt that is not tokenized yet
+local BEGINNING = 1000  -- bytes of a prompt: those that begin alike go where that is known
+local SLOTS = 1024  -- of `homes`
+local SMALL, AT_A_TIME = 16384, 4  -- bytes of entries after which several are read at a time
 
 local function whole(text, least, most)
   local number = string.match(text, '^%s*[-+]?%d+%s*$') and tonumber(text)
@@ -15,54 +19,58 @@ end
 
 local function tokens_of(size) return math.ceil(size / BYTES_PER_TOKEN) end
 
--- Tenant, rank in its lane and, if it expires, when (ms). What is no such value is refused when the entry is claimed.
+local function name_of(value) return #value <= 128 and string.match(value, '^[%w_.:-]+$') or '' end
+
+local function slot_of(text) return tonumber(string.sub(redis.sha1hex(text), 1, 8), 16) % SLOTS end
+
+-- Where an entry belongs: its tenant, its member in that lane and its rank there; if it expires, when (ms); its priority,
+-- its size, and its slot of `homes`, if it has one. What is no such value is refused when the entry is claimed.
+--
+-- Members sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have the size:
+-- what would be read is known before it is.
 local function place(entry, fields)
-  local tenant, priority, timeout = '', 0, nil
+  local tenant, priority, timeout, slot, size = '', 0, nil, nil, 0
   for i = 1, #fields, 2 do
     local name, value = fields[i], fields[i + 1]
+    size = size + #name + #value
     if name == 'tenant' then
-      tenant = #value <= 128 and string.match(value, '^[%w_.:-]+$') or ''
+      tenant = name_of(value)
     elseif name == 'priority' then
       priority = whole(value, -1000, 1000) or 0
     elseif name == 'timeout_s' then
       local seconds = tonumber(value)
       timeout = seconds and seconds > 0 and seconds <= 604800 and 1000 * seconds or nil
+    elseif name == 'affinity' then
+      slot = name_of(value) ~= '' and slot_of(value) or slot
+    elseif #value >= BEGINNING and (name == 'prompt' or name == 'messages') then
+      slot = slot or slot_of(string.sub(value, 1, BEGINNING))
     end
   end
-  local since = math.min(tonumber(string.match(entry, '^%d+')), SPAN / 2)
-  local before = math.floor(since + (timeout or PATIENCE))
-  return tenant, (1000 - priority) * SPAN + before, timeout and string.format('%.0f', since + timeout) or nil
-end
-
--- Members of lanes sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have
--- the entry's size: what would be read is known before it is.
-local function member(entry, size)
   local ms, number = string.match(entry, '^(%d+)-(%d+)$')
-  return string.format('%c%s-%s/%d', 64 + #number, number, ms, size)
+  local since = math.min(tonumber(ms), SPAN / 2)
+  local before = math.floor(since + (timeout or PATIENCE))
+  return {
+    tenant = tenant, priority = priority, size = size, slot = slot,
+    rank = string.format('%.0f', (1000 - priority) * SPAN + before),
+    expires = timeout and string.format('%.0f', since + timeout),
+    member = string.format('%c%s-%s/%d/%s', 64 + #number, number, ms, size, slot or ''),
+  }
 end
 
 local function entry_of(member)
-  local number, ms, size = string.match(member, '^.(%d+)-(%d+)/(%d+)$')
-  return ms .. '-' .. number, tonumber(size)
+  local number, ms, size, slot = string.match(member, '^.(%d+)-(%d+)/(%d+)/(%d*)$')
+  return ms .. '-' .. number, tonumber(size), slot
 end
 
--- The least that anybody who waits with this priority has been served; nil if nobody does.
-local function least(priority)
-  return tonumber(redis.call('ZRANGE', band_of .. priority, 0, 0, 'WITHSCORES')[2])
-end
-
--- Whoever comes back has been served no less than those that stayed: what it did not ask for it cannot claim now. So
--- nothing need be known of those who had less, once nobody waits who had less than they.
+-- Whoever comes back has been served no less than those that stayed, but for CREDIT: what it did not ask for it cannot claim
+-- now. A lane is empty now and then though its tenant asks for more than it gets: the credit is for that. So nothing need be
+-- known of those who had less, once nobody waits who had less than they.
 local function lifted(tenant, priority)
   local had = tonumber(redis.call('ZSCORE', service, tenant) or 0)
   redis.call('ZREM', service, tenant)
-  local active = redis.call('ZRANGE', bands, 0, 16)
-  if #active <= 16 then
-    local lowest = floor()
-    for _, each in ipairs(active) do lowest = math.min(lowest, least(each) or lowest) end
-    redis.call('ZREMRANGEBYSCORE', service, '-inf', '(' .. number(lowest))
-  end
-  return math.max(had, least(priority) or floor())
+  local lowest, is_known = least_of_all()
+  if is_known then redis.call('ZREMRANGEBYSCORE', service, '-inf', '(' .. number(base(lowest))) end
+  return math.max(had, base(least(priority) or lowest))
 end
 
 -- A tenant's counter is in the band of its next entry while it waits, and in `service` while it does not.
@@ -72,6 +80,7 @@ local function seat(tenant, before, now, counter)
     counter = counter or tonumber(redis.call('ZSCORE', band_of .. before, tenant) or floor())
     redis.call('ZREM', band_of .. before, tenant)
     if redis.call('EXISTS', band_of .. before) == 0 then redis.call('ZREM', bands, before) end
+    if now and now > before then counter = math.max(counter, (least(now) or counter) - CREDIT) end
   end
   if now then
     redis.call('ZADD', band_of .. now, number(counter or lifted(tenant, now)), tenant)
@@ -82,34 +91,49 @@ local function seat(tenant, before, now, counter)
   end
 end
 
--- New entries, up to `limit` of them: each gets its place. Answers whether there may be more. They are read one by one, as
--- nobody knows how large they are.
+-- Lets entries wait that have their places: of each tenant, in the order they came, its name, ranks and members, and its
+-- highest priority.
+local function line_up(newcomers)
+  for _, each in ipairs(newcomers) do
+    local tenant, priority = each.name, each.priority
+    local before = priority_next(tenant)
+    redis.call('ZADD', lane_of .. tenant, unpack(each.ranked))
+    if not before or priority > before then seat(tenant, before, priority) end
+  end
+end
+
+-- New entries, up to `limit` of them or a few more: each gets its place. Answers whether there may be more. They are read a
+-- few at a time, as nobody knows how large they are.
 local function lane_new(limit)
-  local ids, newcomers, best, expiring, read, has_more = {}, {}, {}, {}, 0, true
+  local ids, newcomers, of, expiring, read, last, has_more = {}, {}, {}, {}, 0, SMALL + 1, true
   while #ids < limit and read < most do
-    local answer = redis.call('XREADGROUP', 'GROUP', group, WAITING, 'COUNT', 1, 'STREAMS', requests, '>')
+    local many = last <= SMALL and AT_A_TIME or 1
+    local answer = redis.call('XREADGROUP', 'GROUP', group, WAITING, 'COUNT', many, 'STREAMS', requests, '>')
     if not answer then
       has_more = false
       break
     end
-    local entry, fields = unpack(answer[1][2][1])
-    local tenant, rank, expires = place(entry, fields)
-    local size, ranked = size_of(fields), newcomers[tenant] or {}
-    ranked[#ranked + 1], ranked[#ranked + 2] = string.format('%.0f', rank), member(entry, size)
-    newcomers[tenant], best[tenant] = ranked, math.min(best[tenant] or rank, rank)
-    tally(priority_of(rank), 1, size)
-    if expires then expiring[#expiring + 1], expiring[#expiring + 2] = expires, entry end
-    ids[#ids + 1], read = entry, read + size
+    last = 0
+    for _, item in ipairs(answer[1][2]) do
+      local found = place(item[1], item[2])
+      local each = of[found.tenant]
+      if not each then
+        each = {name = found.tenant, priority = found.priority, ranked = {}}
+        of[found.tenant], newcomers[#newcomers + 1] = each, each
+      end
+      each.ranked[#each.ranked + 1], each.ranked[#each.ranked + 2] = found.rank, found.member
+      each.priority = math.max(each.priority, found.priority)
+      tally(found.priority, 1, found.size)
+      if found.expires then expiring[#expiring + 1], expiring[#expiring + 2] = found.expires, item[1] end
+      ids[#ids + 1], last = item[1], last + found.size
+    end
+    read = read + last
   end
   if #ids == 0 then return has_more end
   ids[#ids + 1], ids[#ids + 2], ids[#ids + 3] = 'TIME', SINCE, 'JUSTID'
   redis.call('XCLAIM', requests, group, WAITING, 0, unpack(ids))
   if #expiring > 0 then redis.call('ZADD', due, unpack(expiring)) end
-  for tenant, ranked in pairs(newcomers) do
-    local before, priority = priority_next(tenant), priority_of(best[tenant])
-    redis.call('ZADD', lane_of .. tenant, unpack(ranked))
-    if not before or priority > before then seat(tenant, before, priority) end
-  end
+  line_up(newcomers)
   return has_more
 end
 
@@ -118,12 +142,22 @@ local function claim(ids) return redis.call('XCLAIM', requests, group, worker, s
 
 -- Notes that an entry that waited, wherever its place is, is this worker's now. Answers whether there is room for more.
 local function take_out(entry, fields)
-  local tenant, rank = place(entry, fields)
-  local size, before = size_of(fields), priority_next(tenant)
-  tally(priority_of(rank), -1, -size)
-  redis.call('ZREM', lane_of .. tenant, member(entry, size))
-  seat(tenant, before, priority_next(tenant))
-  if redis.call('HSETNX', charged, entry, tokens_of(size)) == 1 then serve(tenant, tokens_of(size)) end
+  local was = place(entry, fields)
+  tally(was.priority, -1, -was.size)
+  local before = priority_next(was.tenant)
+  redis.call('ZREM', lane_of .. was.tenant, was.member)
+  seat(was.tenant, before, priority_next(was.tenant))
+  local cost = tokens_of(was.size)
+  if redis.call('HSETNX', charged, entry, cost) == 1 then serve(was.tenant, cost) end
   redis.call('ZREM', due, entry)
+  if was.slot then redis.call('ZREM', passed, entry) end
   return add(entry, fields)
+end
+
+-- Lets an entry wait again that somebody has. It keeps its rank, and what it was charged.
+local function put_back(entry, found)
+  redis.call('XCLAIM', requests, group, WAITING, 0, entry, 'TIME', SINCE, 'JUSTID')
+  if found.expires then redis.call('ZADD', due, found.expires, entry) end
+  tally(found.priority, 1, found.size)
+  line_up({{name = found.tenant, priority = found.priority, ranked = {found.rank, found.member}}})
 end

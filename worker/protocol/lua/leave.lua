@@ -1,7 +1,9 @@
--- KEYS: requests, heartbeat, drain, serving, card, calls, digests.
+-- KEYS: requests, heartbeat, drain, serving, card, calls, digests, room, nudges.
 local group, worker, instance = unpack(ARGV)
 if redis.call('GET', KEYS[2]) ~= instance then return 0 end
 redis.call('DEL', KEYS[2], KEYS[3])
+redis.call('DEL', KEYS[9])  -- of another selector in users.acl, and one has to allow all keys of a command
+redis.pcall('ZREM', KEYS[8], worker)
 redis.pcall('ZREM', KEYS[4], worker)
 redis.pcall('HDEL', KEYS[7], worker)
 for _, stream in ipairs({KEYS[1], KEYS[6]}) do

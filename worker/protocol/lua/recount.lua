@@ -13,8 +13,8 @@ end
 local function priority_and_size(entry)
   local found = redis.call('XRANGE', requests, entry, entry)[1]
   local fields = found and found[2] or {}
-  local _, rank = place(entry, fields)
-  return priority_of(rank), size_of(fields)
+  local was = place(entry, fields)
+  return was.priority, was.size
 end
 
 -- Of each priority entries and bytes, and the entries of all.

@@ -1,4 +1,4 @@
--- KEYS: requests, the consumer's heartbeat, digests.
+-- KEYS: requests, the consumer's heartbeat, digests, room.
 local group, consumer, unowned, count = unpack(ARGV)
 if redis.call('EXISTS', KEYS[2]) == 1 then return -1 end
 local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, consumer)
@@ -8,5 +8,6 @@ end
 if #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, consumer) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, consumer)
   redis.pcall('HDEL', KEYS[3], consumer)
+  redis.pcall('ZREM', KEYS[4], consumer)
 end
 return #pending

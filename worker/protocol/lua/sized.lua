@@ -2,13 +2,9 @@
 local group, worker, count, limit, most = unpack(ARGV, 1, 5)
 local found, bytes = {}, 0
 limit, most = tonumber(limit), tonumber(most)
-local function size_of(fields)
-  local size = 0
-  for i = 1, #fields do size = size + #fields[i] end
-  return size
-end
 local function add(id, fields)
-  local size, kept = size_of(fields), {}
+  local size, kept = 0, {}
+  for i = 1, #fields do size = size + #fields[i] end
   bytes = bytes + size
   if size <= limit then
     found[#found + 1] = {id, size, 1, fields}

@@ -1,8 +1,8 @@
--- After lanes.lua. KEYS[9], KEYS[10]: cancelled; seen, without an id. ARGV[6]: as of take.lua. Answers entries, and whether
+-- After lanes.lua. KEYS[10], KEYS[11]: cancelled; seen, without an id. ARGV[6]: as of take.lua. Answers entries, and whether
 -- there are more new ones.
 --
 -- Takes out what need not be run any more: entries whose time is over, and those somebody asked to cancel.
-local cancelled, seen_of = KEYS[9], KEYS[10]
+local cancelled, seen_of = KEYS[10], KEYS[11]
 local has_more = lane_new(tonumber(ARGV[6]))
 count = tonumber(count)
 local has_room, now = true, clock()

@@ -1,22 +1,34 @@
--- After lanes.lua. ARGV[6]: how many new entries get a place before. ARGV[7]: whether the oldest that waits was overtaken
--- often enough. Answers entries, whether there are more new ones, and the id of the oldest that waited before (or nil).
+-- After lanes.lua and homes.lua. KEYS from 10 on: homes, room, serving, nudges without a worker. ARGV[6]: how many new
+-- entries get a place before. ARGV[7]: how often, by all workers together, the oldest may be overtaken that has waited for
+-- long. ARGV[8]: the lowest priority that is taken. ARGV[9]: how many more sequences this worker has room for. ARGV[10]: for
+-- how long (ms) an entry is left to its home. Answers entries, whether there are more new ones, and how soon (ms) one that
+-- was left may be taken by anybody (or nil).
 --
--- The highest priority goes first, then the tenant that has been served the least, then what is due first.
+-- The highest priority goes first, then the tenant that has been served the least, then what is due first: of that what is
+-- at home here, else what has no home with room.
+local homes, room, serving, nudge_of = unpack(KEYS, 10, 13)
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
-local AGED = 5000  -- ms: how long the oldest has waited at least if it goes out of turn
+-- Entries of a tenant among which what is at home here is looked for: fewer where of many workers each has few homes.
+local WINDOW = math.max(8, math.min(32, math.floor(1024 / math.max(1, redis.call('ZCARD', serving)))))
+local AGED = 5000  -- ms: what has waited for so long may be overtaken no more than so often
+local OVERTAKES = 'overtakes'  -- in `backlog`: the oldest that has waited for so long, and how often it was
 local has_more = lane_new(tonumber(ARGV[6]))
-local tries, has_room = 0, true
+local lowest, steal_after, now = tonumber(ARGV[8]), tonumber(ARGV[10]), clock()
+local tries, has_room, left_ms = 0, true, nil
+local home, rooms = {}, {}  -- by slot; by worker
 count = tonumber(count)
 
 local function oldest() return (redis.call('XPENDING', requests, group, '-', '+', 1, WAITING)[1] or {})[1] end
 
 -- Tenants of a band, the least served first.
-local function tenants_of(band, room)
+local function tenants_of(band, how_many)
   local tenants, names = {}, {}
-  local counters = redis.call('ZRANGE', band_of .. band, 0, room - 1, 'WITHSCORES')
+  local counters = redis.call('ZRANGE', band_of .. band, 0, how_many - 1, 'WITHSCORES')
   for i = 1, #counters, 2 do
     names[#names + 1] = counters[i]
-    tenants[#tenants + 1] = {name = counters[i], counter = tonumber(counters[i + 1]), members = {}}
+    tenants[#tenants + 1] = {
+      name = counters[i], counter = tonumber(counters[i + 1]), seen = {}, at = 1, chosen = {}, elsewhere = {}, left = {},
+    }
   end
   if #names == 0 then return tenants end
   for i, weight in ipairs(redis.call('HMGET', weights, unpack(names))) do tenants[i].weight = valid_weight(weight) end
@@ -28,65 +40,131 @@ local function least_served(tenants)
   for i = 1, #tenants do  -- those behind the first that was not looked at yet have had more
     local each = tenants[i]
     if not each.is_done and (not least or each.counter < least.counter) then least = each end
-    if not each.waiting then break end
+    if not each.is_looked_at then break end
   end
   return least
 end
 
--- Whose turn it is, in that order: entries' ids, and of each its tenant and what it is estimated to cost. Members that are
--- chosen are noted with their tenants, and so is what these will have been served.
-local function choose(band, tenants, room)
-  local ids, owners, costs, bytes = {}, {}, {}, 0
-  while #ids < room and bytes < most do
+-- For entries that may be at home elsewhere: where, and since when they were left there.
+local function look_up(entries)
+  local slots, ids = {}, {}
+  for _, each in ipairs(entries) do
+    if each.slot ~= '' then slots[#slots + 1], ids[#ids + 1] = each.slot, each.id end
+  end
+  if #slots == 0 then return end
+  local names, since = redis.call('HMGET', homes, unpack(slots)), redis.call('ZMSCORE', passed, unpack(ids))
+  for i, slot in ipairs(slots) do
+    home[slot] = home[slot] or home_of(homes, serving, tonumber(slot), names[i]) or worker
+    local name = home[slot]
+    rooms[name] = rooms[name] or tonumber(redis.call('ZSCORE', room, name) or 0)
+  end
+  local at = 1
+  for _, each in ipairs(entries) do
+    if each.slot ~= '' then
+      each.home, each.since, at = home[each.slot], tonumber(since[at]), at + 1
+    end
+  end
+end
+
+-- The next entries of a tenant, as they are in its lane.
+local function look_at_more(tenant, band, page)
+  local first = #tenant.seen
+  local found = redis.call('ZRANGE', lane_of .. tenant.name, first, first + page - 1, 'WITHSCORES')
+  local entries = {}
+  for i = 1, #found, 2 do
+    if priority_of(tonumber(found[i + 1])) ~= band then break end
+    local id, size, slot = entry_of(found[i])
+    entries[#entries + 1] = {id = id, size = size, slot = slot, member = found[i]}
+  end
+  look_up(entries)
+  for i, each in ipairs(entries) do tenant.seen[first + i] = each end
+  tenant.is_looked_at, tenant.has_all = true, #entries < page
+end
+
+-- The next entry of a tenant for this worker, taken off what there is to choose from; nil if there is none.
+local function next_of(tenant, band, page)
+  while #tenant.elsewhere + #tenant.left < WINDOW do
+    local each = tenant.seen[tenant.at]
+    if each then
+      tenant.at = tenant.at + 1
+      if not each.home or each.home == worker or (each.since and now - each.since >= steal_after) then return each end
+      local group = tenant.left
+      if rooms[each.home] == 0 then
+        each.full_ms = left_to_full(each.id, each.size, now, steal_after)
+        if each.full_ms <= 0 then group = tenant.elsewhere end
+      end
+      group[#group + 1] = each
+    elseif tenant.has_all then
+      break
+    else
+      look_at_more(tenant, band, #tenant.seen == 0 and page or math.max(page, WINDOW))
+    end
+  end
+  return table.remove(tenant.elsewhere, 1)
+end
+
+-- Whose turn it is, in that order: entries, with their tenants and what they are estimated to cost.
+local function choose(band, tenants, wanted)
+  local chosen, bytes, page = {}, 0, math.ceil(wanted / #tenants) + 1
+  while #chosen < wanted and bytes < most do
     local tenant = least_served(tenants)
     if not tenant then break end
-    tenant.waiting = tenant.waiting or redis.call('ZRANGE', lane_of .. tenant.name, 0, room, 'WITHSCORES')
-    local place = #tenant.members + 1
-    local name, rank = tenant.waiting[2 * place - 1], tonumber(tenant.waiting[2 * place])
-    if name and priority_of(rank) == band then
-      local id, size = entry_of(name)
-      local cost = tokens_of(size)
-      tally(band, -1, -size)
-      ids[#ids + 1], owners[#owners + 1], costs[#costs + 1] = id, tenant, cost
-      tenant.members[place], tenant.counter, bytes = name, tenant.counter + cost / tenant.weight, bytes + size
+    local each = next_of(tenant, band, page)
+    if each then
+      each.tenant, each.cost, each.is_chosen = tenant, tokens_of(each.size), true
+      tally(band, -1, -each.size)
+      chosen[#chosen + 1], tenant.chosen[#tenant.chosen + 1] = each, each.member
+      tenant.counter, bytes = tenant.counter + each.cost / tenant.weight, bytes + each.size
     else
       tenant.is_done = true
     end
   end
-  return ids, owners, costs
+  return chosen
 end
 
 -- Gives the chosen entries to the worker, and charges those that are not charged yet. One that does not wait any more costs
 -- its tenant nothing.
-local function take_chosen(ids, owners, costs)
-  local before, is_here, new = redis.call('HMGET', charged, unpack(ids)), {}, {}
+local function take_chosen(chosen)
+  local ids, moved, is_here, new = {}, {}, {}, {}
+  for i, each in ipairs(chosen) do
+    ids[i] = each.id
+    if each.home then moved[#moved + 1] = each.id end
+  end
+  local before = redis.call('HMGET', charged, unpack(ids))
   for _, entry in ipairs(claim(ids)) do
     is_here[entry[1]] = true
     has_room = add(entry[1], entry[2])
   end
-  for i, id in ipairs(ids) do
-    if is_here[id] and not before[i] then
-      new[#new + 1], new[#new + 2] = id, costs[i]
+  for i, each in ipairs(chosen) do
+    if is_here[each.id] and not before[i] then
+      new[#new + 1], new[#new + 2] = each.id, each.cost
     else
-      owners[i].counter = owners[i].counter - costs[i] / owners[i].weight
+      each.tenant.counter = each.tenant.counter - each.cost / each.tenant.weight
     end
   end
   if #new > 0 then redis.call('HSET', charged, unpack(new)) end
   redis.call('ZREM', due, unpack(ids))
+  if #moved > 0 then redis.call('ZREM', passed, unpack(moved)) end
+end
+
+-- The priority of what a tenant has next, when what was chosen is taken out.
+local function next_priority(tenant, band)
+  for _, each in ipairs(tenant.seen) do
+    if not each.is_chosen then return band end
+  end
+  return priority_next(tenant.name)
 end
 
 -- Takes the chosen members out of their lanes, and puts the tenants where they belong now.
 local function reseat(band, tenants)
   local seated = {}
   for _, tenant in ipairs(tenants) do
-    if tenant.waiting then
-      local chosen = #tenant.members
-      if chosen > 0 then redis.call('ZREM', lane_of .. tenant.name, unpack(tenant.members)) end
-      local rank = tonumber(tenant.waiting[2 * chosen + 2])
-      local now = rank and priority_of(rank)
-      if now ~= band then
-        seat(tenant.name, band, now, tenant.counter)
-      elseif chosen > 0 then
+    if tenant.is_looked_at then
+      if #tenant.chosen > 0 then redis.call('ZREM', lane_of .. tenant.name, unpack(tenant.chosen)) end
+      local priority = next_priority(tenant, band)
+      if priority ~= band then
+        seat(tenant.name, band, priority, tenant.counter)
+      elseif #tenant.chosen > 0 then
         seated[#seated + 1], seated[#seated + 2] = number(tenant.counter), tenant.name
       end
     end
@@ -94,13 +172,39 @@ local function reseat(band, tenants)
   if #seated > 0 then redis.call('ZADD', band_of .. band, unpack(seated)) end
 end
 
-local function take_from(band)
-  local room = math.min(count - #found, AT_ONCE)
-  local tenants = tenants_of(band, room)
-  local ids, owners, costs = choose(band, tenants, room)
-  if #ids > 0 then take_chosen(ids, owners, costs) end
+-- Has the workers know that entries are left to them. What was left before keeps its time.
+local function leave(tenants)
+  local new, told = {}, {}
+  for _, tenant in ipairs(tenants) do
+    for _, each in ipairs(tenant.left) do
+      if not each.since and not each.full_ms then
+        new[#new + 1], new[#new + 2] = number(now), each.id
+        if not told[each.home] then
+          told[each.home] = true
+          nudge(nudge_of, each.home)
+        end
+      end
+      local ms = each.full_ms and math.ceil(each.full_ms) or steal_after - now + (each.since or now)
+      left_ms = math.min(left_ms or steal_after, ms)
+    end
+  end
+  if #new > 0 then redis.call('ZADD', passed, 'NX', unpack(new)) end
+end
+
+-- Answers how many were taken out of the band.
+local function take_from(band, how_many)
+  local wanted = math.min(count - #found, AT_ONCE)
+  local tenants = tenants_of(band, how_many)
+  if #tenants == 0 then  -- somebody deleted it; what it held goes by its age
+    redis.call('ZREM', bands, band)
+    return 0
+  end
+  local chosen = choose(band, tenants, wanted)
+  if #chosen > 0 then take_chosen(chosen) end
   reseat(band, tenants)
-  if #tenants == 0 then redis.call('ZREM', bands, band) end  -- somebody deleted it; what it held goes by its age
+  leave(tenants)
+  if #chosen == 0 and how_many < AT_ONCE and #tenants == how_many then return take_from(band, AT_ONCE) end
+  return #chosen
 end
 
 -- Takes the oldest, which is known to wait. Answers whether there was one.
@@ -111,19 +215,39 @@ local function take_oldest(entry)
   return true
 end
 
-local overtaken = oldest()
-if overtaken and count > 0 and ARGV[7] == '1' and clock() - string.match(overtaken, '^%d+') > AGED then
-  take_oldest(overtaken)
+-- How often an entry was overtaken.
+local function overtakes_of(entry)
+  local noted = redis.pcall('HGET', backlog, OVERTAKES)  -- measure.lua mends it where it is no hash
+  local of, times = string.match(type(noted) == 'string' and noted or '', '^(%S+) (%d+)$')
+  return of == entry and tonumber(times) or 0
 end
+
+local function is_found(entry)
+  for _, each in ipairs(found) do
+    if each[1] == entry then return true end
+  end
+  return false
+end
+
+local aged = count > 0 and oldest() or nil
+if aged and now - string.match(aged, '^%d+') <= AGED then aged = nil end
+local overtakes = aged and overtakes_of(aged) or 0
+if aged and lowest <= -1000 and overtakes >= tonumber(ARGV[7]) then take_oldest(aged) end
+local below = '+inf'
 while #found < count and has_room and tries < count + 64 do
-  local band = redis.call('ZRANGE', bands, -1, -1)[1]
+  local band = redis.call('ZRANGE', bands, below, lowest, 'BYSCORE', 'REV', 'LIMIT', 0, 1)[1]
   if not band then break end
-  take_from(tonumber(band))
+  if take_from(tonumber(band), math.min(count - #found, AT_ONCE)) == 0 then below = '(' .. band end
   tries = tries + 1
 end
-while #found < count and has_room and tries < count + 64 do  -- what no lane has any more
+local may_be_lost = left_ms == nil and lowest <= -1000
+while may_be_lost and #found < count and has_room and tries < count + 64 do  -- what no lane has any more
   if not take_oldest(oldest()) then break end
   tries = tries + 1
 end
 keep_counts()
-return {found, has_more and 1 or 0, overtaken}
+if aged and #found > 0 and not is_found(aged) then
+  redis.pcall('HSET', backlog, OVERTAKES, string.format('%s %d', aged, overtakes + #found))
+end
+redis.call('ZADD', room, math.max(0, ARGV[9] - #found), worker)
+return {found, has_more and 1 or 0, left_ms or false}

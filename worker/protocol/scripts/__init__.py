@@ -5,8 +5,7 @@ so that no server must be prepared. `producer.redis.pipeline.execute` sends its 
 need no script at all.
 
 `claims` has the steps on a request's state and reply, `entries` those on the queue's entries, `lanes` those on what
-waits, `presence` those on a
-worker's heartbeat, `calls` those on the stream of calls.
+waits, `presence` those on a worker's heartbeat, `calls` those on the stream of calls.
 """
 
 from penstock.worker.protocol.scripts.calls import answer_call, take_calls
@@ -35,7 +34,19 @@ from penstock.worker.protocol.scripts.entries import (
     retire,
     set_aside,
 )
-from penstock.worker.protocol.scripts.lanes import Bill, Part, ack, charge, measure, say, sweep, take
+from penstock.worker.protocol.scripts.lanes import (
+    LOWEST_PRIORITY,
+    Bill,
+    Part,
+    ack,
+    charge,
+    measure,
+    pass_on,
+    put_back,
+    say,
+    sweep,
+    take,
+)
 from penstock.worker.protocol.scripts.presence import (
     Beaten,
     OtherModel,
@@ -46,10 +57,13 @@ from penstock.worker.protocol.scripts.presence import (
     parse_beat,
     parse_reserve,
     release,
+    report,
     reserve,
+    unreport,
 )
 
 __all__ = [
+    "LOWEST_PRIORITY",
     "MAX_EPOCH",
     "Beaten",
     "Bill",
@@ -81,8 +95,11 @@ __all__ = [
     "parse_claim",
     "parse_reserve",
     "parse_standing",
+    "pass_on",
     "pending",
+    "put_back",
     "release",
+    "report",
     "reserve",
     "retire",
     "return_request",
@@ -91,4 +108,5 @@ __all__ = [
     "sweep",
     "take",
     "take_calls",
+    "unreport",
 ]

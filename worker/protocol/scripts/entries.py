@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
-from penstock.worker.protocol.consumers import set_aside_for
 
 _ADOPT = load("penstock.worker.protocol", "sized", "adopt")
 _PENDING = load("penstock.worker.protocol", "sized", "pending")
@@ -90,4 +90,4 @@ def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
     lives.
     """
     arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
-    return call(_RETIRE, (stream, keys.heartbeat(queue, consumer), keys.digests(queue)), arguments)
+    return call(_RETIRE, (stream, keys.heartbeat(queue, consumer), keys.digests(queue), keys.room(queue)), arguments)

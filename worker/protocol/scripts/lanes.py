@@ -10,13 +10,17 @@ from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
 _PARTS = ("clock", "sized", "accounts", "backlog", "lanes")
-_TAKE = load("penstock.worker.protocol", *_PARTS, "take")
+_TAKE = load("penstock.worker.protocol", *_PARTS, "homes", "take")
+_PASS_ON = load("penstock.worker.protocol", *_PARTS, "homes", "owned", "pass_on")
+_PUT_BACK = load("penstock.worker.protocol", *_PARTS, "owned", "put_back")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
 _MEASURE = load("penstock.worker.protocol", *_PARTS, "fleet", "recount", "measure")
 _SAY = load("penstock.worker.protocol", "clock", "say")
 _CHARGE = load("penstock.worker.protocol", "accounts", "charge")
-_ACK = load("penstock.worker.protocol", "owned", "accounts", "ack")
+_ACK = load("penstock.worker.protocol", "accounts", "ack")
 
+LOWEST_PRIORITY = -1000
+MAX_OVERTAKES = 20
 NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
 
 
@@ -40,21 +44,56 @@ class Bill:
 
 
 def take(
-    queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, takes_oldest: bool = False
+    queue: str,
+    *,
+    worker: str,
+    count: int,
+    max_body_bytes: int,
+    max_bytes: int,
+    max_overtakes: int = MAX_OVERTAKES,
+    lowest: int = LOWEST_PRIORITY,
+    room: int | None = None,
+    steal_after_ms: int = 0,
 ) -> Command:
     """Gives new entries their places, and takes up to `count` of those whose turn it is.
 
-    With `takes_oldest` the one that has waited the longest goes first, if that is some seconds. Answers the entries, as
-    `adopt` does; whether there are more new ones than got a place in this run; and the id of the oldest before.
+    Answers the entries, as `adopt` does; whether there are more new ones than got a place in this run; and after how
+    many ms an entry that was left to its home may be taken by any, or None if none was left.
+
+    Args:
+        queue: whose.
+        worker: the consumer's name.
+        count: of entries at most.
+        max_body_bytes: of a larger entry the answer holds only the size and the `id`.
+        max_bytes: no entry is taken once those before it have so many together.
+        max_overtakes: of the oldest entry that has waited for some seconds, by entries that all workers take.
+        lowest: no entry of a lower priority is taken.
+        room: how many more sequences the worker could run; `count` where it is not said.
+        steal_after_ms: for how long an entry is left to a worker that it is at home with, and that has room.
     """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    return call(_TAKE, (*lane_keys(queue), keys.backlog(queue)), (*bounds, NEW_PER_SCRIPT, int(takes_oldest)))
+    more = (NEW_PER_SCRIPT, max_overtakes, lowest, count if room is None else room, steal_after_ms)
+    return call(_TAKE, _home_keys(queue), (*bounds, *more))
+
+
+def pass_on(queue: str, *, worker: str, entry_id: str, lowest: int, room: int, steal_after_ms: int = 0) -> Command:
+    """Lets an entry wait that `worker` has, where another one should have it. Answers whether it does.
+
+    That is if the entry is at home with another that has room or soon will, if this worker has none and another one
+    has, or if its priority is under `lowest`. Arguments are as of `take`.
+    """
+    return call(_PASS_ON, _home_keys(queue), (keys.GROUP, worker, 0, 0, 0, entry_id, lowest, room, steal_after_ms))
+
+
+def put_back(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
+    """Lets those of `entry_ids` that are pending for `worker` wait again, in their order; answers how many."""
+    return call(_PUT_BACK, (*_lane_keys(queue), keys.backlog(queue)), (keys.GROUP, worker, 0, 0, 0, *entry_ids))
 
 
 def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
     """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled."""
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    key_names = (*lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""), keys.backlog(queue))
+    key_names = (*_lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""), keys.backlog(queue))
     return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT))
 
 
@@ -81,25 +120,26 @@ def measure(queue: str, *, every_ms: int, target_s: float, max_bytes: int) -> Co
         target_s: within which what waits is to have begun.
         max_bytes: of bodies that are read where what waits has to be counted anew.
     """
-    key_names = (*lane_keys(queue), keys.load(queue), keys.workers(queue), keys.backlog(queue))
+    key_names = (*_lane_keys(queue), keys.load(queue), keys.workers(queue), keys.backlog(queue))
     return call(_MEASURE, key_names, (keys.GROUP, "", 0, 0, max_bytes, every_ms, f"{target_s:.6g}"))
 
 
 def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
     """Charges the tenants of entries that are pending for `worker`: what is said last holds. Answers how many."""
-    return call(_CHARGE, lane_keys(queue), (keys.GROUP, worker, *_flat(bills)))
+    return call(_CHARGE, _account_keys(queue), (keys.GROUP, worker, *_flat(bills)))
 
 
 def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
     """Acknowledges and deletes those entries that are pending for `worker`, and settles them; answers how many."""
-    return call(_ACK, lane_keys(queue), (keys.GROUP, worker, *_flat(bills)))
+    return call(_ACK, _account_keys(queue), (keys.GROUP, worker, *_flat(bills)))
 
 
 def _flat(bills: Iterable[Bill]) -> list[str | int]:
+    bills = sorted(bills, key=lambda bill: tuple(map(int, bill.entry_id.split("-"))))
     return [part for bill in bills for part in (bill.entry_id, bill.tenant, "" if bill.tokens is None else bill.tokens)]
 
 
-def lane_keys(queue: str) -> tuple[str, ...]:
+def _account_keys(queue: str) -> tuple[str, ...]:
     """What `accounts.lua` names."""
     return (
         keys.requests(queue),
@@ -111,3 +151,12 @@ def lane_keys(queue: str) -> tuple[str, ...]:
         keys.charged(queue),
         keys.due(queue),
     )
+
+
+def _lane_keys(queue: str) -> tuple[str, ...]:
+    return (*_account_keys(queue), keys.passed(queue))
+
+
+def _home_keys(queue: str) -> tuple[str, ...]:
+    of_homes = (keys.homes(queue), keys.room(queue), keys.serving(queue), keys.nudges(queue))
+    return (*_lane_keys(queue), *of_homes, keys.backlog(queue))

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
-from penstock.worker.protocol.consumers import set_aside_for
 
 _ANNOUNCE = load("penstock.worker.protocol", "clock", "members", "announce")
-_BEAT = load("penstock.worker.protocol", "clock", "members", "beat")
+_BEAT = load("penstock.worker.protocol", "clock", "members", "homes", "beat")
 _LEAVE = load("penstock.worker.protocol", "leave")
 _RELEASE = load("penstock.worker.protocol", "release")
+_REPORT = load("penstock.worker.protocol", "clock", "members", "report")
 _RESERVE = load("penstock.worker.protocol", "reserve")
+_UNREPORT = load("penstock.worker.protocol", "unreport")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def beat(
     digest = card.get("digest", "")
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
     of_queue = (keys.serving(queue), keys.card(queue), keys.digests(queue))
-    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, set_aside_for(digest)))
+    of_lanes = (keys.homes(queue), keys.nudges(queue, worker))
+    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, set_aside_for(digest)), *of_lanes)
     fields = [part for pair in card.items() for part in pair]
     arguments: tuple[str | int, ...] = (
         instance,
@@ -127,6 +130,28 @@ def release(queue: str, *, worker: str, instance: str) -> Command:
     return call(_RELEASE, (keys.starting(queue, worker),), (instance,))
 
 
+def report(queue: str, *, worker: str, text: str, ttl_ms: int, listed_ms: int) -> Command:
+    """Says how `worker` stands, to operators.
+
+    Args:
+        queue: whose.
+        worker: the name.
+        text: the report, as `WorkerReport.encode` has it.
+        ttl_ms: for how long it can be read.
+        listed_ms: for how long it can be seen when that was.
+    """
+    return call(_REPORT, _report_keys(queue, worker), (worker, text, ttl_ms, listed_ms))
+
+
+def unreport(queue: str, *, worker: str) -> Command:
+    """Takes back what `worker` said last: it leaves."""
+    return call(_UNREPORT, _report_keys(queue, worker), (worker,))
+
+
+def _report_keys(queue: str, worker: str) -> tuple[str, str]:
+    return keys.report(queue, worker), keys.reports(queue)
+
+
 def leave(queue: str, *, worker: str, instance: str) -> Command:
     """Removes the heartbeat of `instance`, its drain mark, and its consumers if nothing is pending.
 
@@ -134,5 +159,6 @@ def leave(queue: str, *, worker: str, instance: str) -> Command:
     """
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
     of_queue = (keys.serving(queue), keys.card(queue), keys.calls(queue), keys.digests(queue))
-    key_names = (keys.requests(queue), *of_worker, *of_queue)
+    of_lanes = (keys.room(queue), keys.nudges(queue, worker))
+    key_names = (keys.requests(queue), *of_worker, *of_queue, *of_lanes)
     return call(_LEAVE, key_names, (keys.GROUP, worker, instance))

@@ -1,0 +1,142 @@
+"""Batch work makes room in mid-generation for what has a higher priority, and loses nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import WAIT_S
+from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
+
+from penstock.engine import Engine, EngineConfig
+from penstock.engine.demo import MODEL_DIR
+from penstock.producer import GenerateRequest, keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_tokens
+from penstock.worker.cli.serve import load_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.admission import to_engine_request
+from penstock.worker.delivery.handing_back import MAX_HANDBACKS
+from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.service import WorkerService
+
+SIZES: dict[str, Any] = {"max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
+BATCH: dict[str, Any] = {
+    "prompt": "The sun",
+    "n": 2,
+    "temperature": 1.2,
+    "max_tokens": 40,
+    "ignore_eos": True,
+    "stop": ("qqq", "th"),
+    "include_stop_str_in_output": True,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.3,
+    "presence_penalty": 0.2,
+    "priority": -5,
+}
+
+
+async def begun(redis: RedisClient, *request_ids: str) -> None:
+    for request_id in request_ids:
+        await read_until(redis, request_id, lambda entry: entry.type == "chunk")
+
+
+@pytest.mark.parametrize("holds_back", [False, True])
+async def test_batch_work_gives_way_and_goes_on_where_it_was(
+    redis_url: str, redis: RedisClient, holds_back: bool
+) -> None:
+    engine = FakeEngine(max_num_seqs=2, step_s=0.002, holds_back=holds_back)
+    async with running_worker(redis_url, engine, name="w") as worker:
+        for name in ("b0", "b1", "b2"):
+            await send(redis, prompt=name, id=name, max_tokens=400, priority=-5, tenant="batch")
+        await begun(redis, "b0", "b1")
+        engine.hold()
+        await send(redis, prompt="x", id="x", max_tokens=3)
+        await eventually(lambda: "x" in engine.prefilled)
+        engine.allow()
+        assert (await read_reply(redis, "x")).end.finish_reason == "length"
+        assert not await redis.exists(keys.state("q", "b2")) or engine.prefilled.index("b2") > 2
+        replies = {name: await read_reply(redis, name) for name in ("b0", "b1", "b2")}
+        assert worker.service.metrics.handed_back._value.get() == 1
+        await eventually(lambda: is_queue_empty(redis))
+    for name, reply in replies.items():
+        assert reply.tokens() == expected_tokens(name.encode(), name, 0, 400)
+    assert sorted(len(reply.owners) for reply in replies.values()) == [1, 1, 2]
+    assert engine.prefilled[:3] == ["b0", "b1", "x"]
+    assert engine.prefilled[3] in ("b0", "b1")  # it goes before the one that came after it
+    assert not await redis.exists(keys.charged("q"), keys.bands("q"))
+
+
+async def test_other_work_does_not_and_what_gave_way_often_does_not_either(redis_url: str, redis: RedisClient) -> None:
+    engine = FakeEngine(max_num_seqs=2, step_s=0.002)
+    async with running_worker(redis_url, engine, name="w") as worker:
+        await send(redis, prompt="usual", id="usual", max_tokens=300)
+        await send(redis, prompt="often", id="often", max_tokens=4000, priority=-1)
+        for number in range(MAX_HANDBACKS):
+            await eventually(lambda: engine.prefilled.count("often") == number + 1)  # noqa: B023
+            await begun(redis, "often")
+            await send(redis, prompt="x", id=f"x{number}", max_tokens=1, priority=9)
+            await read_reply(redis, f"x{number}")
+        assert worker.service.metrics.handed_back._value.get() <= MAX_HANDBACKS
+        reply = await read_reply(redis, "often")
+        assert reply.tokens() == expected_tokens(b"often", "often", 0, 4000)
+        assert (await read_reply(redis, "usual")).owners == ["w"]
+
+
+async def test_a_model_goes_on_as_if_nothing_had_been(
+    redis_url: str, redis: RedisClient, compile_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(**SIZES, compile_cache_dir=compile_cache)
+    asked = [GenerateRequest.model_validate({**BATCH, "id": f"b{seed}", "seed": seed}) for seed in range(2)]
+    undisturbed = texts_of(Engine.from_checkpoint(MODEL_DIR, config), asked)
+
+    steps, reached, may_go_on = [0], threading.Event(), threading.Event()
+    step = Engine.step
+
+    def step_or_wait(self: Engine) -> Any:
+        outputs = step(self)
+        steps[0] += bool(outputs)
+        if steps[0] == 12:
+            reached.set()
+            may_go_on.wait(WAIT_S)
+        return outputs
+
+    monkeypatch.setattr(Engine, "step", step_or_wait)
+    service = WorkerService(
+        WorkerConfig(queue="q", health_port=None), redis_url, partial(load_model, str(MODEL_DIR), config)
+    )
+    running = asyncio.create_task(service.run())
+    try:
+        for request in asked:
+            await redis.xadd(keys.requests("q"), request.to_entry())  # type: ignore[arg-type]
+        await asyncio.to_thread(reached.wait, WAIT_S)
+        await send(redis, id="urgent", prompt="Is it noon?", max_tokens=3)
+        await eventually(lambda: redis.exists(keys.state("q", "urgent")))
+        may_go_on.set()
+        await read_reply(redis, "urgent")
+        replies = [await read_reply(redis, str(request.id)) for request in asked]
+    finally:
+        may_go_on.set()
+        service.request_drain()
+        await running
+    assert service.metrics.handed_back._value.get() == 1
+    assert [[reply.text(index) for index in range(2)] for reply in replies] == undisturbed
+    assert any(len(reply.owners) == 2 for reply in replies)
+
+
+def texts_of(engine: Engine, asked: list[GenerateRequest]) -> list[list[str]]:
+    """Of each request and choice."""
+    found = []
+    for request in asked:
+        preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(request)
+        engine.add(to_engine_request(request, preparation, engine.defaults))
+        texts = ["", ""]
+        while engine.has_work():
+            for output in engine.step():
+                texts[output.index] += output.text
+        found.append(texts)
+    return found

@@ -1,0 +1,241 @@
+"""Prompts that begin alike go to one worker while that has room, and wait for nobody else for long."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from script_calls import STREAM, run
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.protocol import scripts
+
+pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
+
+LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
+WORKERS = ("w0", "w1", "w2", "w3")
+LONG = 10**7  # ms
+
+
+async def serve(redis: RedisClient, *workers: str, ttl_ms: int = LONG) -> None:
+    """As a worker's first beats do."""
+    for worker in workers:
+        command = scripts.beat(
+            "q",
+            worker=worker,
+            instance=worker,
+            ttl_ms=ttl_ms,
+            is_serving=True,
+            must_match=False,
+            card={"digest": "d"},
+            model_ttl_ms=ttl_ms,
+        )
+        scripts.parse_beat(await run(redis, command))
+
+
+async def have_room(redis: RedisClient, **free: int) -> None:
+    await redis.zadd(keys.room("q"), free)
+
+
+async def add(redis: RedisClient, affinity: str, **fields: str) -> str:
+    body: Any = {"prompt": "hello", "affinity": affinity, **fields}
+    return str((await redis.xadd(STREAM, body)).decode())
+
+
+async def take(redis: RedisClient, worker: str, count: int = 1, **more: Any) -> tuple[list[str], int | None]:
+    """Entries, and after how many ms one may be taken that was left."""
+    command = scripts.take("q", worker=worker, count=count, **{**LIMITS, "steal_after_ms": LONG, **more})
+    entries, _, left_ms = await run(redis, command)
+    return [entry[0].decode() for entry in entries], left_ms
+
+
+async def home_of(redis: RedisClient, affinity: str) -> str:
+    """Found by who is given it where all have room."""
+    await have_room(redis, **dict.fromkeys(WORKERS, 1))
+    entry = await add(redis, affinity)
+    for worker in WORKERS:
+        if (await take(redis, worker))[0] == [entry]:
+            await have_room(redis, **dict.fromkeys(WORKERS, 1))
+            return worker
+    raise AssertionError("nobody is given it")
+
+
+async def test_equal_beginnings_have_one_home_and_homes_are_spread(raw: RedisClient) -> None:
+    await serve(raw, *WORKERS)
+    homes = {f"a{number}": await home_of(raw, f"a{number}") for number in range(64)}
+    assert {name: await home_of(raw, name) for name in homes} == homes
+    counts = Counter(homes.values())
+    assert set(counts) == set(WORKERS)
+    assert max(counts.values()) <= 32
+
+
+async def test_who_comes_or_goes_moves_its_own_alone(raw: RedisClient) -> None:
+    await serve(raw, *WORKERS[:3])
+    before = {f"a{number}": await home_of(raw, f"a{number}") for number in range(48)}
+    assert set(before.values()) == set(WORKERS[:3])
+    await serve(raw, "w3")
+    with_new = {name: await home_of(raw, name) for name in before}
+    assert "w3" in with_new.values()
+    assert all(with_new[name] in (before[name], "w3") for name in before)
+    await run(raw, scripts.leave("q", worker="w3", instance="w3"))
+    after = {name: await home_of(raw, name) for name in before}
+    assert set(after.values()) == set(WORKERS[:3])
+    assert all(after[name] == with_new[name] for name in before if with_new[name] != "w3")
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_few_beginnings_are_spread_too(raw: RedisClient, seed: int) -> None:
+    await serve(raw, *WORKERS)
+    counts = Counter([await home_of(raw, f"{seed}-{number}") for number in range(8)])
+    assert max(counts.values()) <= 3
+    await serve(raw, "late")
+    counts = Counter([await home_of(raw, f"{seed}-{number}") for number in range(8)])
+    assert counts["late"] <= 2
+
+
+async def test_an_entry_is_left_to_its_home_and_that_is_told(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    await raw.xgroup_create(keys.nudges("q", home), keys.GROUP, id="0", mkstream=True)
+    entry = await add(raw, "x")
+    found, left_ms = await take(raw, other)
+    assert found == []
+    assert left_ms is not None
+    assert await raw.xlen(keys.nudges("q", home)) == 1
+    assert await take(raw, home) == ([entry], None)
+    assert not await raw.exists(keys.passed("q"))
+
+
+async def test_what_was_left_for_long_goes_to_anybody(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    entry = await add(raw, "x")
+    assert (await take(raw, other))[0] == []
+    await raw.zadd(keys.passed("q"), {entry: 1000 * time.time() - 600})
+    assert await take(raw, other, steal_after_ms=500) == ([entry], None)
+
+
+async def test_a_home_without_room_is_none_but_its_own_go_first_elsewhere(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    homes = {name: await home_of(raw, name) for name in "abcdefgh"}
+    assert set(homes.values()) == {"w0", "w1"}
+    entries = {await add(raw, name): homes[name] for name in homes}
+    await have_room(raw, w0=0, w1=0)
+    taken = [(await take(raw, "w1"))[0][0] for _ in entries]
+    of_own = sum(home == "w1" for home in homes.values())
+    assert [entries[entry] for entry in taken] == ["w1"] * of_own + ["w0"] * (8 - of_own)
+
+
+async def test_a_full_home_keeps_what_has_just_come_for_as_long_as_its_prompt_takes(
+    raw: RedisClient,
+) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    await have_room(raw, w0=0, w1=0)
+    large = await add(raw, "x", system="y" * 4_000_000)
+    found, left_ms = await take(raw, other)
+    assert found == []
+    assert 0 < (left_ms or 0) <= 100_000
+    assert not await raw.exists(keys.passed("q"))
+    assert await take(raw, home) == ([large], None)
+    await raw.delete(STREAM)
+    await raw.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)
+    old: Any = {"prompt": "y" * 4000, "affinity": "x"}
+    entry = (await raw.xadd(STREAM, old, id="1700000000000-0")).decode()
+    assert await take(raw, other) == ([entry], None)
+
+
+async def test_a_new_entry_is_left_to_its_home_though_that_is_full(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    await raw.xgroup_create(keys.nudges("q", home), keys.GROUP, id="0", mkstream=True)
+    await have_room(raw, w0=0, w1=0)
+    large = await add(raw, "x", system="y" * 4_000_000)
+    await raw.xreadgroup(keys.GROUP, other, {STREAM: ">"})
+    command = scripts.pass_on("q", worker=other, entry_id=large, lowest=-1000, room=3, steal_after_ms=LONG)
+    assert await run(raw, command) == 1
+    assert not await raw.xlen(keys.nudges("q", home))  # it looks by itself once it has room
+    assert await take(raw, home) == ([large], None)
+    small = await add(raw, "x")
+    await raw.xreadgroup(keys.GROUP, other, {STREAM: ">"})
+    command = scripts.pass_on("q", worker=other, entry_id=small, lowest=-1000, room=3, steal_after_ms=0)
+    assert await run(raw, command) == 0
+
+
+async def test_a_dead_worker_is_no_home(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    homes = {name: await home_of(raw, name) for name in "abcdefgh"}
+    await have_room(raw, w0=9, w1=9)
+    await raw.zadd(keys.serving("q"), {"w0": 1})  # its heartbeat has lapsed
+    entries = [await add(raw, name) for name in homes]
+    assert (await take(raw, "w1", 8))[0] == entries
+
+
+async def test_what_is_left_keeps_nobody_else_waiting(raw: RedisClient) -> None:
+    """Neither its tenant's next ones, nor other tenants, nor lower priorities."""
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    left = [await add(raw, "x", tenant="a", priority="5") for _ in range(3)]
+    next_one = (await raw.xadd(STREAM, {"prompt": "no home", "tenant": "a", "priority": "5"})).decode()
+    of_others = [(await raw.xadd(STREAM, {"prompt": "p", "tenant": name})).decode() for name in ("b", "c")]
+    found, _ = await take(raw, other, 9)
+    assert found == [next_one, *of_others]
+    assert (await take(raw, home, 9))[0] == left
+
+
+async def test_long_prompts_that_begin_alike_are_at_home_together(raw: RedisClient) -> None:
+    await serve(raw, *WORKERS)
+    await have_room(raw, **dict.fromkeys(WORKERS, 9))
+    ids = [(await raw.xadd(STREAM, {"prompt": "x" * 1000 + str(number)})).decode() for number in range(6)]
+    takers = {worker: (await take(raw, worker, 9))[0] for worker in WORKERS}
+    assert sorted(takers.values()) == [[], [], [], ids]
+
+
+async def test_a_new_entry_is_passed_on_to_its_home_or_to_one_with_room(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    await have_room(raw, w0=3, w1=3)
+    entry = await add(raw, "x")
+    await raw.xreadgroup(keys.GROUP, other, {STREAM: ">"})
+    assert await run(raw, scripts.pass_on("q", worker=other, entry_id=entry, lowest=-1000, room=3)) == 1
+    assert (await take(raw, home))[0] == [entry]
+    await raw.zadd(keys.room("q"), {home: 0})
+    entry = await add(raw, "x")
+    await raw.xreadgroup(keys.GROUP, other, {STREAM: ">"})
+    assert await run(raw, scripts.pass_on("q", worker=other, entry_id=entry, lowest=-1000, room=3)) == 0
+    assert await raw.xpending_range(STREAM, keys.GROUP, entry, entry, 1, other)
+    await raw.zadd(keys.room("q"), {home: 3, other: 0})  # this one runs only what others give way to
+    assert await run(raw, scripts.pass_on("q", worker=other, entry_id=entry, lowest=0, room=0)) == 1
+    assert (await take(raw, home))[0] == [entry]
+
+
+async def test_low_priorities_are_passed_on_by_one_that_is_full(raw: RedisClient) -> None:
+    await serve(raw, "w0")
+    low = (await raw.xadd(STREAM, {"prompt": "p", "priority": "-1"})).decode()
+    high = (await raw.xadd(STREAM, {"prompt": "p"})).decode()
+    await raw.xreadgroup(keys.GROUP, "w0", {STREAM: ">"})
+    assert await run(raw, scripts.pass_on("q", worker="w0", entry_id=low, lowest=0, room=0)) == 1
+    assert await run(raw, scripts.pass_on("q", worker="w0", entry_id=high, lowest=0, room=0)) == 0
+    assert (await take(raw, "w0", lowest=0))[0] == []
+    assert (await take(raw, "w0"))[0] == [low]
+
+
+async def test_what_is_put_back_goes_before_what_came_after_it(raw: RedisClient) -> None:
+    ids = [(await raw.xadd(STREAM, {"prompt": "p", "tenant": "a"})).decode() for _ in range(4)]
+    assert (await take(raw, "w0", 2))[0] == ids[:2]
+    service = await raw.zrange(keys.band("q", 0), 0, -1, withscores=True)
+    assert await run(raw, scripts.put_back("q", worker="w1", entry_ids=ids[:1])) == 0  # it is not that one's
+    assert await run(raw, scripts.put_back("q", worker="w0", entry_ids=[ids[1], ids[0], ids[3]])) == 2
+    assert await raw.zrange(keys.band("q", 0), 0, -1, withscores=True) == service
+    assert (await take(raw, "w0", 4))[0] == ids
+    charged = await raw.hgetall(keys.charged("q"))
+    assert len(charged) == 4

@@ -1,0 +1,132 @@
+"""Gives running requests back: what they have is on their reply streams, and whoever takes them goes on from there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from penstock.engine.driver import EngineDriver
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Command, execute, execute_one
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.outbox import Outbox
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveRequest, Phase
+from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import faults, scripts
+
+HAND_OVER_TIMEOUT_S = 1.0
+GIVES_WAY_BELOW = 0  # the priority from which on a request is never given back for another
+MAX_HANDBACKS = 8  # after which a request gives way no more: each costs a prefill, and it is to end some day
+
+
+class HandingBack:
+    """Lets go of requests of this worker, so that none of their tokens is lost or computed by two.
+
+    Args:
+        redis: for the steps on the requests' states and entries.
+        config: the queue's and the worker's names.
+        driver: which runs them.
+        outbox: which has what they generated.
+        publisher: which writes that.
+        metrics: count them.
+    """
+
+    def __init__(
+        self,
+        redis: RedisClient,
+        config: WorkerConfig,
+        driver: EngineDriver,
+        outbox: Outbox,
+        publisher: Publisher,
+        metrics: Metrics,
+    ) -> None:
+        self._redis = redis
+        self._config = config
+        self._driver = driver
+        self._outbox = outbox
+        self._publisher = publisher
+        self._requests = outbox.requests
+        self._metrics = metrics
+        self._leaving: set[str] = set()  # ids of those that give way now
+
+    async def give_back_all(self) -> None:
+        """Everything, to whoever has room, before what waits.
+
+        Raises:
+            RedisError: the server is in trouble.
+        """
+        await self._stop(self._requests)
+        await self._publisher.wait_idle()
+        lives = list(self._requests)
+        entry_ids = [*(live.entry_id for live in lives), *self._requests.parked]
+        release = scripts.disown(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
+        await self._give_back(lives, release)
+
+    @property
+    def num_able(self) -> int:
+        """How many requests would give way."""
+        return sum(1 for _ in self._able())
+
+    async def make_room(self, count: int) -> None:
+        """Has up to `count` requests give way to what has a higher priority: those that cost the least to begin again.
+
+        They wait again, before those of their tenant that came after them.
+
+        Raises:
+            RedisError: the server is in trouble; they are claimed again here.
+        """
+        lives = sorted(self._able(), key=lambda live: (_priority(live), live.prompt_tokens + live.completion_tokens))
+        lives = lives[:count]
+        ids = {live.id for live in lives}
+        self._leaving |= ids
+        try:
+            await self._stop(lives)
+            await self._publisher.wait_published(lives)
+            left = [live for live in lives if not (live.has_ended or live.is_gone)]
+            entry_ids = [live.entry_id for live in left]
+            release = scripts.put_back(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
+            await self._give_back(left, release)
+        except faults.REDIS_ERRORS:
+            for live in lives:
+                if not live.is_gone:
+                    self._requests.let_go(live)  # the engine does not have it any more
+            raise
+        finally:
+            self._leaving -= ids
+
+    def _able(self) -> Iterable[LiveRequest]:
+        return (
+            live
+            for live in self._requests
+            if live.phase is Phase.RUNNING
+            and live.id not in self._leaving
+            and _priority(live) < GIVES_WAY_BELOW
+            and live.claim.handbacks < MAX_HANDBACKS
+        )
+
+    async def _stop(self, lives: Iterable[LiveRequest]) -> None:
+        """Takes over what the engine has generated so far, unless its step takes too long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+                await self._driver.hand_over()
+        for live in lives:
+            self._driver.forget(live.id)
+            self._outbox.flush_soon(live)
+
+    async def _give_back(self, lives: Sequence[LiveRequest], release: Command) -> None:
+        returns = [scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=1) for live in lives]
+        for answer in await execute(self._redis, returns) if returns else ():
+            if isinstance(answer, Exception):
+                raise answer
+        await execute_one(self._redis, release)
+        for live in lives:
+            self._requests.remove(live)
+            live.log.info("request_handed_back", epoch=live.claim.epoch, completion_tokens=live.completion_tokens)
+        self._metrics.handed_back.inc(len(lives))
+
+
+def _priority(live: LiveRequest) -> int:
+    return live.asked.priority if isinstance(live.asked, GenerateRequest) else GIVES_WAY_BELOW

@@ -1,0 +1,32 @@
+-- After owned.lua, lanes.lua and homes.lua. KEYS from 10 on as of take.lua. ARGV[6]: an entry that this worker read past the
+-- lanes. ARGV[7]: the lowest priority that it takes. ARGV[8]: how many sequences it has room for. ARGV[9]: as ARGV[10] of
+-- take.lua. Answers whether the entry waits for others now: it is at home with another, or this worker has no room.
+local homes, room, serving, nudge_of = unpack(KEYS, 10, 13)
+local entry, lowest, free = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local item = redis.call('XRANGE', requests, entry, entry)[1]
+if not item or not owned(requests, group, worker, entry) then return 0 end
+local found, now = place(entry, item[2]), clock()
+
+-- Where the entry is at home, if it is left to that; and whether there is room.
+local function at_home()
+  local name = found.slot and home_of(homes, serving, found.slot, redis.call('HGET', homes, found.slot))
+  if not name or name == worker then return end
+  local has_room = tonumber(redis.call('ZSCORE', room, name) or 0) > 0
+  if has_room or left_to_full(entry, found.size, now, tonumber(ARGV[9])) > 0 then return name, has_room end
+end
+
+local function with_room()
+  for _, name in ipairs(redis.call('ZRANGE', room, '+inf', '(0', 'BYSCORE', 'REV', 'LIMIT', 0, 8)) do
+    local until_ms = redis.call('ZSCORE', serving, name)
+    if name ~= worker and until_ms and tonumber(until_ms) > now then return name end
+  end
+end
+
+local owner, has_room = at_home()
+local other = owner or (free == 0 and with_room()) or nil
+if not other and found.priority >= lowest then return 0 end
+put_back(entry, found)
+keep_counts()
+if has_room then redis.call('ZADD', passed, 'NX', number(now), entry) end
+if other and (has_room or not owner) then nudge(nudge_of, other) end
+return 1
