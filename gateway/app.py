@@ -34,6 +34,8 @@ from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.openai.unserved import ROUTES as UNSERVED_ROUTES
+from penstock.gateway.operations.desk import Desk
+from penstock.gateway.operations.routes import ROUTES as OPERATIONS_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
@@ -57,9 +59,11 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
             Store(settings.redis_url, answer_timeout_s=settings.redis_timeout_s) as store,
             Keeper(store, client, interruptions, is_key_required=settings.require_key) as keeper,
             Watch(store, client, settings.abandon_after_s) as watch,
+            Store(settings.operator_redis_url or settings.redis_url, answer_timeout_s=settings.redis_timeout_s) as desk,
         ):
             ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
             records, news = Records(store, ledger), asyncio.Event()
+            app.state.desk = Desk(desk, settings.queues)
             app.state.gateway = gateway = Gateway(
                 settings, client, directory, store, interruptions, keeper, ledger, records, watch, news
             )
@@ -67,7 +71,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
                 yield
 
     routes = [*health.ROUTES, *OPENAI_ROUTES, *UNSERVED_ROUTES]  # before those that a name would match
-    routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES]
+    routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES, *OPERATIONS_ROUTES]
     if settings.page:
         routes += page_routes()
     handlers = {

@@ -43,6 +43,7 @@ class Caller:
     key_id: str | None = None
     tenant: str | None = None
     models: frozenset[str] | None = None  # names of models and queues that it may use; None: all
+    is_admin: bool = False  # whether it may look after queues
 
     @property
     def owner(self) -> str:

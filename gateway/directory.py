@@ -41,6 +41,19 @@ class Directory:
         served = await self._served.cards()
         return {queue: card for queue, card in served.items() if self._allows(queue, card)}
 
+    async def standing(self) -> Mapping[tuple[str, str], bool]:
+        """Of each queue that is set, or was ever seen served, and its model ("": not known), whether it is served now.
+
+        Raises:
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        served = await self._served.cards()
+        return {(queue, model): queue in served for queue, model in self._served.models().items()}
+
+    def model_of(self, queue: str) -> str:
+        """What it served last, as far as is known."""
+        return self._served.models().get(queue, "")
+
     async def queue_of(self, model: str, *, may_wait: bool = False) -> str:
         """The queue that `model` names: its own name, or the model that it alone serves.
 
@@ -117,6 +130,10 @@ class _ServedCards:
         self._cards = await self._read()
         self.known |= self._cards
         self._read_at_s = time.monotonic()
+
+    def models(self) -> Mapping[str, str]:
+        """The last model of all queues that were ever served here or are set; empty where none was."""
+        return dict.fromkeys(self._only, "") | {queue: card.model for queue, card in self.known.items()}
 
     def knew(self, model: str) -> bool:
         """Whether this names a queue or a model that was served, or is to be."""

@@ -109,6 +109,8 @@ def _lost(error: ConnectionLost) -> ApiError:
 
 def _redis_refused(error: ServerRefused) -> ApiError:
     _log.error("redis_refused", error=str(error))
+    if error.is_passing:
+        return unavailable("the gateway's queue takes nothing now; try again")
     message = "the gateway's queue has refused a command; the gateway's log says why"
     return ApiError(500, message, type="server_error", code="internal_error")
 

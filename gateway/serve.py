@@ -84,7 +84,7 @@ class _Process:
         if lifeline is not None:
             loop.add_reader(lifeline, self._lose_parent, server, lifeline)
         metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
-        async with serving_metrics(server.metrics, metrics_listener):
+        async with serving_metrics(server, metrics_listener):
             await server.serve([self.listener])
         return ABORTED if server.force_exit else 0
 

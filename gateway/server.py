@@ -10,14 +10,15 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.gateway.app import create_app
+from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError
+from penstock.gateway.exposition import render
 from penstock.gateway.http.guard import GuardedServer, Limits
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
@@ -27,6 +28,9 @@ from penstock.producer.tasks import end_tasks
 _log = structlog.get_logger(__name__)
 
 METRICS_LIMITS = Limits(max_connections=16, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
+
+SCRAPE_TIMEOUT_S = 1.0
+"""How long a scrape waits for Redis."""
 
 END_S = 5.0
 """How long streams may take to send their last event, at the end of a drain."""
@@ -96,6 +100,24 @@ class GatewayServer(_Server):
             hint = "whoever reaches the address may ask for anything: make keys with penstock keys create"
             _log.warning("no_api_keys", host=self._settings.host, hint=hint)
 
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """The metrics page and its content type, for an Accept header."""
+        gateway = getattr(self._app.state, "gateway", None)
+        if gateway is not None:  # the lifespan has begun
+            await self._look_at(gateway.directory)
+        return render(self.metrics.registry, accept)
+
+    async def _look_at(self, directory: Directory) -> None:
+        """Which queues are served, as of now, or as they were when Redis last said so."""
+        try:
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+                served = await directory.standing()
+        except (PenstockError, TimeoutError):
+            self.metrics.redis_up.set(0)
+        else:
+            self.metrics.redis_up.set(1)
+            self.metrics.set_served(served)
+
     def stop(self) -> None:
         """Begins the drain; a second time it ends it."""
         if not self.should_exit:
@@ -128,22 +150,23 @@ def is_loopback(host: str) -> bool:
 
 
 @asynccontextmanager
-async def serving_metrics(metrics: Metrics, listener: socket.socket | None) -> AsyncIterator[None]:
+async def serving_metrics(server: GatewayServer, listener: socket.socket | None) -> AsyncIterator[None]:
     """Answers GET /metrics on `listener`, if there is one, until the end of the block."""
     if listener is None:
         yield
         return
 
-    async def scrape(_: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def scrape(asked: Request) -> Response:
+        page, content_type = await server.scrape(",".join(asked.headers.getlist("accept")))
+        return Response(page, headers={"content-type": content_type})
 
     app = Starlette(routes=[Route("/metrics", scrape)])
-    server = _Server(app, METRICS_LIMITS, lifespan="off", timeout_graceful_shutdown=1)
-    task = asyncio.create_task(server.serve([listener]))
+    beside = _Server(app, METRICS_LIMITS, lifespan="off", timeout_graceful_shutdown=1)
+    task = asyncio.create_task(beside.serve([listener]))
     try:
         yield
     finally:
-        server.should_exit = True
+        beside.should_exit = True
         await task
 
 

@@ -55,6 +55,13 @@ class GatewaySettings(BaseSettings):
         "redis://localhost:6379/0",
         repr=False,
     )
+    operator_redis_url: Annotated[str | None, _OrNone] = _setting(
+        "Redis",
+        "Where Redis is, as a user with the role operator: for the page that looks after queues, behind an admin key. "
+        "none: as redis_url.",
+        None,
+        repr=False,
+    )
     queues: _Names = _setting("Redis", "Queues to serve, with commas; as a default all that have a card.", (), "all")
     max_queue_length: Annotated[int, Field(ge=1)] = _setting(
         "Redis", "Requests in a queue, waiting and running, from which on more are turned away.", 10_000
@@ -183,10 +190,11 @@ class GatewaySettings(BaseSettings):
         "auto",
     )
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "operator_redis_url")
     @classmethod
-    def _check_url(cls, value: str) -> str:
-        parse_url(value)
+    def _check_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_url(value)
         return value
 
     @field_validator("queues")

@@ -41,7 +41,15 @@ class ConnectionLost(PenstockError, ConnectionError):
 
 
 class ServerRefused(PenstockError):
-    """Redis answered, but with an error that trying again would not cure."""
+    """Redis answered, but with an error.
+
+    `is_passing`: its disk or memory is full, or it takes no writes for another reason that may pass, and the same may
+    succeed later. Otherwise trying again would not cure it.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
 
 
 class QueueFull(PenstockError):

@@ -21,6 +21,7 @@ from penstock.producer.reading.entries import decode_fields, position
 from penstock.producer.reading.reader import ENDED, ReplyReader, find_gone
 from penstock.producer.redis import durable
 from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.cancelling import cancel
 from penstock.producer.redis.connection import RedisClient, answered, connect, ensure_group
 from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
 from penstock.producer.redis.pipeline import Batcher
@@ -32,7 +33,6 @@ State = Literal["unknown", "queued", "running", "lost", "finished"]
 """The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
 and the takeover by another one is due. `unknown`: see `UnknownRequest`."""
 
-CANCEL_TTL_S = 86_400
 CLOSE_TIMEOUT_S = 2.0
 COMMAND_RETRIES = 5
 MAX_COMMANDS_IN_FLIGHT = 16
@@ -193,10 +193,7 @@ class Transport:
 
     async def cancel(self, queue: str, request_id: str) -> None:
         async with self._redis() as redis:
-            await redis.set(keys.cancel(queue, request_id), "1", ex=CANCEL_TTL_S)
-            with suppress(exceptions.NoPermissionError):  # of a role from before lanes: the flag acts at the claim
-                await redis.sadd(keys.cancelled(queue), request_id)
-                await redis.expire(keys.cancelled(queue), CANCEL_TTL_S)
+            await cancel(redis, queue, request_id)
 
     def own(self, request_id: str) -> None:
         """Notes a request in this client's queue that only the one who waits for it knows of: `close` cancels it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from penstock import __version__
 from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import EngineInfo
+from penstock.producer.version import __version__
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 

@@ -35,6 +35,7 @@ class WorkerConfig:
     heartbeat_ttl_s: float = 10.0  # the longest silence before other workers take over
     reclaim_interval_s: float = 2.0  # between two looks for dead workers, give or take a quarter
     block_ms: int = 1000  # one blocking read: how long a drain may wait for it, and a handed-back entry for its taker
+    steal_after_ms: int = 500  # for so long an entry is left to the worker that has seen prompts like its own
     flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first text is not held
     max_flush_interval_ms: int = 200  # what that is stretched to while the engine is short of processors
     cancel_poll_ms: int = 200
@@ -76,6 +77,7 @@ class WorkerConfig:
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in (
             "model_wait_s",
+            "steal_after_ms",
             "flush_interval_ms",
             "max_flush_interval_ms",
             "drain_timeout_s",

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock import __version__
 from penstock.engine.stats import EngineInfo
+from penstock.producer.version import __version__
 
 STARTED = "worker_started"
 NO_COMPILER_HINT = "this worker is several times as slow as it could be: install a C++ compiler (apt install g++)"
@@ -33,7 +33,7 @@ def describe(
     engine: dict[str, Any] = {}
     if info is not None:
         engine = {
-            "parameters": info.num_parameters, "dtype": info.dtype, "device": _device(info),
+            "parameters": info.num_parameters, "dtype": info.dtype, "device": device_of(info),
             "attention": info.attention, "matmul": info.matmul, "kv_cache_tokens": info.kv_cache_tokens,
             "kv_cache_bytes": info.kv_cache_bytes, "kv_dtype": info.kv_dtype, "max_model_len": info.max_model_len,
         }  # fmt: skip
@@ -56,7 +56,8 @@ def as_table(fields: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def _device(info: EngineInfo) -> str:
+def device_of(info: EngineInfo) -> str:
+    """What an engine runs on, such as `cpu` or `4 x tpu (TPU v5e)`."""
     name = info.platform if info.device_kind.lower() == info.platform else f"{info.platform} ({info.device_kind})"
     return name if info.num_devices == 1 else f"{info.num_devices} x {name}"
 

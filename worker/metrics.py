@@ -1,65 +1,142 @@
-"""The worker's Prometheus metrics, in a registry of their own. Every series exists from the start, at 0."""
+"""The worker's Prometheus metrics, in a registry of their own. Every series exists from the start, at 0.
+
+docs/metrics.md is written from here. What vLLM has too is called the same, but for the `vllm:`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import Counter, Gauge, Histogram
 
 from penstock.engine.request import FinishReason
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats
+from penstock.gateway.exposition import Registry
 from penstock.producer.queue_load import BandLoad, QueueLoad
+from penstock.producer.version import __version__
+from penstock.worker.engine_metrics import EngineCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 CALL_OUTCOMES = ("answered", "invalid_request", "too_large", "too_long", "internal_error")
 DROP_REASONS = ("fenced", "gone", "unwritable", "rolled_back")
+LETTER_KINDS = ("request", "malformed")
+ERROR_CODES = (
+    "invalid_request", "too_large", "too_long", "engine_error", "internal_error", "reply_unreadable",
+    "reply_unwritable", "model_gone", "too_many_crashes",
+)  # fmt: skip
+OTHER = "other"  # in the place of a code that is none of these: series stay few, whatever the code says one day
+BANDS = ("high", "usual", "low")
+REDIS_OPERATIONS = ("claim", "measure")
+GRAMMAR_OUTCOMES = ("compiled", "refused", "failed")
+
+
+def band_of(priority: int) -> str:
+    """What a priority is called where each of them would be too many: `usual` is 0."""
+    return "usual" if priority == 0 else "high" if priority > 0 else "low"
 
 
 class Metrics:
     """One worker's. Counters are what this process did; the gauges of the queue are read from Redis at each scrape."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, queue: str = "") -> None:
+        self.registry = Registry(__version__)
+        self.registry.set_labels(model="", queue=queue)
+        self._count_requests()
+        self._count_tokens()
+        self._measure_times()
+        self._show_queue()
+        self._engine = EngineCollector()
+        self.registry.register(self._engine)
+
+    def _count_requests(self) -> None:
         self.requests = self._counter("requests", "Requests ended, by finish reason.", "finish_reason")
         for reason in get_args(FinishReason):
             self.requests.labels(finish_reason=reason)
+        self.errors = self._counter("errors", "Requests ended with an error, by its code (docs/wire.md).", "code")
+        for code in (*ERROR_CODES, OTHER):
+            self.errors.labels(code=code)
         self.dropped = self._counter("dropped_requests", "Requests let go of: another worker has them.", "reason")
         for reason in DROP_REASONS:
             self.dropped.labels(reason=reason)
         self.claims = self._counter("claims", "Requests taken on.")
         self.resumed = self._counter("resumed_requests", "Requests taken on that had been begun elsewhere.")
         self.duplicates = self._counter("duplicate_entries", "Queue entries dropped because their request had one.")
-        self.handed_back = self._counter("handed_back_requests", "Requests given back by a drain.")
+        self.handed_back = self._counter(
+            "handed_back_requests", "Requests given back: by a drain, or to let others go first."
+        )
+        self.lost_workers = self._counter(
+            "lost_workers",
+            "Dead workers that this one found first: no heartbeat, and no goodbye.",
+        )
         self.reclaimed = self._counter("reclaimed_entries", "Queue entries taken away from dead workers.")
         self.dead_letters = self._counter(
             "dead_letters", "Entries moved to the dead letters: requests that were given up, malformed ones.", "kind"
         )
-        for kind in ("request", "malformed"):
+        self._letters_kept = self._gauge("dead_letters_kept", "Dead letters that the queue has now.", "kind")
+        for kind in LETTER_KINDS:
             self.dead_letters.labels(kind=kind)
         self.lost_dead_letters = self._counter("lost_dead_letters", "Dead letters that Redis refused to keep.")
-        self.chunks = self._counter("chunks", "Chunks written to reply streams, those that came with an end left out.")
-        self.tokens = self._counter("published_tokens", "Tokens written to reply streams before the end came.")
         self.publish_failures = self._counter("publish_failures", "Flushes that Redis did not take and that were kept.")
         self.absorbed_retries = self._counter("absorbed_retries", "Chunks sent again that had arrived before.")
-
         self.calls = self._counter("calls", "Calls answered, by outcome: answered, or an error's code.", "outcome")
         for outcome in CALL_OUTCOMES:
             self.calls.labels(outcome=outcome)
+        self.grammars = self._counter("grammars", "Grammars that requests brought, known ones too.", "outcome")
+        for outcome in GRAMMAR_OUTCOMES:
+            self.grammars.labels(outcome=outcome)
 
-        self.queue_seconds = self._histogram("queue_wait_seconds", "From the enqueue to the first claim.")
+    def _count_tokens(self) -> None:
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens, as in the usage of the requests that ended here."
+        )
+        self.cached_tokens = self._counter("prompt_tokens_cached", "Those of them that the prefix cache saved.")
+        self.generation_tokens = self._counter(
+            "generation_tokens",
+            "Completion tokens in that usage, whoever generated them.",
+        )
+        self.prompt_lengths = self._lengths("request_prompt_tokens", "Of the prompts of the requests that ended here.")
+        self.reply_lengths = self._lengths("request_generation_tokens", "Of their replies, all choices together.")
+        self.chunks = self._counter("chunks", "Chunks written to reply streams, those that came with an end left out.")
+        self.tokens = self._counter(
+            "published_tokens",
+            "Tokens that this worker wrote to reply streams: over all workers those of generation_tokens, and those of"
+            " replies that have not ended.",
+        )
+
+    def _measure_times(self) -> None:
+        self.queue_seconds = self._histogram(
+            "queue_wait_seconds",
+            "From the enqueue to the first claim, of requests that ended; high: a priority above 0.",
+            "band",
+        )
+        for band in BANDS:
+            self.queue_seconds.labels(band=band)
         self.first_token_seconds = self._histogram(
             "time_to_first_token_seconds", "From the enqueue to the first token."
         )
         self.request_seconds = self._histogram("request_seconds", "From the enqueue to the end.")
         self.token_seconds = self._histogram(
-            "time_per_output_token_seconds", "Between tokens, per request.", short=True
+            "time_per_output_token_seconds", "Between tokens, per request.", buckets=_SHORT_SECONDS
         )
-        self.flush_seconds = self._histogram("flush_seconds", "One pipeline of writes to Redis.", short=True)
+        self.flush_seconds = self._histogram(
+            "flush_seconds", "Of a pipeline of writes to Redis.", buckets=_SHORT_SECONDS
+        )
+        self.redis_seconds = self._histogram(
+            "redis_seconds",
+            "Until Redis's answer was here: to a claim, and to one small script a second (measure).",
+            "operation",
+            buckets=_SHORT_SECONDS,
+        )
+        for operation in REDIS_OPERATIONS:
+            self.redis_seconds.labels(operation=operation)
+        self.grammar_seconds = self._histogram(
+            "grammar_compile_seconds", "Until a request's grammar was there; one that is known takes no time."
+        )
 
+    def _show_queue(self) -> None:
         self._live = self._gauge("live_requests", "Requests claimed and not ended.")
         self._ready = self._gauge("ready", "1 if the worker can serve.")
         self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
@@ -77,9 +154,13 @@ class Metrics:
         self._fleet_rate = self._gauge(
             "fleet_tokens_per_second", "What they compute while requests wait; 0: not known yet."
         )
+        self.set_letters(request=0, malformed=0)
         self.set_load(QueueLoad())
-        self._engine = _EngineCollector()
-        self.registry.register(self._engine)
+
+    def set_model(self, name: str, info: EngineInfo | None) -> None:
+        """From now on the model's name is on every sample."""
+        self.registry.set_labels(model=name)
+        self._engine.info = info
 
     def set_service(self, *, num_live: int, is_ready: bool) -> None:
         self._live.set(num_live)
@@ -89,6 +170,10 @@ class Metrics:
         self._queue_length.set(length)
         self._queue_pending.set(pending)
         self._queue_lag.set(lag)
+
+    def set_letters(self, *, request: int, malformed: int) -> None:
+        self._letters_kept.labels(kind="request").set(request)
+        self._letters_kept.labels(kind="malformed").set(malformed)
 
     def set_load(self, load: QueueLoad) -> None:
         self._backlog_tokens.set(load.tokens)
@@ -103,8 +188,14 @@ class Metrics:
             self._band_requests.labels(priority=band.priority).set(band.num_requests)
             self._band_tokens.labels(priority=band.priority).set(band.tokens)
 
-    def set_engine(self, stats: EngineStats) -> None:
+    def set_engine(self, stats: EngineStats, memory: Sequence[DeviceMemory] = ()) -> None:
         self._engine.stats = stats
+        self._engine.memory = tuple(memory)
+
+    def count_error(self, code: str | None) -> None:
+        """That a request ended with an error; one without a code is no error."""
+        if code is not None:
+            self.errors.labels(code=code if code in ERROR_CODES else OTHER).inc()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"penstock_{name}", text, labels, registry=self.registry)
@@ -112,40 +203,8 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"penstock_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, *, short: bool = False) -> Histogram:
-        return Histogram(
-            f"penstock_{name}", text, buckets=_SHORT_SECONDS if short else _SECONDS, registry=self.registry
-        )
+    def _lengths(self, name: str, text: str) -> Histogram:
+        return self._histogram(name, f"Tokens. {text}", buckets=_TOKENS)
 
-
-class _EngineCollector(Collector):
-    """The engine keeps its own totals; a scrape shows the last ones."""
-
-    def __init__(self) -> None:
-        self.stats = EngineStats()
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        stats = self.stats
-        for name, text, value in (
-            ("running_sequences", "Sequences being generated.", stats.num_running),
-            ("waiting_sequences", "Sequences waiting in the engine for pages or a place.", stats.num_waiting),
-            ("pages", "Pages of the KV cache.", stats.num_pages),
-            ("free_pages", "Pages that hold nothing.", stats.num_free_pages),
-            ("cached_pages", "Pages that only the prefix cache holds.", stats.num_cached_pages),
-            ("state_slots", "Slots for states of layers that keep such.", stats.num_state_slots),
-            ("free_state_slots", "State slots that hold nothing.", stats.num_free_state_slots),
-            ("cached_state_slots", "State slots that only the prefix cache holds.", stats.num_cached_state_slots),
-        ):
-            yield GaugeMetricFamily(f"penstock_engine_{name}", text, value)
-        for name, text, value in (
-            ("steps", "Steps of the engine.", stats.steps_total),
-            ("prompt_tokens", "Prompt tokens of the requests taken on.", stats.prompt_tokens_total),
-            ("cached_tokens", "Prompt tokens that the prefix cache saved.", stats.cached_tokens_total),
-            ("generated_tokens", "Tokens generated.", stats.generated_tokens_total),
-            ("drafted_tokens", "Guesses at tokens that were verified.", stats.drafted_tokens_total),
-            ("accepted_tokens", "Those of them that were right.", stats.accepted_tokens_total),
-            ("preemptions", "Sequences put back for want of pages.", stats.preemptions_total),
-            ("faults", "Steps that raised; their sequences were run again.", stats.faults_total),
-            ("compiles_after_warmup", "Shapes that the warm-up missed.", stats.compiles_after_warmup_total),
-        ):
-            yield CounterMetricFamily(f"penstock_engine_{name}", text, value)
+    def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self.registry)

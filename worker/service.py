@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 import structlog
-from prometheus_client import generate_latest
 
 from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.identity import Identity
-from penstock.engine.stats import EngineInfo
+from penstock.engine.stats import DeviceMemory, EngineInfo
+from penstock.gateway.exposition import render
 from penstock.producer import keys
 from penstock.producer.queue_load import QueueLoad
 from penstock.producer.redis.address import Address, parse_url
@@ -24,10 +24,12 @@ from penstock.producer.redis.connection import RedisClient, connect, connect_blo
 from penstock.producer.tasks import end_tasks
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.measured_grammars import MeasuredGrammars
 from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
+from penstock.worker.delivery.reporting import Reporting
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
-from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe
+from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe, device_of
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import check_permissions
@@ -61,6 +63,7 @@ class Model:
     grammars: Grammars | None = None  # None: replies can't be constrained
     identity: Identity | None = None  # None: there is no checkpoint
     chat_format: str | None = None  # how answers in chats are read; None: as plain text
+    memory: Callable[[], Sequence[DeviceMemory]] = tuple  # of its devices, as far as it is known
 
 
 class WorkerService:
@@ -74,7 +77,7 @@ class WorkerService:
 
     def __init__(self, config: WorkerConfig, address: Address | str, load: Callable[[Say], Model]) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.queue)
         self._address = parse_url(address) if isinstance(address, str) else address
         self.readiness = Readiness(str(self._address))
         self.readiness.not_ready(_PART, "looking for Redis")
@@ -86,7 +89,8 @@ class WorkerService:
         self._session: Session | None = None
         self._redis: RedisClient | None = None
         self._health: HealthServer | None = None
-        self._scrape = Shared(self._make_page)
+        self._memory: Callable[[], Sequence[DeviceMemory]] = tuple
+        self._refresh = Shared(self._refresh_metrics)
 
     def request_drain(self) -> None:
         """Asks for a drain; asked again, gives it up. Meant to be called by a signal handler of the event loop."""
@@ -128,7 +132,7 @@ class WorkerService:
         finally:
             if self._health is not None:
                 await self._health.stop()
-            await self._scrape.stop()
+            await self._refresh.stop()
 
     async def _start_health(self) -> None:
         if self.config.health_port is None:
@@ -148,19 +152,25 @@ class WorkerService:
 
         try:
             await faults.persist(try_redis, "redis", self.readiness, self._stop)
-            return None if self._stop.is_set() else await self._load_under(reservation)
+            return None if self._stop.is_set() else await self._load_under(reservation, redis)
         finally:
             await redis.aclose()
 
-    async def _load_under(self, reservation: Reservation) -> Model | None:
+    async def _load_under(self, reservation: Reservation, redis: RedisClient) -> Model | None:
+        reporting = Reporting(redis, self.config, self.readiness, work=None)
         hold = asyncio.create_task(reservation.hold(), name="reservation")
+        tell = asyncio.create_task(reporting.run(), name="reporting")  # where it may not, the session says so later
+        model = None
         try:
-            return await self._load_or_stop(hold)
+            model = await self._load_or_stop(hold)
+            return model
         finally:
-            await end_tasks([hold])
+            await end_tasks([hold, tell])
             with suppress(TimeoutError, *faults.REDIS_ERRORS):  # it lapses
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):
                     await reservation.release()
+                    if model is None:  # else the next report follows at once
+                        await reporting.stop()
 
     async def _load_or_stop(self, hold: asyncio.Task[None]) -> Model | None:
         """None: told to stop before the model was there. Its thread then ends with the process."""
@@ -210,10 +220,14 @@ class WorkerService:
         driver = EngineDriver(model.engine)
         await driver.start()
         self._redis, self._driver = redis, driver
-        preparer = Preparer(model.text, self.config, model.grammars)
+        self._memory = model.memory
+        self.metrics.set_model(model.name, model.info)
+        grammars = None if model.grammars is None else MeasuredGrammars(model.grammars, self.metrics)
+        preparer = Preparer(model.text, self.config, grammars)
         card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
+        device = None if model.info is None else device_of(model.info)
         self._session = Session(
-            redis, blocking, self.config, card, driver, preparer, model.defaults, self.metrics, self.readiness
+            redis, blocking, self.config, card, device, driver, preparer, model.defaults, self.metrics, self.readiness
         )
         try:
             await self._session.run(self._stop)
@@ -227,10 +241,14 @@ class WorkerService:
     def _is_alive(self) -> bool:
         return self._session is None or not self._session.has_engine_ended
 
-    async def _make_page(self) -> bytes:
-        """The metrics. Scrapes share it, so that no number of them takes more than one connection to Redis."""
+    async def _scrape(self, accept: str) -> tuple[bytes, str]:
+        await self._refresh()
+        return render(self.metrics.registry, accept)
+
+    async def _refresh_metrics(self) -> None:
+        """Scrapes share it, so that no number of them takes more than one connection to Redis."""
         if self._driver is not None:
-            self.metrics.set_engine(self._driver.stats)
+            self.metrics.set_engine(self._driver.stats, self._memory())
         self.metrics.set_service(
             num_live=len(self._session.requests) if self._session is not None else 0, is_ready=self.readiness.is_ready
         )
@@ -238,7 +256,6 @@ class WorkerService:
             with suppress(TimeoutError, *faults.REDIS_ERRORS):  # the gauges keep their last values
                 async with asyncio.timeout(SCRAPE_TIMEOUT_S):
                     await self._measure_queue(self._redis)
-        return generate_latest(self.metrics.registry)
 
     async def _measure_queue(self, redis: RedisClient) -> None:
         key = keys.requests(self.config.queue)
@@ -246,10 +263,13 @@ class WorkerService:
         pipeline.xlen(key)
         pipeline.xpending(key, keys.GROUP)
         pipeline.hgetall(keys.load(self.config.queue))
-        length, pending, load = await pipeline.execute()
+        pipeline.xlen(keys.dead(self.config.queue))
+        pipeline.xlen(keys.malformed(self.config.queue))
+        length, pending, load, letters, malformed = await pipeline.execute()
         held = {consumer["name"].decode(): int(consumer["pending"]) for consumer in pending["consumers"]}
         taken = sum(held.values()) - held.get(keys.WAITING, 0)
         self.metrics.set_queue(length=length, pending=taken, lag=length - taken)
+        self.metrics.set_letters(request=letters, malformed=malformed)
         with suppress(ValueError):  # nobody has looked yet
             self.metrics.set_load(QueueLoad.of(load))
 

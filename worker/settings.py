@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         "page_size", "Tokens per page of the KV cache; none: what suits the device."
     )
     num_pages: Annotated[int | None, _OrNone] = _engine(
-        "num_pages", "Pages of the KV cache; none: as many as kv_cache_bytes holds."
+        "num_pages", "Pages of the KV cache, of each kind that the model has; none: as many as kv_cache_bytes holds."
     )
     kv_cache_bytes: Annotated[ByteSize | None, _OrNone] = _engine(
         "kv_cache_bytes",
@@ -180,6 +180,10 @@ class Settings(BaseSettings):
     )
     reclaim_interval_s: float = _worker("reclaim_interval_s", "Time between two looks for dead workers.")
     block_ms: int = _worker("block_ms", "How long one blocking read of the queue lasts at most.")
+    steal_after_ms: int = _worker(
+        "steal_after_ms",
+        "How long a request is left to the worker that has run prompts that begin alike, while that has room.",
+    )
     cancel_poll_ms: int = _worker("cancel_poll_ms", "Time between two looks for cancelled requests.")
     allow_other_fleet: bool = _worker(
         "allow_other_fleet",

@@ -127,7 +127,7 @@ def _explain(item: Any, sources: Sequence[_Source]) -> str:
         return str(message)
     name = str(item["loc"][0])
     where = next(source.where(name) for source in sources if name in source.values)
-    shown = "" if name == "redis_url" else f", not {str(item['input'])!r}"
+    shown = "" if name.endswith("redis_url") else f", not {str(item['input'])!r}"
     return f"{where}: {message}{shown}"
 
 

@@ -82,7 +82,8 @@ async def _admission(scope: Scope, presented: Presented | None) -> Admission:
 
 
 def _makes_work(scope: Scope) -> bool:
-    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
+    path = scope["path"]
+    return scope["method"] == "POST" and not path.endswith("/cancel") and not path.startswith("/operations/")
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +109,8 @@ def _finishing(send: Send, admission: Admission) -> Send:
 def _caller(presented: Presented | None) -> Caller:
     if presented is None:
         return Caller()
-    return Caller(key_id=presented.key.id, tenant=presented.key.tenant, models=presented.key.models)
+    key = presented.key
+    return Caller(key_id=key.id, tenant=key.tenant, models=key.models, is_admin=key.admin)
 
 
 @contextmanager

@@ -99,6 +99,7 @@ async def start(asked: Request, queue: str, request: GenerateRequest, *, num_req
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
     gateway, request = gateway_of(asked), _traced(asked, request)
+    asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
@@ -116,6 +117,7 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
         As `start`.
     """
     gateway, request = gateway_of(asked), _traced(asked, request)
+    asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:

@@ -19,6 +19,7 @@ ErrorForms: TypeAlias = Mapping[str, ErrorForm]
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     headers = dict(error.headers)
+    scope["state"]["error_code"] = error.code or error.type
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     form = _form_of(scope)

@@ -35,5 +35,6 @@ class ApiKey(BaseModel):
     tenant: Name | None = None
     models: Annotated[frozenset[str], Field(min_length=1)] | None = None  # names of models and queues; None: all
     limits: Limits = Limits()
+    admin: bool = False  # whether it may also look after queues, which shows the ids of requests
     created_ms: int  # server time, as the next
     expires_ms: int | None = None

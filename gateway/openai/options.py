@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha1
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -74,6 +75,8 @@ class Options(Body):
     prompt_logprobs: Count | None = None
     echo: bool | None = None
     priority: int | None = None
+    prompt_cache_key: str | None = None
+    affinity: str | None = None
     timeout_s: float | None = None
     regex: str | None = None
     choice: Texts | None = None
@@ -96,6 +99,8 @@ class Options(Body):
             values["top_k"] = 0
         if self.seed is not None and -(2**63) <= self.seed < 0:
             values["seed"] = self.seed + 2**63
+        if self.prompt_cache_key and self.affinity is None:
+            values["affinity"] = sha1(self.prompt_cache_key.encode(), usedforsecurity=False).hexdigest()[:16]
         for name, value in self._forms().items():
             if values.setdefault(name, value) != value:
                 raise ApiError(400, f"{name} is given twice, under two names", param=name, code="invalid_value")

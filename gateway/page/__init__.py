@@ -1,1 +1,1 @@
-"""A page to try the gateway with, in a browser and without internet."""
+"""Two pages, in a browser and without internet: one to try the gateway with, one to look after queues."""

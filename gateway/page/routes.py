@@ -1,4 +1,4 @@
-"""The files of the page. They are the same for everybody: a key is asked for by what the page asks."""
+"""The files of both pages. They are the same for everybody: a key is asked for by what the pages ask."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ _FILES: Mapping[str, str] = {
     "/page/style.css": "style.css",
     "/page/chat.mjs": "chat.mjs",
     "/page/requests.mjs": "requests.mjs",
+    "/operations": "operations.html",
+    "/page/operations.mjs": "operations.mjs",
+    "/page/tables.mjs": "tables.mjs",
 }
 PATHS = frozenset(_FILES)
 

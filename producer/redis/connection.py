@@ -79,6 +79,16 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
     )
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether the server refuses for a reason of its own that may pass: what it holds, its role, its disk."""
+    return isinstance(error, _PASSING_TYPES) or str(error).startswith(_PASSING_CODES)
+
+
+_PASSING_TYPES = (exceptions.OutOfMemoryError, exceptions.ReadOnlyError, exceptions.TryAgainError, exceptions.AskError)
+# Those for which the Redis library has no exception of their own, or not from within a script.
+_PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
+
+
 @contextmanager
 def redis_errors(address: Address) -> Iterator[None]:
     """Turns the Redis library's exceptions into ours, naming the server but not the credentials.
@@ -104,7 +114,7 @@ def redis_errors(address: Address) -> Iterator[None]:
             f"no connection to Redis at {address}: what answers there is not Redis: {error}"
         ) from error
     except exceptions.RedisError as error:
-        raise ServerRefused(f"Redis at {address} refused: {error}") from error
+        raise ServerRefused(f"Redis at {address} refused: {error}", is_passing=may_pass(error)) from error
 
 
 @asynccontextmanager

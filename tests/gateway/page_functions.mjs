@@ -2,9 +2,11 @@
 
 import { createInterface } from "node:readline";
 import * as page from "../../gateway/page/static/requests.mjs";
+import * as tables from "../../gateway/page/static/tables.mjs";
 
 const functions = {
   ...page,
+  ...tables,
   // The data of the events in pieces of text.
   events: (pieces) => {
     const reader = new page.EventReader();

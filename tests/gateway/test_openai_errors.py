@@ -181,6 +181,20 @@ async def test_what_is_no_redis_is_unavailable_and_named_in_the_log_alone() -> N
     assert any(address in line["error"] for line in log if line["event"] == "redis_unreachable")
 
 
+@pytest.mark.every_server
+async def test_a_redis_that_is_full_is_unavailable_until_it_is_not(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with running_gateway(redis_url) as gateway, bare_client(gateway) as client:
+        await redis.config_set("maxmemory", 1)
+        try:
+            answer = await client.post(CHAT, json=TINY)
+        finally:
+            await redis.config_set("maxmemory", 0)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "maxmemory" not in answer.text
+
+
 async def test_what_redis_refuses_is_said_in_the_log_alone(redis: RedisClient, redis_url: str) -> None:
     await announce(redis)
     await redis.delete(keys.card("default"))

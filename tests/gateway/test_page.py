@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx2
 import pytest
@@ -70,14 +71,15 @@ def test_every_file_is_served_and_none_refers_to_anything_else() -> None:
         assert text.isascii()
         assert re.findall(r"(?:https?:|wss?:)?//\w\S*", text) == []
         assert not re.search(r"\bimport\(|innerHTML|localStorage|eval\(|url\(|@import", text)
-        linked |= {f"/{link}" for link in re.findall(r'(?:href|src)="(?!data:)(.*?)"', text)}
+        linked |= {urljoin("/operations", link) for link in re.findall(r'(?:href|src)="(?!data:)(.*?)"', text)}
         linked |= {f"/page/{link}" for link in re.findall(r'from "\./(.*?)"', text)}
     assert linked == PATHS
     assert len(PATHS) == len(list(STATIC.iterdir()))
 
 
-def test_no_script_or_style_is_inline() -> None:
-    html = (STATIC / "index.html").read_text()
+@pytest.mark.parametrize("name", ["index.html", "operations.html"])
+def test_no_script_or_style_is_inline(name: str) -> None:
+    html = (STATIC / name).read_text()
     assert re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL) == [""]
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", html)
 
@@ -90,6 +92,23 @@ def test_what_the_script_looks_for_is_in_the_page() -> None:
     ids = re.findall(r'\bid="(\w+)"', html)
     assert sought <= set(ids)
     assert len(ids) == len(set(ids))
+
+
+def test_what_the_script_of_operators_looks_for_is_in_their_page() -> None:
+    html, script, tables = ((STATIC / name).read_text() for name in ("operations.html", "operations.mjs", "tables.mjs"))
+    shown = re.findall(r"return \{ (.*?) \};", tables)[0]
+    sought = {*re.findall(r'\bat\("(\w+)"\)', script), *re.findall(r"(\w+): \w+Of", shown)}
+    ids = re.findall(r'\bid="(\w+)"', html)
+    assert {"workers", "lanes", "requests", "letters"} < sought <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_key_travels_in_a_header_alone() -> None:
+    for name in ("chat.mjs", "operations.mjs"):
+        script = (STATIC / name).read_text()
+        assert "document.cookie" not in script
+        assert not re.search(r"[?&]key=|searchParams", script)
+    assert 'credentials: "omit"' in script
 
 
 def in_node(*calls: Any) -> list[Any]:

@@ -14,8 +14,10 @@ from fakes import ScriptedReply, ScriptedWorker, eventually
 from gateway_client import openai_client
 from gateway_harness import Running, announce, running_gateway
 from patience import WAIT_S
+from scrapes import scraped
 from structlog.testing import capture_logs
 
+from penstock.producer import ConnectionLost, keys
 from penstock.producer.redis.connection import RedisClient
 
 SECRET = "the sparrow sings at midnight"
@@ -126,6 +128,66 @@ async def test_requests_are_counted_by_route_and_status(redis: RedisClient, redi
         assert count(of, {"method": "other", "route": "/liveness", "status": "405"}) == 1
         assert count("penstock_gateway_connections") == 1
         assert count("penstock_gateway_open_requests") == 0
+
+
+async def test_errors_are_counted_by_route_and_code(redis: RedisClient, redis_url: str) -> None:
+    async with running_gateway(redis_url) as gateway, http(gateway) as client:
+        await client.get("/nowhere")
+        for body in ({"model": "none", "messages": []}, {}):
+            await client.post("/v1/chat/completions", json=body)
+        found = scraped((await gateway.server.scrape(""))[0].decode())
+    counts = {name: value for name, value in found.items() if name.startswith("penstock_gateway_errors_total")}
+    of = "penstock_gateway_errors_total"
+    assert counts[f'{of}{{code="not_found",route="none"}}'] == 1
+    assert sum(counts.values()) == 3
+    assert sum(value for name, value in counts.items() if 'route="/v1/chat/completions"' in name) == 2
+
+
+async def test_generations_are_counted_by_queue_and_model(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with ScriptedWorker(redis_url), running_gateway(redis_url) as gateway, http(gateway) as client:
+        response = {"input": "x", "store": False}
+        for path, body in (("completions", {"prompt": "x"}), ("responses", response), ("completions", {})):
+            await client.post(f"/v1/{path}", json={"model": "tiny", **body})
+        found = scraped((await gateway.server.scrape(""))[0].decode(), without=())
+    counts = {name: value for name, value in found.items() if name.startswith("penstock_gateway_generations_total")}
+    assert counts == {'penstock_gateway_generations_total{model="tiny",queue="default",status="200"}': 2}
+
+
+async def test_metrics_tell_which_queues_nobody_serves_any_more(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with running_gateway(redis_url) as gateway:
+
+        async def served() -> dict[str, float]:
+            return scraped((await gateway.server.scrape(""))[0].decode(), without=())
+
+        series = 'penstock_gateway_queue_served{model="tiny",queue="default"}'
+        assert (await served())[series] == 1
+        await redis.delete(keys.card("default"), keys.queues())
+
+        async def is_missed() -> bool:
+            return (await served())[series] == 0
+
+        await eventually(is_missed)
+        assert (await served())["penstock_gateway_redis_up"] == 1
+
+
+async def test_metrics_say_when_redis_does_not_answer(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with running_gateway(redis_url, queues=("default", "other")) as gateway:
+        await gateway.server.scrape("")
+
+        async def cards() -> None:
+            raise ConnectionLost("no connection to Redis")
+
+        gateway.server._app.state.gateway.directory.standing = cards
+        found = scraped((await gateway.server.scrape(""))[0].decode(), without=())
+    assert found["penstock_gateway_redis_up"] == 0
+    served = {name: value for name, value in found.items() if "queue_served" in name}  # as they were
+    assert served == {
+        'penstock_gateway_queue_served{model="tiny",queue="default"}': 1,
+        'penstock_gateway_queue_served{model="",queue="other"}': 0,
+    }
 
 
 async def test_no_other_origin_is_let_in_by_default(redis: RedisClient, redis_url: str) -> None:

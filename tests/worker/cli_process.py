@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import os
 import pty
+import re
+import struct
 import sys
+import termios
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,10 +74,12 @@ def command(*arguments: str, **variables: str) -> Outcome:
 
 
 class Terminal:
-    """A terminal that processes write to (`device`)."""
+    """A terminal that processes write to and read from (`device`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 0, columns: int = 0) -> None:
         self._ours, self.device = pty.openpty()
+        if rows:
+            fcntl.ioctl(self.device, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         os.set_blocking(self._ours, False)
         self._text = ""
 
@@ -83,6 +89,14 @@ class Terminal:
         with suppress(BlockingIOError):
             self._text += os.read(self._ours, 1 << 20).decode(errors="replace")
         return self._text
+
+    @property
+    def screen(self) -> str:
+        """What a program that draws whole screens has drawn last, without colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text.rpartition("\x1b[H")[2])
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
 
     def __enter__(self) -> Self:
         return self

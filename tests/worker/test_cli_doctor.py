@@ -19,7 +19,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.checks.host import check_compiler
 from penstock.worker.cli.checks.model import check_model
-from penstock.worker.cli.checks.redis import check_redis
+from penstock.worker.cli.checks.redis import _version, check_redis
 
 ALL_CHECKS = [
     *("packages", "redis", "maxmemory-policy", "appendonly", "permissions", "queue", "dead letters"),
@@ -48,7 +48,8 @@ def checks_of(outcome: Outcome) -> dict[str, dict[str, Any]]:
 async def test_a_good_set_up_is_all_ok(redis_url: str, durable: RedisClient) -> None:
     outcome = await penstock("doctor", "--json", "--model", "demo", REDIS_URL=redis_url)
     checks = checks_of(outcome)
-    assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(ALL_CHECKS, "ok")
+    expected = dict.fromkeys(ALL_CHECKS, "ok") | {"redis": _version(await durable.info(), "").status}
+    assert {name: check["status"] for name, check in checks.items()} == expected
     assert (outcome.status, json.loads(outcome.out)["ok"]) == (0, True)
     assert "cpu" in checks["devices"]["detail"]
     assert "chat template" in checks["tokenizer"]["detail"]
@@ -70,6 +71,23 @@ async def test_warnings_do_not_fail(redis_url: str) -> None:
     assert outcome.status == 0
     assert "warn appendonly" in outcome.out
     assert "warn model" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("info", "status"),
+    [
+        ({"redis_version": "6.2.24"}, "fail"),
+        ({"redis_version": "7.0.15"}, "warn"),  # upstream ended; a distribution may have the fixes
+        ({"redis_version": "7.2.15"}, "warn"),
+        ({"redis_version": "7.2.16"}, "ok"),
+        ({"redis_version": "8.10.0"}, "warn"),
+        ({"redis_version": "8.12.0"}, "ok"),  # later than what is known
+        ({"redis_version": "7.2.4", "valkey_version": "9.0.4"}, "warn"),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, "ok"),
+    ],
+)
+def test_a_server_without_known_fixes_is_a_warning(info: dict[str, str], status: str) -> None:
+    assert _version(info, "here").status == status
 
 
 async def test_no_redis_fails_with_the_address_but_no_password() -> None:

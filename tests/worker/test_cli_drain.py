@@ -13,10 +13,10 @@ from worker_harness import eventually, read_reply, read_until, running_worker, s
 from worker_process import WorkerProcess
 
 from penstock.producer import keys
+from penstock.producer.operations.draining import presence
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.cli import run
-from penstock.worker.protocol.members import presence
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:

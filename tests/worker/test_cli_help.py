@@ -11,7 +11,20 @@ from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import flag
 
 HEAVY = ("jax", "flax", "numpy", "transformers", "penstock.engine.engine", "uvicorn", "prometheus_client", "starlette")
-COMMANDS = ("worker", "gateway", "send", "workers", "drain", "dead", "demo", "chaos", "doctor", "version")
+COMMANDS = (
+    "worker",
+    "gateway",
+    "send",
+    "workers",
+    "top",
+    "requests",
+    "drain",
+    "dead",
+    "demo",
+    "chaos",
+    "doctor",
+    "version",
+)
 
 RUN_AND_LIST_MODULES = f"""
 import sys

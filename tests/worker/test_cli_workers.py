@@ -9,11 +9,11 @@ import pytest
 from worker_harness import eventually, running_worker, send
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
+from penstock.producer.operations.collector import look
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.cli import run
-from penstock.worker.protocol.consumers import set_aside_for
-from penstock.worker.protocol.members import backlog, members
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:
@@ -30,13 +30,15 @@ async def test_requests_that_nobody_has_are_backlog_and_no_worker(
     for consumer in (keys.UNOWNED, set_aside_for("d")):
         await redis.xreadgroup(keys.GROUP, consumer, {keys.requests("q"): ">"}, count=1)
     await redis.hset(keys.digests("q"), "dead", "0123456789abcdef" * 2)
-    found = await members(raw, "q")
-    assert [member.name for member in found] == ["dead"]
-    assert await backlog(raw, "q", found) == 5
+    found = await look(raw, "q")
+    assert [worker.name for worker in found.workers] == ["dead"]
+    assert (found.num_waiting, found.num_new) == (5, 3)
     assert await penstock(redis_url, "workers") == 0
     heading, row, below = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["worker", "state", "requests", "heartbeat", "expires", "in", "model"]
-    assert row.split() == ["dead", "lost", "1", "0123456789ab"]
+    assert heading.split() == [
+        "worker", "state", "model", "version", "device", "requests", "slots", "pages", "tokens/s", "heartbeat",
+    ]  # fmt: skip
+    assert row.split() == ["dead", "lost", "0123456789ab", "1"]
     assert below == "backlog: 5"
 
 

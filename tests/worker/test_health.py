@@ -12,7 +12,9 @@ from penstock.worker.health.server import HealthApp
 from penstock.worker.readiness import Readiness
 
 
-async def ask(app: HealthApp, path: str, method: str = "GET") -> tuple[int, dict[bytes, bytes], bytes]:
+async def ask(
+    app: HealthApp, path: str, method: str = "GET", *headers: tuple[bytes, bytes]
+) -> tuple[int, dict[bytes, bytes], bytes]:
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -21,7 +23,7 @@ async def ask(app: HealthApp, path: str, method: str = "GET") -> tuple[int, dict
     async def receive() -> MutableMapping[str, Any]:
         raise AssertionError("a body is not looked at")
 
-    await app({"type": "http", "method": method, "path": path}, receive, send)
+    await app({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
     start, body = sent
     return start["status"], dict(start["headers"]), body["body"]
 
@@ -32,8 +34,8 @@ def readiness() -> Readiness:
 
 
 def app_of(readiness: Readiness, *, is_alive: bool = True) -> HealthApp:
-    async def scrape() -> bytes:
-        return b"penstock_ready 1\n"
+    async def scrape(accept: str) -> tuple[bytes, str]:
+        return b"penstock_ready 1\n", accept or "text/plain"
 
     return HealthApp(readiness, lambda: is_alive, scrape)
 
@@ -61,3 +63,10 @@ async def test_a_head_has_no_body_and_nothing_else_is_done(readiness: Readiness)
     assert (await ask(app, "/readyz", "DELETE"))[0] == 405
     status, _, body = await ask(app, "/secret")
     assert (status, b"/healthz, /readyz, /metrics" in body) == (404, True)
+
+
+async def test_metrics_come_in_the_form_that_is_asked_for(readiness: Readiness) -> None:
+    accepts = [(b"accept", b"a/b"), (b"x", b"y"), (b"accept", b"c/d")]
+    for headers, content_type in (((), b"text/plain"), (accepts, b"a/b,c/d")):
+        _, answered, _ = await ask(app_of(readiness), "/metrics", "GET", *headers)
+        assert answered[b"content-type"] == content_type

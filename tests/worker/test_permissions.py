@@ -61,7 +61,8 @@ async def test_each_command_of_the_role_is_asked_about(user: MakeUser) -> None:
 async def test_what_is_missing_is_named(user: MakeUser) -> None:
     worker = await user("~*", "+@all", "-xack", "-hincrby")
     assert await denied(worker, "q") == [
-        "XACK on penstock:{q}:requests", "HINCRBY on penstock:{q}:lanes:backlog", "XACK on penstock:{q}:calls",
+        "XACK on penstock:{q}:requests", "HINCRBY on penstock:{q}:lanes:backlog",
+        "XACK on penstock:{q}:lanes:nudges:penstock-probe", "XACK on penstock:{q}:calls",
         "HINCRBY on penstock:q:{penstock-probe}:state",
     ]  # fmt: skip
     with pytest.raises(RedisRefused, match=r"XACK on penstock:\{q\}:requests, HINCRBY on .*users\.acl"):

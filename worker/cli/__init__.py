@@ -29,8 +29,10 @@ from penstock.worker.cli import (
     gateway,
     keys,
     plan,
+    requests,
     send,
     tenants,
+    top,
     version,
     worker,
     workers,
@@ -51,6 +53,7 @@ for command in (
     gateway.gateway,
     send.send,
     workers.workers,
+    top.top,
     card.card,
     drain.drain,
     demo.demo,
@@ -63,6 +66,7 @@ for command in (
 app.add_typer(bench.app)
 app.add_typer(dead.dead)
 app.add_typer(keys.keys)
+app.add_typer(requests.requests)
 app.add_typer(tenants.tenants)
 
 

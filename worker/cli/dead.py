@@ -12,14 +12,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from penstock.producer.operations import dead_letters as letters
+from penstock.producer.operations.dead_letters import Kind, Letter
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected, visible
 from penstock.worker.cli.times import moment, seconds
-from penstock.worker.protocol import dead_letters as letters
-from penstock.worker.protocol.dead_letters import Kind, Letter
 from penstock.worker.settings import Settings
 
 dead = typer.Typer(

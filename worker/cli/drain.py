@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.producer.operations.collector import look
+from penstock.producer.operations.draining import UnknownWorker, presence, tell_to_drain
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected
-from penstock.worker.protocol.members import UnknownWorker, members, presence, tell_to_drain
 from penstock.worker.settings import Settings
 
 POLL_S = 0.2
@@ -58,7 +59,7 @@ async def _drain(settings: Settings, names: list[str], *, wait: bool, timeout_s:
 
 
 async def _live(redis: RedisClient, queue: str) -> list[str]:
-    names = [member.name for member in await members(redis, queue) if member.is_live]
+    names = [worker.name for worker in (await look(redis, queue)).workers if worker.is_live]
     if not names:
         raise CommandFailed(f"queue {queue!r} has no live workers")
     return names

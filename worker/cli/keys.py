@@ -46,6 +46,9 @@ def create(
         list[str] | None,
         typer.Option(help="A model or queue that it may use, once for each; all by default.", metavar="NAME"),
     ] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="It may also look after queues: see what runs, cancel, drain, replay.")
+    ] = False,
     requests_per_minute: _Limit = None,
     tokens_per_minute: _Limit = None,
     max_concurrent: _Limit = None,
@@ -59,7 +62,7 @@ def create(
         "tokens_per_minute": tokens_per_minute,
         "max_concurrent": max_concurrent,
     }
-    wanted = {"name": name, "tenant": tenant, "models": model or None, "limits": limits}
+    wanted = {"name": name, "tenant": tenant, "models": model or None, "limits": limits, "admin": admin}
     secret, key = asyncio.run(_create(settings, wanted, ttl_s))
     if as_json:
         typer.echo(json.dumps({"secret": secret, **_properties(key)}))
@@ -166,6 +169,7 @@ def _properties(key: ApiKey) -> dict[str, Any]:
         "tenant": key.tenant,
         "models": None if key.models is None else sorted(key.models),
         **key.limits.model_dump(),
+        "admin": key.admin,
         "created_at": moment(key.created_ms),
         "expires_at": None if key.expires_ms is None else moment(key.expires_ms),
     }
@@ -186,8 +190,9 @@ def _cells(found: Found) -> tuple[str, ...]:
     values = _properties(found.key)
     models = "all" if values["models"] is None else ", ".join(values["models"])
     ends = values["expires_at"] or "never"
+    state = f"{found.state}, admin" if found.key.admin else found.state
     return (
-        found.key_id, found.key.name, found.state, found.key.tenant or "", models, _limits(found.key.limits),
+        found.key_id, found.key.name, state, found.key.tenant or "", models, _limits(found.key.limits),
         values["created_at"], ends,
     )  # fmt: skip
 

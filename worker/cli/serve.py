@@ -82,6 +82,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         engine.grammars,
         identify(path, tokenizer.templates, tokenizer.rules(), held_as=config.weights, activations=config.activations),
         tokenizer.chat_format,
+        engine.device_memory,
     )
 
 

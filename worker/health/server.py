@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.gateway.http.guard import GuardedServer, Limits
 from penstock.worker.readiness import Readiness
@@ -18,6 +17,8 @@ from penstock.worker.readiness import Readiness
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+Scrape: TypeAlias = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 _log = structlog.get_logger(__name__)
 _JSON = "application/json"
@@ -32,12 +33,10 @@ class HealthApp:
     Args:
         readiness: whether the worker can serve, and if not, why.
         is_alive: whether the process is worth keeping; false once the engine's thread has ended.
-        scrape: makes the metrics page.
+        scrape: makes the metrics page and its content type, from an Accept header.
     """
 
-    def __init__(
-        self, readiness: Readiness, is_alive: Callable[[], bool], scrape: Callable[[], Awaitable[bytes]]
-    ) -> None:
+    def __init__(self, readiness: Readiness, is_alive: Callable[[], bool], scrape: Scrape) -> None:
         self._readiness = readiness
         self._is_alive = is_alive
         self._scrape = scrape
@@ -45,12 +44,12 @@ class HealthApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, content_type, body = await self._answer(scope["method"], scope["path"])
+        status, content_type, body = await self._answer(scope["method"], scope["path"], _accept(scope))
         headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    async def _answer(self, method: str, path: str) -> tuple[int, str, bytes]:
+    async def _answer(self, method: str, path: str, accept: str) -> tuple[int, str, bytes]:
         if method not in ("GET", "HEAD"):
             return 405, _JSON, _json({"error": f"{method} is not allowed"})
         if path == "/healthz":
@@ -60,7 +59,8 @@ class HealthApp:
             ready = self._readiness.is_ready
             return (200 if ready else 503), _JSON, _json({"ready": ready, "reasons": dict(self._readiness.reasons)})
         if path == "/metrics":
-            return 200, CONTENT_TYPE_LATEST, await self._scrape()
+            page, content_type = await self._scrape(accept)
+            return 200, content_type, page
         return 404, _JSON, _json({"error": f"there is no {path}: /healthz, /readyz, /metrics"})
 
 
@@ -110,6 +110,10 @@ class _Server(GuardedServer):
     def capture_signals(self) -> Iterator[None]:
         """Leaves the process's signals to the worker."""
         yield
+
+
+def _accept(scope: Scope) -> str:
+    return b",".join(value for name, value in scope.get("headers", ()) if name == b"accept").decode("latin-1")
 
 
 def _json(value: Any) -> bytes:

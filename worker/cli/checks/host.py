@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shutil
 
 from penstock import __version__
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.errors import missing_worker_extra
 
-COMPILERS = ("c++", "g++", "clang++")  # as engine/native/library.py looks for them
 PACKAGES = ("redis", "pydantic", "jax", "flax", "transformers")
 
 
@@ -31,11 +29,15 @@ def check_packages() -> list[Finding]:
 
 
 def check_compiler() -> Finding:
-    """Whether the C++ kernels for CPUs can be built here."""
-    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
-    if found is not None:
-        return Finding("compiler", "ok", found)
-    detail = f"none of {', '.join(COMPILERS)} on PATH: on a CPU a model runs several times as slow as it could"
+    """Whether the C++ kernels for CPUs are here, or can be built. Imports jax."""
+    from penstock.engine.native import NativeUnavailableError, find_compiler, shipped_library
+
+    if (shipped := shipped_library()) is not None:
+        return Finding("compiler", "ok", f"none is needed, the kernels for this processor are there: {shipped.name}")
+    try:
+        return Finding("compiler", "ok", find_compiler())
+    except NativeUnavailableError as error:
+        detail = f"{error}: on a CPU a model runs several times as slow as it could"
     return Finding("compiler", "warn", detail, "install one: apt install g++, dnf install gcc-c++, or apk add g++")
 
 

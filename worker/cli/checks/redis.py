@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,6 +21,10 @@ from penstock.worker.protocol.permissions import NAMED_AT_MOST, denied
 
 MIN_VERSION = (7, 0)
 """Before 7.0, XAUTOCLAIM returns entries that were deleted."""
+
+REDIS_FIXED = {(7, 2): 16, (7, 4): 11, (8, 2): 9, (8, 4): 6, (8, 6): 6, (8, 8): 2, (8, 10): 1}
+VALKEY_FIXED = {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1}
+"""The first patch release of each line without known ways to run code on the server; docs/redis.md names them."""
 
 
 async def check_redis(url: str, queue: str) -> list[Finding]:
@@ -80,7 +86,19 @@ def _version(info: Mapping[str, Any], where: str) -> Finding:
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < MIN_VERSION:
         return Finding("redis", "fail", f"{product} at {where} is too old", "install Redis 7.0 or later, or Valkey")
+    if not _is_fixed(info):
+        fix = "upgrade the server, or ask whoever packages it: docs/redis.md has the versions with fixes"
+        return Finding("redis", "warn", f"{product} at {where} may lack fixes of flaws that let others run code", fix)
     return Finding("redis", "ok", f"{product} at {where}")
+
+
+def _is_fixed(info: Mapping[str, Any]) -> bool:
+    """Whether its version has all fixes known of; later lines than those known have."""
+    is_valkey = "valkey_version" in info
+    lines = VALKEY_FIXED if is_valkey else REDIS_FIXED
+    version = str(info["valkey_version" if is_valkey else "redis_version"])
+    major, minor, patch, *_ = (*(int(part) for part in re.findall(r"\d+", version)), 0, 0, 0)
+    return (major, minor) > max(lines) or patch >= lines.get((major, minor), math.inf)
 
 
 def _policy(info: Mapping[str, Any]) -> Finding:

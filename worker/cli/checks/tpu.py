@@ -6,12 +6,14 @@ import jax
 
 from penstock.engine.attention import check_page_table
 from penstock.engine.attention.selection import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
+from penstock.engine.cache_sizes import fitting
 from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.deployment import Deployment, deploy, fitting
+from penstock.engine.deployment import Deployment, deploy
 from penstock.engine.errors import EngineError
 from penstock.engine.planning.models import planned_model
 from penstock.engine.planning.weights import held_bytes
+from penstock.engine.scheduling.amounts import Amount
 from penstock.worker.cli.checks import Finding
 from penstock.worker.settings import DEMO_MODEL
 
@@ -46,13 +48,14 @@ def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list
     )
     num_devices, weights = config.num_devices, held_bytes(deployment.model, deployment.placement)
     free_bytes = max(0, int((hbm_bytes - weights) * 0.9))
-    states = fitting(deployment, free_bytes).num_states
-    pages = max(0, free_bytes - states * deployment.state_bytes) // deployment.page_bytes
-    tokens = pages // deployment.needs.num_groups * deployment.page_size
-    kept = f"{pages} pages of {deployment.kv_dtype}" + (f" and {states} states" if states else "")
+    spec = fitting(deployment, free_bytes)
+    states, pages = spec.num_states, Amount(spec.counts)
+    tokens = deployment.needs.spans(pages) * deployment.page_size
+    counted = " and ".join(map(str, pages.counts))
+    kept = f"{counted} pages of {deployment.kv_dtype}" + (f" and {states} states" if states else "")
     fits = f"weights {weights / _GIB:.2f} GiB per device, then {kept}: {tokens} tokens at once"
     memory = Finding("TPU memory", "ok", fits)
-    if pages < 2:
+    if min(pages.counts) < 2:
         memory = Finding("TPU memory", "fail", fits, "raise --tensor-parallel, or take a larger slice")
     attention = Finding(
         "TPU attention", "ok", f"{deployment.attention.name}, {num_devices} devices for one copy of the model"

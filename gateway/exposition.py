@@ -1,0 +1,48 @@
+"""How metrics are shown to whoever scrapes them, for the gateway and the worker."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Info, Metric, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+
+class Registry(CollectorRegistry):
+    """The metrics of one service, with the same labels on every sample of them.
+
+    It begins with what it is (`penstock_build_info`) and what its process takes (`process_*`, on Linux).
+    """
+
+    def __init__(self, version: str) -> None:
+        super().__init__()
+        self._labels: dict[str, str] = {}
+        build = Info("penstock_build", "The version of Penstock, and of Python; always 1.", registry=self)
+        build.info({"version": version, "python": platform.python_version()})
+        ProcessCollector(registry=self)
+
+    def set_labels(self, **labels: str) -> None:
+        """On every sample from now on. None may be a label of a single family."""
+        self._labels |= labels
+
+    def collect(self) -> Iterator[Metric]:
+        """All families. The `_created` series are left out: as many again, and `process_start_time_seconds` says it."""
+        for family in super().collect():
+            family.samples = [
+                sample._replace(labels={**self._labels, **sample.labels})
+                for sample in family.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield family
+
+
+def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """The page and its content type: OpenMetrics for whoever accepts that, else Prometheus's text.
+
+    Args:
+        registry: what is shown.
+        accept: the header of the request; may be empty.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type

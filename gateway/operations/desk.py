@@ -1,0 +1,140 @@
+"""One gateway process's part in looking after queues: a connection to Redis as an operator, and what was seen last."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from redis import exceptions
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.store.connection import Store
+from penstock.producer.operations import dead_letters
+from penstock.producer.operations.collector import look
+from penstock.producer.operations.draining import UnknownWorker, tell_to_drain
+from penstock.producer.operations.snapshot import Snapshot
+from penstock.producer.queue_status import query_queues
+from penstock.producer.redis.cancelling import cancel
+from penstock.producer.tasks import Joined
+
+T = TypeVar("T")
+
+MAX_AGE_S = 0.4
+"""However many pages watch a queue, it is looked at no more often than that."""
+
+MAX_QUEUES = 256
+"""That a process knows of; more are looked at all the same."""
+
+_DENIED = ("ACL failure in script", "The user executing the script can't")
+"""What a script was not allowed to do comes as a general error, with these words of Valkey and of Redis."""
+
+
+@dataclass(slots=True)
+class _Looked:
+    joined: Joined[Snapshot]
+    last: Snapshot | None = None
+    at_s: float = 0.0  # on the process's clock
+
+
+class Desk:
+    """
+    Args:
+        store: a connection whose user has the role `operator`.
+        queues: those that are served here; empty: all.
+    """
+
+    def __init__(self, store: Store, queues: tuple[str, ...]) -> None:
+        self._store = store
+        self._only = queues
+        self._known: set[str] = set(queues)
+        self._looked: OrderedDict[str, _Looked] = OrderedDict()
+
+    async def queues(self) -> tuple[str, ...]:
+        """Those that are served, or were since this process began, by name.
+
+        Raises:
+            ApiError: this process may not look.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        if not self._only:
+            async with self._store.answered():
+                found = await _allowed(query_queues(self._store.redis.execute_command))
+            if len(self._known) < MAX_QUEUES:
+                self._known.update(found)
+        return tuple(sorted(self._known))
+
+    def serves(self, queue: str) -> bool:
+        return not self._only or queue in self._only
+
+    async def look(self, queue: str) -> Snapshot:
+        """How a queue stands, as of a moment ago. Raises as `queues`."""
+        looked = self._looked.get(queue)
+        if looked is None:
+            looked = self._looked[queue] = _Looked(Joined(lambda: self._take_look(queue)))
+        self._looked.move_to_end(queue)
+        while len(self._looked) > MAX_QUEUES:
+            self._looked.popitem(last=False)
+        if looked.last is not None and time.monotonic() - looked.at_s < MAX_AGE_S:
+            return looked.last
+        asked_at_s = time.monotonic()
+        looked.last = await looked.joined.run()
+        looked.at_s = asked_at_s
+        return looked.last
+
+    async def _take_look(self, queue: str) -> Snapshot:
+        async with self._store.answered():
+            return await _allowed(look(self._store.redis, queue))
+
+    async def drain(self, queue: str, worker: str) -> None:
+        """Raises ApiError where no worker of this name lives (404), and as `queues`."""
+        async with self._store.answered():
+            try:
+                await _allowed(tell_to_drain(self._store.redis, queue, worker))
+            except UnknownWorker as error:
+                raise ApiError(404, str(error), param="worker", code="not_found") from None
+
+    async def cancel(self, queue: str, request_id: str) -> None:
+        """Raises as `queues`."""
+        async with self._store.answered():
+            await _allowed(cancel(self._store.redis, queue, request_id))
+
+    async def replay(self, queue: str, letter_id: str) -> str:
+        """The new id of the request of a dead letter.
+
+        Raises:
+            ApiError: there is no such letter (404), it holds no request (409), or as `queues`.
+            ConnectionLost, ServerRefused: Redis is away or says no.
+        """
+        async with self._store.answered():
+            redis = self._store.redis
+            found = await _allowed(dead_letters.find_letters(redis, queue, letter_id))
+            try:
+                new_id = await _allowed(dead_letters.replay(redis, queue, found[0])) if found else None
+            except dead_letters.NotReplayable as error:
+                raise ApiError(409, str(error), param="letter", code="not_replayable") from None
+        if new_id is None:
+            message = f"queue {queue!r} has no dead letter {letter_id!r}"
+            raise ApiError(404, message, param="letter", code="not_found")
+        return new_id
+
+
+async def _allowed(work: Awaitable[T]) -> T:
+    """What comes of it; where the user of Redis may not, who runs the gateway is told what to do.
+
+    Raises:
+        ApiError: it may not (503).
+    """
+    try:
+        return await work
+    except exceptions.ResponseError as error:
+        is_denied = isinstance(error, exceptions.NoPermissionError) or any(words in str(error) for words in _DENIED)
+        if not is_denied:
+            raise
+        message = (
+            "this gateway's Redis user may not look after queues: set operator_redis_url to a user with the role "
+            "operator (deploy/redis/users.acl)"
+        )
+        raise ApiError(503, message, type="server_error", code="not_an_operator") from None

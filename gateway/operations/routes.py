@@ -1,0 +1,150 @@
+"""The routes below `/operations/`. Each wants an admin key in a header, also where no other API keys exist.
+
+A browser sends a header to us only where a page of ours told it to, so no page of a stranger can act with the key of
+whoever looks at it: there is no cookie, and nothing in a URL says who asks. What another site's page asks is refused
+anyway, whatever `cors_origins` says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.gateway.context import Caller, caller_of
+from penstock.gateway.errors import ApiError, invalid_value
+from penstock.gateway.http.body import read_json
+from penstock.gateway.operations.desk import Desk
+from penstock.producer.wire import ID_PATTERN
+
+PREFIX = "/operations/"
+MAX_BODY_BYTES = 4096
+_PRIVATE = {"cache-control": "no-store"}
+
+_log = structlog.get_logger(__name__)
+
+_Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DrainBody(_Body):
+    """Which worker."""
+
+    worker: _Name
+
+
+class CancelBody(_Body):
+    """Which request. An id is a secret, so it is in no URL."""
+
+    id: _Name
+
+
+class ReplayBody(_Body):
+    """Which dead letter."""
+
+    letter: Annotated[str, Field(pattern=r"^\d{1,20}-\d{1,20}$")]
+
+
+B = TypeVar("B", bound=_Body)
+
+
+async def list_queues(asked: Request) -> Response:
+    caller = _operator(asked)
+    names = [name for name in await _desk_of(asked).queues() if _may_see(caller, name)]
+    return JSONResponse({"queues": names}, headers=_PRIVATE)
+
+
+async def show_queue(asked: Request) -> Response:
+    _, queue = _operator_of_queue(asked)
+    snapshot = await _desk_of(asked).look(queue)
+    return JSONResponse(snapshot.to_document(), headers=_PRIVATE)
+
+
+async def drain(asked: Request) -> Response:
+    caller, queue = _operator_of_queue(asked)
+    body = await _read(asked, DrainBody)
+    await _desk_of(asked).drain(queue, body.worker)
+    return _done(caller, queue, "drain", body.worker)
+
+
+async def cancel(asked: Request) -> Response:
+    caller, queue = _operator_of_queue(asked)
+    body = await _read(asked, CancelBody)
+    await _desk_of(asked).cancel(queue, body.id)
+    return _done(caller, queue, "cancel", body.id)
+
+
+async def replay(asked: Request) -> Response:
+    caller, queue = _operator_of_queue(asked)
+    body = await _read(asked, ReplayBody)
+    new_id = await _desk_of(asked).replay(queue, body.letter)
+    return _done(caller, queue, "replay", body.letter, new_id)
+
+
+def _done(caller: Caller, queue: str, deed: str, target: str, new_id: str | None = None) -> Response:
+    _log.info("operator_action", key=caller.key_id, queue=queue, deed=deed, target=target)
+    return JSONResponse({"done": deed, "target": target, "new_id": new_id}, headers=_PRIVATE)
+
+
+def _operator(asked: Request) -> Caller:
+    """
+    Raises:
+        ApiError: a page of another site asks (403), nobody has shown a key (401), or it is no admin key (403).
+    """
+    site = asked.headers.get("sec-fetch-site", "none")
+    if site not in ("same-origin", "none"):
+        message = f"pages of other sites may not look after queues (Sec-Fetch-Site: {site[:40]})"
+        raise ApiError(403, message, type="permission_error", code="other_site")
+    caller = caller_of(asked)
+    if caller.key_id is None:
+        message = "an admin key is needed: `penstock keys create --admin` makes one"
+        raise ApiError(401, message, type="authentication_error", code="invalid_api_key")
+    if not caller.is_admin:
+        message = f"API key {caller.key_id} is no admin key: `penstock keys create --admin` makes one"
+        raise ApiError(403, message, type="permission_error", code="admin_key_required")
+    return caller
+
+
+def _operator_of_queue(asked: Request) -> tuple[Caller, str]:
+    """Raises as `_operator`, and where it is not for this queue (403), or the gateway does not serve it (404)."""
+    caller, queue = _operator(asked), asked.path_params["queue"]
+    if not _may_see(caller, queue):
+        message = f"this API key is not for queue {queue[:128]!r}"
+        raise ApiError(403, message, type="permission_error", code="model_not_allowed")
+    if not ID_PATTERN.fullmatch(queue) or not _desk_of(asked).serves(queue):
+        raise ApiError(404, f"there is no queue {queue[:128]!r} here", code="not_found")
+    return caller, queue
+
+
+def _may_see(caller: Caller, queue: str) -> bool:
+    return caller.models is None or queue in caller.models
+
+
+async def _read(asked: Request, kind: type[B]) -> B:
+    try:
+        return kind.model_validate(await read_json(asked, MAX_BODY_BYTES))
+    except ValidationError as error:
+        raise invalid_value(error) from None
+
+
+def _desk_of(asked: Request) -> Desk:
+    desk = asked.app.state.desk
+    assert isinstance(desk, Desk)  # noqa: S101  the application's lifespan has set it
+    return desk
+
+
+_QUEUE = f"{PREFIX}queues/{{queue}}"
+ROUTES = [
+    Route(f"{PREFIX}queues", list_queues, methods=["GET"]),
+    Route(_QUEUE, show_queue, methods=["GET"]),
+    Route(f"{_QUEUE}/drain", drain, methods=["POST"]),
+    Route(f"{_QUEUE}/cancel", cancel, methods=["POST"]),
+    Route(f"{_QUEUE}/replay", replay, methods=["POST"]),
+]

@@ -1,0 +1,10 @@
+-- KEYS of all that removes letters: letters, sizes, sum, as bury.lua has them. Its size is taken off the sum.
+local function remove(letter)
+  local removed = redis.call('XDEL', KEYS[1], letter)
+  local noted = redis.call('XRANGE', KEYS[2], letter, letter)[1]
+  if noted then
+    redis.call('XDEL', KEYS[2], letter)
+    redis.call('DECRBY', KEYS[3], noted[2][2])
+  end
+  return removed
+end

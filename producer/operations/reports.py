@@ -1,0 +1,78 @@
+"""What a worker says of itself twice a second, and of the requests that it has: never a word of what these say.
+
+A report is a JSON document under a key that expires (`keys.report`). It has the ids of requests, so only operators may
+read it. `keys.reports` has when each worker reported last, by the server's clock, for a while longer than the report.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.producer.wire.values import explain
+
+REPORT_INTERVAL_S = 0.5
+
+REMEMBERED_S = 60.0
+"""For how long after its last report a worker is listed: whoever looks away for a moment still sees that it is lost."""
+
+MAX_REPORTED = 256
+"""Requests of one worker that a report tells of, those first that it has had the longest."""
+
+Phase: TypeAlias = Literal["preparing", "running", "ending"]
+WorkerPhase: TypeAlias = Literal["starting", "serving", "draining"]
+
+
+class ReportedRequest(BaseModel):
+    """One request that a worker has. Times are the server's, in ms."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    enqueued_ms: int
+    claimed_ms: int  # by this worker
+    turn: int  # claims so far, this one included
+    phase: Phase = "running"
+    tenant: str | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0  # generated so far, over all claims
+
+
+class WorkerReport(BaseModel):
+    """What one worker does. A field that it does not know is None."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: str  # of Penstock
+    phase: WorkerPhase
+    unready: str | None = None  # what it waits for, or what is wrong
+    heartbeat_ttl_ms: int = 0
+    model: str | None = None
+    digest: str | None = None  # of its model, as `ModelCard.digest`
+    device: str | None = None  # such as `cpu` or `4 x tpu (TPU v5e)`
+    slots: int = 0  # sequences that run at once at most
+    running_sequences: int = 0
+    waiting_sequences: int = 0  # in the engine, for a slot or for pages
+    pages: int = 0
+    free_pages: int = 0  # that hold nothing
+    cached_pages: int = 0  # that only the prefix cache holds
+    tokens_per_s: float = 0.0  # generated, over some two seconds
+    num_requests: int = 0  # that it has
+    requests: tuple[ReportedRequest, ...] = ()  # of these, `MAX_REPORTED` at most
+
+    def encode(self) -> str:
+        """The JSON document; what has its default is left out."""
+        return self.model_dump_json(exclude_defaults=True)
+
+
+def decode_report(text: bytes) -> WorkerReport:
+    """Reads a report. Fields that a later version has are ignored.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return WorkerReport.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"what stands in the place of a worker's report is none: {explain(error)}") from None

@@ -1,0 +1,80 @@
+"""Which requests wait, in about the order in which their turn comes: by lane and by tenant. No body is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.producer import keys
+from penstock.producer.operations.dead_letters import server_ms
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.pipeline import Command, execute
+from penstock.producer.redis.streams import pairs
+
+_MEMBER = re.compile(rb".(\d+)-(\d+)/(\d+)/\d*")
+"""Of a lane, as `lanes.lua` makes them: number, ms, bytes, slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """An entry of a lane."""
+
+    entry: str  # of the queue; the request's id, where it named none of its own
+    tenant: str  # "": it named nobody
+    priority: int
+    num_bytes: int
+    age_s: float  # since its enqueue
+
+
+async def next_to_run(redis: RedisClient, queue: str, *, limit: int, tenant: str | None = None) -> list[WaitingRequest]:
+    """Up to `limit` that have a place: the highest priority first, then the tenant that was served the least, then what
+    is due first. Turns alternate between tenants as they are served, which is not foreseen.
+
+    Args:
+        redis: which does not decode.
+        queue: whose.
+        limit: of all.
+        tenant: only this one's; None: those of all.
+
+    Raises:
+        RedisError, OSError: the server can't be reached, or refuses.
+    """
+    now_ms = await server_ms(redis, queue)
+    if tenant is not None:
+        return (await _of_tenants(redis, queue, [tenant], limit, now_ms))[:limit]
+    found: list[WaitingRequest] = []
+    priorities: Any = await redis.zrange(keys.bands(queue), 0, -1)
+    for priority in sorted(map(int, priorities), reverse=True):
+        names: Any = await redis.zrange(keys.band(queue, priority), 0, limit - 1)
+        found += await _of_tenants(redis, queue, [name.decode() for name in names], limit, now_ms)
+        found.sort(key=lambda each: -each.priority)  # a tenant may have lower ones behind
+        if sum(each.priority >= priority for each in found) >= limit:
+            break
+    return found[:limit]
+
+
+async def _of_tenants(
+    redis: RedisClient, queue: str, tenants: Sequence[str], limit: int, now_ms: int
+) -> list[WaitingRequest]:
+    if not tenants:
+        return []
+    ranges: list[Command] = [("ZRANGE", keys.lane(queue, name), 0, limit - 1, "WITHSCORES") for name in tenants]
+    found = []
+    for name, answer in zip(tenants, await execute(redis, ranges), strict=True):
+        if isinstance(answer, Exception):
+            raise answer
+        found += [_read(member, float(rank), name, now_ms) for member, rank in pairs(answer).items()]
+    return [each for each in found if each is not None]
+
+
+_SPAN = 2**42  # of ranks of one priority, as `accounts.lua` has it
+
+
+def _read(member: bytes, rank: float, tenant: str, now_ms: int) -> WaitingRequest | None:
+    match = _MEMBER.fullmatch(member)
+    if match is None:
+        return None  # somebody wrote it
+    number, ms, size = (int(part) for part in match.groups())
+    return WaitingRequest(f"{ms}-{number}", tenant, 1000 - int(rank // _SPAN), size, max(0, now_ms - ms) / 1000)

@@ -1,0 +1,245 @@
+"""Dead letters: written by a real worker, read, sent again once, removed."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+
+import pytest
+from redis_proxy import RedisProxy
+from worker_harness import eventually, read_reply, running_worker, send
+
+from penstock.producer import keys
+from penstock.producer.operations import dead_letters
+from penstock.producer.operations.dead_letters import Kind, Letter, NotReplayable
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import expected_text
+from penstock.worker.cli import run
+
+pytestmark = pytest.mark.every_server
+
+
+async def add_letter(
+    redis: RedisClient, request_id: str, code: str = "too_many_crashes", *, kind: Kind = "request", **fields: str
+) -> str:
+    """As a worker would leave it."""
+    letter = {"id": request_id, "entry": "1000-0", "code": code, "message": "why", "worker": "w", "crashes": "3"}
+    letter |= {f"field:{name}": value for name, value in fields.items()}
+    return str(await redis.xadd(dead_letters.stream_of("q", kind), letter))  # type: ignore[arg-type]
+
+
+async def all_letters(raw: RedisClient, kind: Kind = "request") -> list[Letter]:
+    return [letter async for letter in dead_letters.read_letters(raw, "q", kind)]
+
+
+async def penstock(redis_url: str, *arguments: str) -> int:
+    """Runs the command in a thread of this process, which is quick."""
+    return await asyncio.to_thread(run, [*arguments, "--redis-url", redis_url, "--queue", "q"])
+
+
+async def test_a_replayed_request_runs_under_its_new_id(redis_url: str, redis: RedisClient, raw: RedisClient) -> None:
+    document = {"prompt": "hi", "max_tokens": 5, "seed": 7}
+    await send(redis, request=json.dumps({**document, "id": "a", "unknown": 1}))
+    async with running_worker(redis_url):
+        assert (await read_reply(redis, "a")).end.code == "invalid_request"
+        await eventually(lambda: redis.exists(keys.malformed("q")))
+    (letter,) = await all_letters(raw, "malformed")
+    assert (letter.request_id, letter.code, letter.counts["attempts"]) == ("a", "invalid_request", 1)
+    assert letter.request() == {**document, "id": "a", "unknown": 1}
+
+    await add_letter(redis, "a", request=json.dumps({**document, "id": "a"}))
+    (letter,) = await all_letters(raw)
+    new_id = await dead_letters.replay(raw, "q", letter)
+    assert new_id == f"a.replay-{letter.id}"
+    async with running_worker(redis_url):
+        reply = await read_reply(redis, new_id)
+    assert reply.text() == expected_text("hi", 7, 5)
+    assert (await read_reply(redis, "a")).end.code == "invalid_request"  # the old end stays the last word
+    assert await all_letters(raw) == []
+
+
+async def test_flat_and_unreadable_requests_are_replayed_as_they_are(redis: RedisClient, raw: RedisClient) -> None:
+    await add_letter(redis, "flat", prompt="x", max_tokens="3")
+    await add_letter(redis, "broken", request="{not json")
+    ids = [await dead_letters.replay(raw, "q", letter) for letter in await all_letters(raw)]
+    entries = [fields for _, fields in await redis.xrange(keys.requests("q"))]
+    assert entries == [
+        {"prompt": "x", "max_tokens": "3", "id": ids[0]},
+        {"request": "{not json", "id": ids[1]},
+    ]
+    (group,) = await redis.xinfo_groups(keys.requests("q"))
+    assert (group["name"], group["lag"]) == (keys.GROUP, 2)
+
+
+async def test_ids_of_replays_do_not_grow_and_stay_ids(redis: RedisClient, raw: RedisClient) -> None:
+    await add_letter(redis, "x" * 128, prompt="x")
+    (first,) = await all_letters(raw)
+    once = await dead_letters.replay(raw, "q", first)
+    assert once is not None
+    await add_letter(redis, once, prompt="x")
+    (second,) = await all_letters(raw)
+    twice = await dead_letters.replay(raw, "q", second)
+    assert twice == "x" * 80 + f".replay-{second.id}"
+
+
+async def test_a_letter_is_sent_once_whoever_replays_it(redis_url: str, redis: RedisClient, raw: RedisClient) -> None:
+    await add_letter(redis, "a", prompt="x")
+    (letter,) = await all_letters(raw)
+    ids = await asyncio.gather(*(dead_letters.replay(raw, "q", letter) for _ in range(10)))
+    assert set(ids) == {letter.replay_id}
+    async with RedisProxy(redis_url) as proxy:  # the answer is lost, the library sends the script again
+        await add_letter(redis, "b", prompt="x")
+        (other,) = await all_letters(raw)
+        client = connect(proxy.url, decode=False, retries=20)
+        await client.ping()
+        proxy.loss = 1.0
+        asyncio.get_running_loop().call_later(0.3, setattr, proxy, "loss", 0.0)
+        assert await dead_letters.replay(client, "q", other) == other.replay_id
+        await client.aclose()
+    assert proxy.num_lost
+    assert await redis.xlen(keys.requests("q")) == 2
+    await redis.delete(keys.seen("q", letter.replay_id))
+    assert await dead_letters.replay(raw, "q", letter) is None
+    assert await redis.xlen(keys.requests("q")) == 2
+
+
+async def test_a_letter_without_its_request_stays(redis: RedisClient, raw: RedisClient) -> None:
+    await add_letter(redis, "big", "too_large")
+    (letter,) = await all_letters(raw)
+    with pytest.raises(NotReplayable, match=letter.id):
+        await dead_letters.replay(raw, "q", letter)
+    assert len(await all_letters(raw)) == 1
+
+
+async def test_letters_are_found_by_either_id_over_many_pages(redis: RedisClient, raw: RedisClient) -> None:
+    ids = [await add_letter(redis, f"r{i % 60}", prompt="x") for i in range(120)]
+    assert [letter.id for letter in await all_letters(raw)] == ids
+    assert [letter.id async for letter in dead_letters.read_letters(raw, "q", newest_first=True)] == ids[::-1]
+    assert [letter.id for letter in await dead_letters.find_letters(raw, "q", "r7")] == [ids[7], ids[67]]
+    assert [letter.id for letter in await dead_letters.find_letters(raw, "q", ids[7])] == [ids[7]]
+    assert await dead_letters.remove(raw, "q", "request", [*ids[:100], "1-1"]) == 100
+
+
+async def test_list_and_show(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:
+    letter = await add_letter(redis, "evil\x1b[31m", prompt="say\x1b[2J")
+    await add_letter(redis, "b", "too_large")
+    for epoch, worker in ((1, "first"), (2, "second")):
+        await redis.xadd(keys.reply("q", "evil\x1b[31m"), {"type": "own", "worker": worker}, id=f"{epoch}-0")
+        await redis.xadd(keys.reply("q", "evil\x1b[31m"), {"type": "chunk"}, id=f"{epoch}-1")
+    assert await penstock(redis_url, "dead", "list") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.index("too_large") < out.index("too_many_crashes")  # the newest first
+    assert await penstock(redis_url, "dead", "list", "--json", "--limit", "1") == 0
+    assert json.loads(capsys.readouterr().out)["request_id"] == "b"
+    assert await penstock(redis_url, "dead", "show", letter) == 0
+    out = capsys.readouterr().out
+    assert "claim:        2 by second" in out
+    assert "\x1b" not in out
+    assert await penstock(redis_url, "dead", "show", letter, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["request"] == {"prompt": "say\x1b[2J"}
+    assert (shown["crashes"], shown["enqueued_at"]) == (3, "1970-01-01T00:00:01Z")
+    assert await penstock(redis_url, "dead", "show", "nobody") == 1
+    assert "no dead letter 'nobody'" in capsys.readouterr().err
+
+
+async def test_replay_command(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:
+    await add_letter(redis, "a", prompt="x")
+    await add_letter(redis, "big", "too_large")
+    await add_letter(redis, "b", prompt="x")
+    assert await penstock(redis_url, "dead", "replay") == 2
+    assert await penstock(redis_url, "dead", "replay", "--all", "a") == 2
+    capsys.readouterr()
+    assert await penstock(redis_url, "dead", "replay", "--all") == 1
+    captured = capsys.readouterr()
+    entries = [fields["id"] for _, fields in await redis.xrange(keys.requests("q"))]
+    assert captured.out.split() == entries
+    assert [entry.partition(".")[0] for entry in entries] == ["a", "b"]
+    assert "holds no request to send again" in captured.err
+    assert await redis.xlen(keys.dead("q")) == 1
+
+
+async def test_purge_command(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await redis.xadd(keys.dead("q"), {"id": "old", "code": "c"}, id="5-0")
+    for code in ("c", "c", "d"):
+        await add_letter(redis, "a", code, prompt="x")
+    assert await penstock(redis_url, "dead", "purge") == 2
+    assert await penstock(redis_url, "dead", "purge", "--older-than", "soon") == 2
+    assert await penstock(redis_url, "dead", "purge", "--older-than", "1h", "--yes") == 0
+    assert await redis.xlen(keys.dead("q")) == 3
+    assert await penstock(redis_url, "dead", "purge", "--code", "d", "-y") == 0
+    assert await redis.xlen(keys.dead("q")) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert await penstock(redis_url, "dead", "purge", "--all") == 1
+    assert await redis.xlen(keys.dead("q")) == 2
+    assert await penstock(redis_url, "dead", "purge", "a", "--yes") == 0
+    assert await redis.xlen(keys.dead("q")) == 0
+    capsys.readouterr()
+    assert await penstock(redis_url, "dead", "purge", "--all", "--yes") == 0
+    assert capsys.readouterr().out == "nothing to remove\n"
+
+
+async def test_malformed_entries_are_shown_and_removed_apart(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = await add_letter(redis, "real", prompt="x")
+    junk = await add_letter(redis, "junk", "invalid_request", kind="malformed", nonsense="y")
+    await add_letter(redis, "junk2", "too_large", kind="malformed")
+
+    async def said(*arguments: str) -> str:
+        assert await penstock(redis_url, "dead", *arguments) == 0
+        return capsys.readouterr().out
+
+    listed = await said("list")
+    assert "real" in listed
+    assert "junk" not in listed
+    assert listed.endswith("beside them 2 malformed entries; --malformed lists these\n")
+    assert "has 1 dead letters, none with code invalid_request\nbeside" in await said(
+        "list", "--code", "invalid_request"
+    )
+    listed = await said("list", "--malformed", "--limit", "1")
+    assert "too_large" in listed
+    assert "real" not in listed
+    assert listed.endswith("1 of 2 malformed entries; --limit shows more\n")
+    assert [json.loads(line)["kind"] for line in (await said("list", "--malformed", "--json")).splitlines()] == [
+        "malformed", "malformed",
+    ]  # fmt: skip
+    assert "kind:         malformed" in await said("show", "--malformed", "junk")
+    assert await penstock(redis_url, "dead", "show", "junk") == 1
+    assert "'junk' among its malformed entries: add --malformed" in capsys.readouterr().err
+    assert await penstock(redis_url, "dead", "show", "--malformed", "real") == 1
+    assert "no malformed entry 'real'" in capsys.readouterr().err
+    assert "kind:         request" in await said("show", real)
+
+    assert await said("purge", "--code", "too_large", "--yes") == "nothing to remove\n"
+    assert await said("purge", "--malformed", "--code", "too_large", "--yes") == "removed 1\n"
+    assert await said("replay", "--malformed", "--all") == f"junk.replay-{junk}\n"
+    await add_letter(redis, "junk", "invalid_request", kind="malformed", nonsense="y")
+    assert await said("purge", "--malformed", "junk", "--yes") == "removed 1\n"
+    assert (await redis.xlen(keys.dead("q")), await redis.xlen(keys.malformed("q"))) == (1, 0)
+    assert await said("purge", real, "--yes") == "removed 1\n"
+
+
+async def test_a_letter_of_an_entry_from_the_far_future(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = {"id": "a", "entry": f"{2**64 - 1}-{2**64 - 1}", "code": "too_many_crashes", "field:prompt": "x"}
+    await redis.xadd(keys.dead("q"), letter)
+    assert await penstock(redis_url, "dead", "list", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["enqueued_at"] == f"after the year 9999 ({2**64 - 1} ms)"
+    await redis.xadd(keys.dead("q"), letter, id="253402300799999-1")
+    assert await penstock(redis_url, "dead", "list") == 0
+    assert await penstock(redis_url, "dead", "show", "a") == 0
+    assert "9999-12-31T23:59:59Z" in capsys.readouterr().out
+
+
+async def test_a_letter_that_no_request_fits_in_stays(redis: RedisClient, raw: RedisClient) -> None:
+    await add_letter(redis, "wide", prompt="x", **{f"f{i}": "x" for i in range(10_000)})
+    (letter,) = await all_letters(raw)
+    with pytest.raises(NotReplayable, match="holds 10001 fields"):
+        await dead_letters.replay(raw, "q", letter)
+    assert len(await all_letters(raw)) == 1
