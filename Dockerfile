@@ -1,31 +1,52 @@
 # syntax=docker/dockerfile:1
 # One image for workers (the default command), gateways and anything else `penstock` does.
-#   docker build -t penstock .
-#   docker build -t penstock:tpu --build-arg EXTRAS=worker,tpu .
-#   docker build -t penstock:cuda --build-arg EXTRAS=worker,cuda .
-#   docker build -t penstock:gateway --build-arg EXTRAS=gateway .     a small one, without JAX
+#   make image                    penstock: for CPUs, and gateways
+#   make image IMAGE=tpu          penstock:tpu
+#   make image IMAGE=cuda         penstock:cuda
+#   make image IMAGE=gateway      penstock:gateway, a small one without JAX
+# What each holds is in constraints/image-*.txt, with hashes; docs/licenses.md has the licences. Where a build must be the
+# same tomorrow, name the base by its digest: --build-arg BASE=python:3.12-slim-trixie@sha256:...
 
-FROM python:3.12-slim AS build
-ARG EXTRAS=worker,gateway
+ARG BASE=python:3.12-slim-trixie
+
+FROM ${BASE} AS build
+ARG IMAGE=cpu
 WORKDIR /src
-RUN python -m venv /opt/penstock
-COPY constraints/py312.txt constraints/
+COPY constraints constraints
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -m venv /opt/penstock && python -m venv /opt/build \
+    && /opt/penstock/bin/pip install --disable-pip-version-check --only-binary :all: --require-hashes \
+        --requirement constraints/image-${IMAGE}.txt \
+    && /opt/build/bin/pip install --disable-pip-version-check --only-binary :all: --require-hashes \
+        --requirement constraints/image-build.txt
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY penstock penstock
 COPY producer producer
 COPY engine engine
 COPY worker worker
 COPY gateway gateway
-RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/penstock/bin/pip install --disable-pip-version-check --constraint constraints/py312.txt ".[${EXTRAS}]"
+RUN /opt/build/bin/python -m hatchling build --target wheel --directory /dist \
+    && /opt/penstock/bin/pip install --disable-pip-version-check --no-index --no-deps /dist/penstock-*.whl
+# On a CPU, attention and matmuls are C++. Built here for each kind of processor, no worker needs a compiler, or the minutes
+# that it takes; on an accelerator nobody calls them.
+RUN case "${IMAGE}" in cpu) ;; *) exit 0 ;; esac; \
+    apt-get update && apt-get install --yes --no-install-recommends g++ && /opt/penstock/bin/python -m penstock.engine.native
 
-FROM python:3.12-slim
-ARG EXTRAS=worker,gateway
-# On a CPU, attention and matmuls are C++ that a worker builds at its first start for the processor it is on; without a
-# compiler it would be several times as slow. An accelerator needs none, and neither does a gateway.
-RUN case ",${EXTRAS}," in *,tpu,*|*,cuda,*) exit 0 ;; *,worker,*) ;; *) exit 0 ;; esac; \
-    apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp penstock \
+FROM ${BASE}
+ARG IMAGE=cpu
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL org.opencontainers.image.title="Penstock (${IMAGE})" \
+      org.opencontainers.image.description="A message-queue worker service for LLM inference" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.documentation="docs/deployment.md" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}"
+# deploy/compose/certificates.sh calls openssl; the base has it for its certificates.
+RUN openssl version \
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp penstock \
     && install --directory --owner penstock --group penstock /var/cache/penstock
 COPY --from=build /opt/penstock /opt/penstock
 ENV PATH=/opt/penstock/bin:$PATH \
@@ -33,6 +54,7 @@ ENV PATH=/opt/penstock/bin:$PATH \
     HF_HOME=/var/cache/penstock/huggingface \
     PENSTOCK_COMPILE_CACHE_DIR=/var/cache/penstock/compile \
     PENSTOCK_HEALTH_HOST=0.0.0.0 \
+    PENSTOCK_HEALTH_PORT=8080 \
     PENSTOCK_GATEWAY_HOST=0.0.0.0
 # A container has a network of its own, and probes, scrapers and clients come from outside of it; --network host is yours
 # to bound.
@@ -41,6 +63,6 @@ EXPOSE 8000 8080
 STOPSIGNAL SIGTERM
 # Of a worker; docker-compose.yml has a gateway's. Ready means: loaded, warmed up, and in its group. A first start on a new device may compile for minutes.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --start-interval=2s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['PENSTOCK_HEALTH_PORT'] + '/readyz', timeout=4)"]
 ENTRYPOINT ["penstock"]
 CMD ["worker"]

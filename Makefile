@@ -6,7 +6,15 @@
 BIN := .venv/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
-.PHONY: help demo test test-slow test-clients lint format types chaos bench bench-peers bench-gpu tpu-ledger docs constraints clean distclean
+# The images and the extras that they hold; of `make image`, which one.
+IMAGES := cpu=worker,gateway tpu=worker,tpu cuda=worker,cuda gateway=gateway
+IMAGE := cpu
+RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_40 \
+  --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
+  --custom-compile-command "make image-requirements"
+
+.PHONY: help demo test test-slow test-clients test-prometheus lint format types chaos bench bench-peers bench-gpu tpu-ledger docs \
+  constraints image-requirements manifests sbom image clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,14 +25,17 @@ demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
 	@echo "running the tests; this takes about a quarter of an hour"
-	@$(BIN)/python -m pytest -q -m "not slow and not clients" -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -q -m "not slow and not clients and not manifests and not prometheus" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, and every kind of Redis server
-	@$(BIN)/python -m pytest -q -m slow
+	@$(BIN)/python -m pytest -q -m "slow and not manifests"
 
 # Each in an environment of its own: they need other versions of the same packages.
 test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp .venv/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and the page in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
+
+test-prometheus: .venv/dev.stamp  ## have Prometheus evaluate alerts and dashboards over a load; needs prometheus (Debian has it)
+	@$(BIN)/python -m pytest -q -m prometheus
 
 lint: .venv/dev.stamp  ## check style, format and the direction of imports
 	@$(BIN)/ruff check .
@@ -62,8 +73,9 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: .venv/dev.stamp  ## write docs/configuration.md from the settings, and into docs/models.md what is tested
+docs: .venv/dev.stamp  ## write docs/configuration.md from the settings, docs/metrics.md from the metrics, and into docs/models.md what is tested
 	@$(BIN)/python -m penstock.worker.settings_page > docs/configuration.md
+	@$(BIN)/python -m penstock.worker.metrics_page > docs/metrics.md
 	@PYTHONPATH=tests:tests/engine $(BIN)/python -m models_page
 
 clean:  ## remove caches and build outputs
@@ -74,14 +86,32 @@ distclean: clean  ## also remove the virtual environment
 	rm -rf .venv
 
 # torch is pinned in pyproject.toml alone: resolved here, it would pull in its CUDA packages.
-constraints: .venv/dev.stamp  ## resolve the newest versions of everything into constraints/
-	@$(BIN)/python -m pip install --quiet --quiet uv
+constraints: .venv/deploy.stamp  ## resolve the newest versions of everything into constraints/
 	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
 	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
-	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra dev --upgrade --quiet --no-annotate \
+	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra deploy --extra dev --upgrade --quiet --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done
+
+# Without torch and without what is for development; with the hash of every file that pip may take.
+image-requirements: .venv/deploy.stamp  ## resolve what the images hold, from constraints/py312.txt, into constraints/image-*.txt
+	@for image in $(IMAGES); do \
+	  extras=$$(echo $$image | sed 's/.*=//; s/,/ --extra /g'); \
+	  $(RESOLVE_IMAGE) pyproject.toml --extra $$extras --output-file constraints/image-$${image%%=*}.txt || exit 1; \
+	done
+	@echo hatchling | $(RESOLVE_IMAGE) - --output-file constraints/image-build.txt
+
+manifests: .venv/deploy.stamp  ## render the manifests of deploy/kubernetes and hold them against Kubernetes's own schemas
+	@$(BIN)/python -m pytest -q -m manifests tests/deploy
+
+sbom: .venv/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.json (CycloneDX), and docs/licenses.md
+	@$(BIN)/python deploy/image/sbom.py build/sbom
+
+image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than that for CPUs
+	docker build --tag penstock$(if $(filter-out cpu,$(IMAGE)),:$(IMAGE)) --build-arg IMAGE=$(IMAGE) \
+	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' producer/version.py) \
+	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg CREATED=$$(git log -1 --format=%cI) .
 
 .venv/clients/%.stamp: tests/clients/%.txt .venv/dev.stamp
 	@echo "installing $* into .venv/clients/$*; this takes a minute"
@@ -103,3 +133,7 @@ constraints: .venv/dev.stamp  ## resolve the newest versions of everything into 
 .venv/dev.stamp: pyproject.toml $(CONSTRAINTS)
 	@.ci/venv worker,gateway,dev
 	@touch .venv/worker.stamp $@
+
+.venv/deploy.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,gateway,dev,deploy
+	@touch .venv/worker.stamp .venv/dev.stamp $@

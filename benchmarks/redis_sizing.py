@@ -1,0 +1,82 @@
+"""What Redis holds for a request that waits and for one that has ended: `python -m benchmarks.redis_sizing`.
+
+Requests come from the client library, replies from a worker whose engine makes a token every 20 ms for each of its
+sequences. Printed are bytes of memory (MEMORY USAGE of all keys) and of a rewritten append-only file for each request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import string
+import sys
+import tempfile
+from pathlib import Path
+
+from penstock.producer import AsyncClient
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.worker.config import WorkerConfig
+from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.logs import configure_logs
+from penstock.worker.service import WorkerService
+
+PROMPTS = (100, 1_000, 10_000)  # characters
+REPLIES = (0, 64, 256, 1_024)  # tokens; 0: as they wait
+STEP_S = 0.02
+
+
+async def used(redis: RedisClient) -> tuple[int, int]:
+    """Bytes of memory, and of the append-only file once it is rewritten."""
+    await redis.bgrewriteaof()
+    while True:
+        info = await redis.info()
+        if not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]:
+            break
+        await asyncio.sleep(0.05)
+    sizes = [await redis.memory_usage(key, samples=0) async for key in redis.scan_iter(count=1000)]
+    return sum(sizes), int(info["aof_current_size"])
+
+
+async def measure(url: str, prompt_chars: int, reply_tokens: int, count: int) -> dict[str, int]:
+    redis = connect(url, decode=True)
+    await redis.flushall()
+    before = await used(redis)
+    async with AsyncClient(url, max_queue_length=None) as client:
+        letters = random.Random(0)  # nothing that a file would compress
+        prompts = ["".join(letters.choices(string.ascii_letters, k=prompt_chars)) for _ in range(count)]
+        handles = [await client.submit(prompt, max_tokens=max(1, reply_tokens)) for prompt in prompts]
+        if reply_tokens:
+            config = WorkerConfig(queue="default", health_port=None)
+            service = WorkerService(
+                config, url, lambda _: fake_model(FakeEngine(max_num_seqs=count, step_s=STEP_S, max_model_len=16_384))
+            )
+            task = asyncio.create_task(service.run())
+            await asyncio.gather(*(handle.result(timeout=600) for handle in handles))
+            service.request_drain()
+            await task
+    after = await used(redis)
+    entries = [
+        await redis.xlen(key) async for key in redis.scan_iter("penstock:default:*:reply", count=1000)
+    ]  # fmt: skip
+    await redis.aclose()
+    memory, file = ((now - then) // count for now, then in zip(after, before, strict=True))
+    shared = {"prompt_chars": prompt_chars, "reply_tokens": reply_tokens}
+    return {**shared, "reply_entries": sum(entries) // count, "memory_bytes": memory, "file_bytes": file}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="requests of each kind")
+    count = parser.parse_args().count
+    configure_logs("error", "json", sys.stderr)
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(data_dir=Path(folder)) as server:
+        for prompt_chars in PROMPTS:
+            for reply_tokens in REPLIES:
+                print(json.dumps(asyncio.run(measure(server.url, prompt_chars, reply_tokens, count))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

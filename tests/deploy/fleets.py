@@ -1,0 +1,160 @@
+"""Workers and gateways of two versions as processes, and an update that takes them one by one, as a Deployment does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+from fakes import eventually
+from patience import WAIT_S
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.local.embedded import dies_with_parent
+
+ROOT = Path(__file__).parents[2]
+HAND_BACK_S = 10  # what a program may take after its drain timeout
+LAUNCHER = Path(__file__).parent / "fleet_process.py"
+
+CHANGES = {  # what a next version may add within version 1 of the wire, and send and write at once
+    "requests.py": [
+        ("    tenant: Name | None = None", "    hint: Name | None = None\n    tenant: Name | None = None"),
+        ('{"request": self.model_dump_json(', '{"request": self.model_copy(update={"hint": "new"}).model_dump_json('),
+    ],
+    "replies.py": [
+        ("    stop_string: str | None = None", '    hint: str | None = "new"\n    stop_string: str | None = None'),
+        ("    turn: int | None = None", '    hint: str | None = "new"\n    turn: int | None = None'),
+    ],
+    "cards.py": [("    revision: str | None = None", '    hint: str | None = "new"\n    revision: str | None = None')],
+}
+
+
+def next_version(folder: Path) -> Path:
+    """A tree like this one, whose wire has further optional fields."""
+    shutil.copytree(ROOT / "penstock", folder / "penstock", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "producer", folder / "producer", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("engine", "worker", "gateway"):
+        (folder / part).symlink_to(ROOT / part)
+    for name, edits in CHANGES.items():
+        path = folder / "producer/wire" / name
+        text = path.read_text()
+        for before, after in edits:
+            assert text.count(before) == 1, f"{name} has no longer one {before!r}"
+            text = text.replace(before, after)
+        path.write_text(text)
+    return folder
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def environment(tree: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return {**kept, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@dataclass
+class Worker:
+    name: str
+    pid: int
+    status: Path
+
+    async def stop(self) -> None:
+        """SIGTERM, as Kubernetes sends it, and the exit."""
+        os.kill(self.pid, signal.SIGTERM)
+        await eventually(lambda: self.status.exists() and self.status.read_text())
+        assert self.status.read_text() == "0"
+
+
+@dataclass
+class Workers:
+    """Those of one version."""
+
+    version: str
+    redis: RedisClient
+    url: str
+    folder: Path
+    launcher: asyncio.subprocess.Process
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def start(self) -> Worker:
+        """Returns once it is ready: it serves its queue."""
+        name = f"{self.version}-{next(self._numbers)}"
+        config = {
+            "queue": "q", "name": name, "health_port": None, "block_ms": 100, "reclaim_interval_s": 0.1,
+            "flush_interval_ms": 5, "drain_timeout_s": 0.2, "heartbeat_ttl_s": 60.0,
+        }  # fmt: skip
+        status = self.folder / f"{name}.status"
+        assert self.launcher.stdin is not None
+        assert self.launcher.stdout is not None
+        self.launcher.stdin.write(
+            json.dumps({"url": self.url, "config": config, "status": str(status)}).encode() + b"\n"
+        )
+        pid = int(await asyncio.wait_for(self.launcher.stdout.readline(), WAIT_S))
+
+        async def serves() -> bool:
+            assert not status.exists(), status.read_text()
+            return await self.redis.zscore(keys.serving("q"), name) is not None
+
+        await eventually(serves)
+        return Worker(name, pid, status)
+
+
+@contextlib.asynccontextmanager
+async def workers_of(version: str, tree: Path, redis: RedisClient, url: str, folder: Path) -> AsyncIterator[Workers]:
+    launcher = await asyncio.create_subprocess_exec(
+        *dies_with_parent(), sys.executable, str(LAUNCHER),
+        env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Workers(version, redis, url, folder, launcher)
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)  # the workers too
+        await launcher.wait()
+
+
+@dataclass(eq=False)
+class Gateway:
+    port: int
+    process: asyncio.subprocess.Process
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def is_ready(self) -> bool:
+        assert self.process.returncode is None
+        with contextlib.suppress(httpx2.TransportError):
+            async with httpx2.AsyncClient() as client:
+                return (await client.get(f"{self.url}/readiness")).is_success
+        return False
+
+    async def stop(self) -> None:
+        self.process.terminate()
+        assert await asyncio.wait_for(self.process.wait(), WAIT_S) == 0
+
+
+async def start_gateway(tree: Path, url: str) -> Gateway:
+    """Returns once it is ready."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *dies_with_parent(), sys.executable, "-m", "penstock", "gateway", "--redis-url", url, "--port", str(port),
+        "--log-level", "warning", env=environment(tree), cwd=tree, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    gateway = Gateway(port, process)
+    await eventually(gateway.is_ready)
+    return gateway
