@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from penstock import producer
 from penstock.producer import *  # noqa: F403  its `__all__` is the one list of what users import
+from penstock.producer.version import __version__
 
 if TYPE_CHECKING:
     from penstock.worker.llm import LLM as LLM
-
-__version__ = "0.1.0"
 
 __all__ = ["__version__"]  # without LLM, so that `import *` stays light and works without the worker extra
 __all__ += producer.__all__

@@ -20,7 +20,7 @@ from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.delivery import measuring
 
-MANIFEST = Path(__file__).parents[2] / "deploy/keda/worker.yaml"
+MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/components/keda/scaling.yaml"
 DOCS = Path(__file__).parents[2] / "docs"
 TOLERANCE = 0.1  # of Kubernetes: a ratio this near to 1 changes nothing
 REQUESTS, TOKENS = 200, 20

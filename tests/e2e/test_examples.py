@@ -18,7 +18,7 @@ from penstock.producer.wire import ChunkEntry, ToolCallDelta
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-README = (ROOT / "README.md").read_text()
+CLIENT_DOCS = (ROOT / "docs" / "client.md").read_text()
 WIRE_DOCS = (ROOT / "docs" / "wire.md").read_text()
 CHUNKS = ["one line,\n", "another \u00fc\n\n", "", "\U0001f680 \"quoted\" 'text' \\n $HOME ", "a,b"]
 
@@ -184,9 +184,9 @@ async def test_the_example_without_a_queue(compile_cache: Path) -> None:
     assert out.splitlines()[4].startswith("Once upon a time")
 
 
-async def test_the_readme_without_a_queue(compile_cache: Path) -> None:
+async def test_the_documented_code_without_a_queue(compile_cache: Path) -> None:
     """The code and what it prints, as they stand there."""
-    section = README.partition("## Without a queue")[2]
+    section = CLIENT_DOCS.partition("## Without a queue")[2]
     code, printed = re.findall(r"```python\n((?s:.*?))```\n\n((?:    .*\n)+)", section)[0]
     small = "LLM('demo', max_num_seqs=8, max_batch_tokens=64, num_pages=520)"  # as other tests: compiled already
     command = (sys.executable, "-c", code.replace('LLM("demo")', small))

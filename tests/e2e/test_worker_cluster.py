@@ -16,11 +16,12 @@ from worker_process import WorkerProcess
 
 from penstock.producer import AsyncClient, RequestRefused, keys
 from penstock.producer.ids import slot_of
+from penstock.producer.operations import dead_letters
+from penstock.producer.operations.collector import look
+from penstock.producer.operations.draining import presence, tell_to_drain
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.protocol import dead_letters
-from penstock.worker.protocol.members import members, presence, tell_to_drain
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ async def _consumers(redis: RedisClient, names: set[str]) -> bool:
 
 
 async def _is_live(redis: RedisClient, worker: str) -> bool:
-    return worker in {member.name for member in await members(redis, "q") if member.is_live}
+    return worker in {each.name for each in (await look(redis, "q")).workers if each.is_live}
 
 
 async def test_drain_over_redis_hands_back(redis_cluster_url: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import structlog
 from patience import WAIT_S
+from scrapes import scraped
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
@@ -41,8 +42,7 @@ async def http(port: int | None, path: str, method: str = "GET") -> tuple[int, s
 async def get_metrics(port: int | None) -> dict[str, float]:
     status, body = await http(port, "/metrics")
     assert status == 200
-    samples = (line.rsplit(" ", 1) for line in body.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in samples}
+    return scraped(body)
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ async def test_scrapes_at_the_same_time_share_one_connection(redis_url: str, red
         assert await num_connections(redis, "w") < before + 5  # one, and what the worker's own tasks want just then
         scrapes = (await redis.info("commandstats"))["cmdstat_xpending"]["calls"]
         assert scrapes < 40
-        assert "penstock_queue_length 0.0" in pages[0][1]
+        assert scraped(pages[0][1])["penstock_queue_length"] == 0
 
 
 async def num_connections(redis: RedisClient, worker: str) -> int:
