@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from penstock.gateway.anthropic.fields import CACHED, read_at, wrong
+from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import Body, Policy, Refusal
+from penstock.gateway.openai.fields import CACHED, Body, Policy, Refusal
 from penstock.producer.wire.values import spelled
 
 MAX_MESSAGES = 4096

@@ -5,8 +5,6 @@ from __future__ import annotations
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.fields import BodyT, Policy, read_fields
 
-CACHED = "every prompt's prefix is cached as it is"
-
 
 def read_at(place: str, policy: Policy, kind: type[BodyT], value: object) -> BodyT:
     """The object at a place such as `messages[0]`.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from penstock.gateway.anthropic.fields import CACHED, read_at, wrong
+from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import Body, Policy, Refusal
+from penstock.gateway.openai.fields import CACHED, Body, Policy, Refusal
 from penstock.producer.wire.messages import MAX_TOOLS
 from penstock.producer.wire.values import spelled
 

@@ -67,7 +67,7 @@ def read_fields(policy: Policy, kind: type[BodyT], body: Mapping[str, Any]) -> B
 
 
 _BY_KEY = "whom a request is for comes from its API key"
-_NO_CACHE_OPTION = "every prompt's prefix is cached as long as there is room"
+CACHED = "every prompt's prefix is cached as long as there is room"
 _OLLAMA = "a worker's settings say how it uses its machine"
 
 IGNORED: Mapping[str, str] = {
@@ -75,8 +75,8 @@ IGNORED: Mapping[str, str] = {
     "safety_identifier": _BY_KEY,
     "metadata": "no answer is stored that it could describe",
     "service_tier": "`priority` orders requests",
-    "prompt_cache_retention": _NO_CACHE_OPTION,
-    "prompt_cache_options": _NO_CACHE_OPTION,
+    "prompt_cache_retention": CACHED,
+    "prompt_cache_options": CACHED,
     "spaces_between_special_tokens": "text is what the model's tokenizer makes of its tokens",
     **dict.fromkeys(
         ("num_ctx", "num_batch", "num_thread", "num_gpu", "num_keep", "keep_alive", "use_mmap", "use_mlock"), _OLLAMA

@@ -42,8 +42,8 @@ KINDS: Mapping[type, tuple[str, ...]] = {
         "temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty", "timeout_s",
     ),
     str: (
-        "model", "stop", "regex", "choice", "grammar", "reasoning_effort", "tool_choice", "prompt", "guided_json",
-        "guided_regex", "guided_choice", "guided_grammar",
+        "model", "stop", "regex", "choice", "grammar", "reasoning_effort", "tool_choice", "prompt", "affinity",
+        "prompt_cache_key", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     ),
     list: (
         "stop", "choice", "stop_token_ids", "allowed_token_ids", "bad_token_ids", "messages", "tools", "prompt",
