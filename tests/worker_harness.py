@@ -87,6 +87,17 @@ class Reply:
 
 
 @asynccontextmanager
+async def serving(service: WorkerService) -> AsyncIterator[None]:
+    """A worker in this process, which drains at the block's end."""
+    running = asyncio.create_task(service.run())
+    try:
+        yield
+    finally:
+        service.request_drain()
+        await running
+
+
+@asynccontextmanager
 async def running_worker(
     url: str,
     engine: FakeEngine | None = None,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 from patience import slow
-from worker_harness import eventually, is_queue_empty, read_reply, take_and_claim
+from worker_harness import eventually, is_queue_empty, read_reply, serving, take_and_claim
 
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
 from penstock.engine.demo import MODEL_DIR
@@ -126,16 +124,10 @@ def told(reply: Reply) -> list[tuple[Any, ...]]:
     ]
 
 
-@asynccontextmanager
-async def guessing_worker(url: str, model: Path, config: EngineConfig) -> AsyncIterator[None]:
-    """A real one in this process, which ends with the block."""
-    service = WorkerService(WorkerConfig(queue="q", health_port=None), url, partial(load_model, str(model), config))
-    running = asyncio.create_task(service.run())
-    try:
-        yield
-    finally:
-        service.request_drain()
-        await running
+def guessing_worker(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
+    return serving(
+        WorkerService(WorkerConfig(queue="q", health_port=None), url, partial(load_model, str(model), config))
+    )
 
 
 @pytest.mark.parametrize("every", [4, slow(1)])  # token, behind which a worker died

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from patience import WAIT_S
-from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
+from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send, serving
 
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
@@ -109,20 +109,17 @@ async def test_a_model_goes_on_as_if_nothing_had_been(
     service = WorkerService(
         WorkerConfig(queue="q", health_port=None), redis_url, partial(load_model, str(MODEL_DIR), config)
     )
-    running = asyncio.create_task(service.run())
-    try:
-        for request in asked:
-            await redis.xadd(keys.requests("q"), request.to_entry())  # type: ignore[arg-type]
-        await asyncio.to_thread(reached.wait, WAIT_S)
-        await send(redis, id="urgent", prompt="Is it noon?", max_tokens=3)
-        await eventually(lambda: redis.exists(keys.state("q", "urgent")))
-        may_go_on.set()
+    async with serving(service):
+        try:
+            for request in asked:
+                await redis.xadd(keys.requests("q"), request.to_entry())  # type: ignore[arg-type]
+            await asyncio.to_thread(reached.wait, WAIT_S)
+            await send(redis, id="urgent", prompt="Is it noon?", max_tokens=3)
+            await eventually(lambda: redis.exists(keys.state("q", "urgent")))
+        finally:
+            may_go_on.set()
         await read_reply(redis, "urgent")
         replies = [await read_reply(redis, str(request.id)) for request in asked]
-    finally:
-        may_go_on.set()
-        service.request_drain()
-        await running
     assert service.metrics.handed_back._value.get() == 1
     assert [[reply.text(index) for index in range(2)] for reply in replies] == undisturbed
     assert any(len(reply.owners) == 2 for reply in replies)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from patience import WAIT_S
 from safetensors.numpy import save_file
-from worker_harness import QUICK, Reply, eventually, is_queue_empty, read_reply, read_until
+from worker_harness import QUICK, Reply, eventually, is_queue_empty, read_reply, read_until, serving
 
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
@@ -119,16 +118,8 @@ def undisturbed(engine: Engine, asked: Mapping[str, GenerateRequest]) -> dict[st
     return choices
 
 
-@asynccontextmanager
-async def heir(url: str, model: Path, config: EngineConfig) -> AsyncIterator[None]:
-    """A worker in this process, which ends with the block."""
-    service = WorkerService(WorkerConfig(**QUICK, name="heir"), url, partial(load_model, str(model), config))
-    running = asyncio.create_task(service.run())
-    try:
-        yield
-    finally:
-        service.request_drain()
-        await running
+def heir(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
+    return serving(WorkerService(WorkerConfig(**QUICK, name="heir"), url, partial(load_model, str(model), config)))
 
 
 def is_under_way(entry: ReplyEntry) -> bool:
