@@ -31,7 +31,7 @@ test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more case
 	@$(BIN)/python -m pytest -q -m "slow and not manifests"
 
 # Each in an environment of its own: they need other versions of the same packages.
-test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp .venv/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and the page in Chromium, against a gateway; needs npm
+test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp .venv/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and both pages in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
 
 test-prometheus: .venv/dev.stamp  ## have Prometheus evaluate alerts and dashboards over a load; needs prometheus (Debian has it)

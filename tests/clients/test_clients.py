@@ -7,7 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gateway_harness import new_key, running_gateway
 from gateway_model import serving_model
+from worker_harness import read_reply, running_worker, send
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv" / "clients"
@@ -18,12 +24,29 @@ TIMEOUT_S = 300
 @pytest.mark.timeout(900)
 async def test_clients_get_what_they_ask_for_unmodified(tmp_path: Path, compile_cache: Path) -> None:
     programs = {name: (python_of(name), HERE / f"{name}_chats.py") for name in ("langchain", "litellm")}
-    programs["chromium"] = browser_of("chromium")
+    programs["chromium"] = in_browser("try_page.mjs")
     async with serving_model(tmp_path, compile_cache) as gateway:
         for name, program in programs.items():
             status, output = await run(*program, gateway.url)
             assert status == 0, f"{name}:\n{output}"
             assert output.count("passed:") >= 5
+
+
+@pytest.mark.clients
+async def test_an_operator_looks_after_a_queue_in_a_browser(redis: RedisClient, redis_url: str) -> None:
+    await redis.xadd(keys.dead("q"), {"id": "gone", "code": "c", "field:prompt": "a secret prompt"}, id="1-0")
+    secret = await new_key(redis_url, admin=True)
+    async with (
+        running_gateway(redis_url) as gateway,
+        running_worker(redis_url, FakeEngine(step_s=0.01), name="one") as drained,
+        running_worker(redis_url, FakeEngine(step_s=0.01), name="two"),
+    ):
+        await send(redis, prompt="a secret prompt", id="endless", tenant="acme", max_tokens=10**6)
+        status, output = await run(*in_browser("try_operations.mjs"), gateway.url, secret.text)
+        assert status == 0, output
+        assert output.count("passed:") == 6
+        assert (await read_reply(redis, "endless")).end.finish_reason == "cancelled"
+        await drained.task
 
 
 def python_of(name: str) -> Path:
@@ -32,12 +55,14 @@ def python_of(name: str) -> Path:
     return python
 
 
-def browser_of(name: str) -> tuple[Path, Path]:
-    """What drives it, copied to where node finds the packages that it needs."""
-    node = shutil.which("node")
+def in_browser(script: str) -> tuple[Path, Path]:
+    """What drives a browser, copied to where node finds the packages that it needs."""
+    node, place = shutil.which("node"), ENVIRONMENTS / "chromium"
     assert node is not None, "not installed: node, which drives Chromium"
-    assert (ENVIRONMENTS / name / "node_modules").exists(), f"not installed: {name}; `make test-clients` does that"
-    return Path(node), shutil.copy(HERE / name / "try_page.mjs", ENVIRONMENTS / name / "try_page.mjs")
+    assert (place / "node_modules").exists(), "not installed: chromium; `make test-clients` does that"
+    for name in ("browser.mjs", script):
+        shutil.copy(HERE / "chromium" / name, place / name)
+    return Path(node), place / script
 
 
 async def run(*command: str | Path) -> tuple[int | None, str]:

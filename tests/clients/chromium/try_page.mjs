@@ -1,28 +1,11 @@
 // Uses the page of a gateway of one model as somebody in a browser does. Argument: the gateway's URL.
 
 import assert from "node:assert/strict";
-import chromium from "@sparticuz/chromium";
-import puppeteer from "puppeteer-core";
+import { open, passed } from "./browser.mjs";
 
 const url = process.argv[2];
-const browser = await puppeteer.launch({
-  args: ["--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--disable-dev-shm-usage"],
-  executablePath: await chromium.executablePath(),
-  headless: "shell",
-});
-const page = await browser.newPage();
-page.setDefaultTimeout(30_000);
-const complaints = [];
-const elsewhere = [];
-page.on("console", (message) => ["error", "warn"].includes(message.type()) && complaints.push(message.text()));
-page.on("pageerror", (error) => complaints.push(error.message));
-page.on("request", (request) => {
-  if (!request.url().startsWith(`${url}/`) && !request.url().startsWith("data:")) elsewhere.push(request.url());
-});
-
-const textOf = (selector) => page.$eval(selector, (element) => element.textContent);
+const { browser, page, complaints, elsewhere, textOf } = await open(url);
 const untilIdle = () => page.waitForFunction(() => !document.getElementById("send").disabled);
-const passed = (what) => console.log(`passed: ${what}`);
 
 async function ask(text, fields) {
   for (const [id, value] of Object.entries({ max_tokens: "", more: "", ...fields })) {
