@@ -36,10 +36,13 @@ class Case:
     attention: str = "fused"
     kv_cache_dtype: str = "auto"
     decode_steps: int = 1
+    expert: int = 1
 
     @property
     def name(self) -> str:
-        parts = [self.model, self.topology, f"tensor {self.tensor}", self.attention]
+        parts = [self.model, self.topology, f"tensor {self.tensor}"]
+        parts += [f"expert {self.expert}"] if self.expert > 1 else []
+        parts += [self.attention]
         parts += [self.kv_cache_dtype] if self.kv_cache_dtype != "auto" else []
         parts += [f"{self.decode_steps} decode steps"] if self.decode_steps > 1 else []
         return ", ".join(parts)
@@ -58,6 +61,10 @@ CASES = (
     Case("Llama-3.3-70B", "v6e:2x4", 8),
     Case("Llama-3.3-70B", "v6e:2x4", 8, kv_cache_dtype="float8_e4m3fn"),
     Case("Llama-3.3-70B", "tpu7x:2x2x1", 8),
+    Case("Qwen3.6-27B", "v6e:2x4", 8),
+    Case("Qwen3.6-35B-A3B", "v6e:2x2", 2, expert=2),
+    Case("Gemma-4-31B", "v6e:2x2", 4),
+    Case("Gemma-4-26B-A4B", "v6e:2x2", 1, expert=4),
 )
 CONFIG: dict[str, int] = {"max_num_seqs": 128, "max_batch_tokens": 512, "max_model_len": 8192}
 
@@ -85,6 +92,7 @@ def measure(case: Case) -> dict[str, Any]:
         raise ValueError(f"{case.model} is no preset")
     config = EngineConfig(  # without a compile_cache_dir: seconds of compiling are measured
         tensor_parallel=case.tensor,
+        expert_parallel=case.expert,
         attention=case.attention,
         kv_cache_dtype=case.kv_cache_dtype,
         decode_steps=case.decode_steps,
