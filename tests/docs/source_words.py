@@ -1,0 +1,66 @@
+"""Words that the code says: read from its syntax, so that nothing has to be made to go wrong."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+from docs.scripts.pages import ROOT
+
+WARNINGS = ("warning", "error", "exception", "critical")
+
+
+@cache
+def nodes(*folders: str) -> tuple[ast.AST, ...]:
+    """All of the Python files below folders of the repository."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple(node for path in paths for node in ast.walk(ast.parse(path.read_text())))
+
+
+def texts(*folders: str) -> frozenset[str]:
+    """Every string that stands there as one."""
+    return frozenset(text for node in nodes(*folders) for text in _text_of(node))
+
+
+def events(*folders: str) -> frozenset[str]:
+    """What is logged there as a warning or worse."""
+    found: set[str] = set()
+    for node in nodes(*folders):
+        if isinstance(node, ast.Call) and node.args and (_logs(node.func) or _called(node) == "log_unexpected"):
+            found.update(_text_of(node.args[0]))
+        elif isinstance(node, ast.Assign) and [_named(target) for target in node.targets] == ["event"]:
+            found.update(text for part in ast.walk(node.value) for text in _text_of(part))
+    return frozenset(found)
+
+
+def findings(*folders: str) -> frozenset[str]:
+    """Names of the checks of `penstock doctor` that may find something wrong."""
+    found: set[str] = set()
+    for node in nodes(*folders):
+        if isinstance(node, ast.Call) and _called(node) in ("Finding", "_tried") and len(node.args) > 1:
+            if "ok" not in _text_of(node.args[1]):
+                found.update(_text_of(node.args[0]))
+        elif isinstance(node, ast.Assign) and [_named(target) for target in node.targets] == ["name"]:
+            found.update(_text_of(node.value))
+    return frozenset(found)
+
+
+def _logs(function: ast.expr) -> bool:
+    """Whether it is one of `_log`, `log` or `live.log`."""
+    return (
+        isinstance(function, ast.Attribute) and function.attr in WARNINGS and _named(function.value) in ("_log", "log")
+    )
+
+
+def _called(call: ast.Call) -> str:
+    return _named(call.func)
+
+
+def _named(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _text_of(node: ast.AST) -> tuple[str, ...]:
+    return (node.value,) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ()
