@@ -40,7 +40,7 @@ PRODUCER = Package(
 GATEWAY = Package(
     "gateway", "HTTP, for any client of these APIs",
     (
-        ("openai", "chats, completions, models, tokens"),
+        ("openai", "chats, completions, models"),
         ("responses", "answers that are kept"),
         ("anthropic", "messages"),
         ("files", "uploads"),
@@ -81,7 +81,7 @@ WORKER = Package(
         ("protocol", "scripts, heartbeats, takeover"),
         ("calls", "answers without generating"),
         ("health", "probes and metrics"),
-        ("cli", "the command `penstock`"),
+        ("cli", "the command penstock"),
         ("local", "what runs on one machine"),
         ("bench", "measures a queue"),
         ("chaos", "tries to break it"),
@@ -167,7 +167,7 @@ def places() -> dict[str, Place]:
     found: dict[str, Place] = {}
     for x, upper, lower in ((MARGIN, GATEWAY, PRODUCER), (RIGHT_X, ENGINE, WORKER)):
         width = SIDE - 2 * PAD
-        found[upper.name] = Place(x + PAD, FIRST_Y + PAD, width, height - BETWEEN - box_height(lower))
+        found[upper.name] = Place(x + PAD, FIRST_Y + PAD, width, box_height(upper))
         found[lower.name] = Place(x + PAD, FIRST_Y + PAD + height - box_height(lower), width, box_height(lower))
     return found
 

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "queue": QUEUE, "model": "demo", "max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520, "health_port": None,
     "heartbeat_ttl_s": 3, "drain_timeout_s": 1, "log_level": "error",
 }  # fmt: skip
-LOAD = (("acme", 5, 40), ("globex", 0, 120), ("initech", 0, 90), ("acme", -5, 100))  # tenant, priority, requests
+LOAD = (("acme", 5, 40), ("globex", 0, 300), ("initech", 0, 240), ("acme", -5, 300))  # tenant, priority, requests
 COLUMNS, ROWS = 112, 31
 LOOK_INTERVAL_S = 1.0
 LOOKS_BEFORE, LOOKS_MOST = 12, 120

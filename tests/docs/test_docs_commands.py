@@ -1,21 +1,26 @@
-"""Every `penstock` command that a page names is there, with its subcommand and its options."""
+"""Every command of ours that a page names is there: of `penstock` with its options, of make, and what Python runs."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from docs.scripts.pages import all_pages, page
+from docs.scripts.pages import ROOT, all_pages, page
 from penstock.worker.cli import app
 
+PAGES = [name for name in all_pages() if name != "CHANGELOG.md"]  # that one is history
 ROOT_COMMAND: Any = typer.main.get_command(app)  # of a click that is typer's own
 SHELL = re.compile(r"^(?:\$ )?(?:docker compose run --rm operator|\.venv/bin/penstock|penstock) (.*)$")
 ENDS_A_COMMAND = frozenset("|&;><")
+MAKE = re.compile(r"(?:[A-Z_]+=\S+ )*make ((?:[\w=-]+ ?)*)")
+TARGETS = frozenset(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MODULE = re.compile(r"python -m ((?:benchmarks|docs|penstock)[\w.]*)")
 
 
 def commands(name: str) -> Iterator[tuple[int, str]]:
@@ -55,11 +60,27 @@ def options(command: Any) -> set[str]:
     return named | {"--help", "-h"}
 
 
-@pytest.mark.parametrize("name", [name for name in all_pages() if name != "CHANGELOG.md"])
+@pytest.mark.parametrize("name", PAGES)
 def test_every_command_is_there(name: str) -> None:
-    """The changelog is history."""
     found = [(line, command, fault_of(command)) for line, command in commands(name)]
     assert [f"{name}:{line}: penstock {command}: {fault}" for line, command, fault in found if fault] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_target_and_every_module_is_there(name: str) -> None:
+    there = page(name)
+    texts = [span.target for span in there.spans] + [
+        block.text for block in there.blocks if block.language in ("", "sh")
+    ]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
+    targets = {word for line in lines if (asked := MAKE.match(line)) for word in asked[1].split()}
+    assert {word for word in targets if "=" not in word} <= TARGETS
+    modules = {asked[1] for line in lines for asked in MODULE.finditer(line)}
+    assert [module for module in modules if not is_runnable(ROOT.joinpath(*module.split(".")))] == []
+
+
+def is_runnable(path: Path) -> bool:
+    return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
 
 
 def test_faults_are_found() -> None:

@@ -65,7 +65,7 @@ def test_it_is_built_and_whole(tmp_path: Path) -> None:
     for name, section in SECTIONS.items():
         html = (tmp_path / "reference" / f"{name}.html").read_text()
         assert [each for each in section.names if f'id="{defined_in(each)}.{each}"' not in html] == []
-    assert "with_users.sh" in (tmp_path / "repository" / "deploy" / "redis" / "users.acl.html").read_text()
+    assert "user producer on" in (tmp_path / "repository" / "deploy" / "redis" / "users.acl.html").read_text()
     assert 'src="architecture.svg"' in (tmp_path / "index.html").read_text()
 
 

@@ -63,7 +63,7 @@ async def test_the_documented_tool_is_called(redis_url: str) -> None:
     async with ScriptedWorker(redis_url, ask_for_the_weather) as worker:
         out = await printed(block.text, REDIS_URL=redis_url)
     assert out == "Yes: It rains in Oslo all day.\n"
-    assert [tool.function.name for tool in worker.taken[0].tools or ()] == ["weather"]
+    assert [tool["function"]["name"] for tool in worker.taken[0].tools or ()] == ["weather"]
     assert [message.role for message in worker.taken[1].messages or ()] == ["user", "assistant", "tool"]
 
 
