@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from docs.scripts.pages import ROOT
@@ -11,15 +12,19 @@ WARNINGS = ("warning", "error", "exception", "critical")
 
 
 @cache
-def nodes(*folders: str) -> tuple[ast.AST, ...]:
-    """All of the Python files below folders of the repository."""
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return tuple(node for path in paths for node in ast.walk(ast.parse(path.read_text())))
+def sources(*folders: str) -> tuple[str, ...]:
+    """The Python files below folders of the repository."""
+    return tuple(path.read_text() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
 
 
-def texts(*folders: str) -> frozenset[str]:
-    """Every string that stands there as one."""
-    return frozenset(text for node in nodes(*folders) for text in _text_of(node))
+def nodes(*folders: str) -> Iterator[ast.AST]:
+    """All of their syntax."""
+    return (node for source in sources(*folders) for node in ast.walk(ast.parse(source)))
+
+
+def unsaid(words: Iterable[str], *folders: str) -> set[str]:
+    """Those of the words that no file there has as a text."""
+    return {word for word in words if not any(f'"{word}"' in source for source in sources(*folders))}
 
 
 def events(*folders: str) -> frozenset[str]:
