@@ -13,7 +13,7 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command "make image-requirements"
 
-.PHONY: help demo test test-slow test-clients test-prometheus lint format types chaos bench bench-peers bench-gpu tpu-ledger docs \
+.PHONY: help demo test test-slow test-clients test-prometheus lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
   constraints image-requirements manifests sbom image clean distclean
 
 help:  ## show this list
@@ -73,13 +73,22 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: .venv/dev.stamp  ## write docs/configuration.md from the settings, docs/metrics.md from the metrics, and into docs/models.md what is tested
+docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md and architecture.svg from the code, and build the site into site/
 	@$(BIN)/python -m penstock.worker.settings_page > docs/configuration.md
 	@$(BIN)/python -m penstock.worker.metrics_page > docs/metrics.md
 	@PYTHONPATH=tests:tests/engine $(BIN)/python -m models_page
+	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
+	@$(MAKE) --no-print-directory site
+
+site: .venv/docs.stamp  ## build the site of docs/ into site/; a link that leads nowhere, or a page that loads from elsewhere, fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "the site begins at site/index.html"
+
+picture: .venv/worker.stamp  ## draw docs/top.svg: the screen of `penstock top` over a small load, while a worker dies
+	@$(BIN)/python -m docs.scripts.terminal_view
 
 clean:  ## remove caches and build outputs
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find penstock producer engine worker gateway tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environment
@@ -89,7 +98,7 @@ distclean: clean  ## also remove the virtual environment
 constraints: .venv/deploy.stamp  ## resolve the newest versions of everything into constraints/
 	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
 	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
-	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra deploy --extra dev --upgrade --quiet --no-annotate \
+	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra deploy --extra docs --extra dev --upgrade --quiet --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done
@@ -133,6 +142,10 @@ image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than
 .venv/dev.stamp: pyproject.toml $(CONSTRAINTS)
 	@.ci/venv worker,gateway,dev
 	@touch .venv/worker.stamp $@
+
+.venv/docs.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,gateway,dev,docs
+	@touch .venv/worker.stamp .venv/dev.stamp $@
 
 .venv/deploy.stamp: pyproject.toml $(CONSTRAINTS)
 	@.ci/venv worker,gateway,dev,deploy

@@ -124,8 +124,7 @@ class AsyncClient:
     ) -> Reply:
         """Enqueues a request and waits for the whole reply. Giving up waiting cancels it, as with `stream`.
 
-        Raises:
-            Whatever `submit` and `Handle.result` raise.
+        It raises whatever `submit` and `Handle.result` raise.
         """
         return await self.stream(prompt, timeout=timeout, **sampling).read_to_end()
 
@@ -247,8 +246,7 @@ class AsyncClient:
             The number of tokens of the prompt.
 
         Raises:
-            RequestRefused: it would be refused, with this reason.
-            As `count_tokens`, else.
+            RequestRefused: it would be refused, with this reason. Else it raises as `count_tokens`.
         """
         answer = await self._call("validate", prompt, sampling, timeout)
         return answer.prompt_tokens or 0

@@ -113,8 +113,7 @@ class Handle:
     async def result(self, timeout: float | None = None) -> Reply:  # noqa: ASYNC109  the name callers expect
         """Waits for the end and returns the whole reply. A cancelled or expired one is returned with its text so far.
 
-        Raises:
-            The same as `stream`.
+        It raises what `stream` does.
         """
         return await self.stream(timeout=timeout).read_to_end()
 

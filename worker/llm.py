@@ -205,8 +205,7 @@ class LLM(Asking):
         nothing to continue from.
 
         Raises:
-            RequestRefused: an option is unknown or out of range.
-            Whatever `generate` raises, while iterating.
+            RequestRefused: an option is unknown or out of range. Iterating raises whatever `generate` does.
         """
         if not _is_one(prompt):
             raise TypeError(f"stream takes one prompt, not {prompt!r:.80}; generate and map take many")

@@ -1,0 +1,72 @@
+"""Which public names stand on which page of the reference, and where each is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import penstock
+
+
+class Section(NamedTuple):
+    """One page. It begins with `lead`, and shows `names` in this order."""
+
+    title: str
+    lead: str
+    names: tuple[str, ...]
+
+
+SECTIONS: Mapping[str, Section] = {
+    "clients": Section(
+        "Clients",
+        "All of them are in `penstock`: `from penstock import Client`. `LLM` needs the worker extra. "
+        "[The client library](../client.md) shows how they are used.",
+        ("Client", "AsyncClient", "BlockingHandle", "Handle", "BlockingReplyStream", "ReplyStream", "LLM"),
+    ),
+    "requests": Section(
+        "Requests",
+        "What is asked. [The wire](../wire.md#requests) has the ranges and defaults of all fields.",
+        ("Prompt", "Sampling", "GenerateRequest", "Message"),
+    ),
+    "replies": Section(
+        "Replies",
+        "What comes back, while it is written and at its end.",
+        (
+            "Reply", "Choice", "Chunk", "FinishReason", "ToolCall", "ToolCallDelta", "TokenLogprob", "TopLogprob",
+            "Usage", "Timings", "BulkResult", "BulkProgress", "ProgressCallback",
+        ),
+    ),
+    "errors": Section(
+        "Errors",
+        "[Troubleshooting](../troubleshooting.md#the-client-library-raises) says what to do about each.",
+        (
+            "PenstockError", "BadAddress", "ConnectionLost", "ServerRefused", "QueueFull", "NotDurable",
+            "RequestRefused", "RequestFailed", "CallFailed", "CallTimedOut", "ReplyTimeout", "UnknownRequest",
+            "ReplyGone", "ReplyCorrupt",
+        ),
+    ),
+    "status": Section(
+        "Cards and status", "What is known of a queue, and of a request.", ("ModelCard", "QueueStatus", "State")
+    ),
+}  # fmt: skip
+
+_ALIASES = {
+    "FinishReason": "penstock.producer.wire.replies",
+    "LLM": "penstock.worker.llm",  # without loading JAX
+    "ProgressCallback": "penstock.producer.progress",
+    "Prompt": "penstock.producer.request",
+    "State": "penstock.producer.transport",
+}
+"""What does not know itself where it is defined."""
+
+
+def defined_in(name: str) -> str:
+    """The module of a public name."""
+    return _ALIASES.get(name) or str(getattr(penstock, name).__module__)
+
+
+def page_of(section: Section) -> str:
+    """The page's Markdown, as mkdocstrings reads it."""
+    parts = [f"# {section.title}", section.lead]
+    parts += [f"::: {defined_in(name)}.{name}" for name in section.names]
+    return "\n\n".join(parts) + "\n"

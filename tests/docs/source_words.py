@@ -1,0 +1,71 @@
+"""Words that the code says: read from its syntax, so that nothing has to be made to go wrong."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from docs.scripts.pages import ROOT
+
+WARNINGS = ("warning", "error", "exception", "critical")
+
+
+@cache
+def sources(*folders: str) -> tuple[str, ...]:
+    """The Python files below folders of the repository."""
+    return tuple(path.read_text() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+def nodes(*folders: str) -> Iterator[ast.AST]:
+    """All of their syntax."""
+    return (node for source in sources(*folders) for node in ast.walk(ast.parse(source)))
+
+
+def unsaid(words: Iterable[str], *folders: str) -> set[str]:
+    """Those of the words that no file there has as a text."""
+    return {word for word in words if not any(f'"{word}"' in source for source in sources(*folders))}
+
+
+def events(*folders: str) -> frozenset[str]:
+    """What is logged there as a warning or worse."""
+    found: set[str] = set()
+    for node in nodes(*folders):
+        if isinstance(node, ast.Call) and node.args and (_logs(node.func) or _called(node) == "log_unexpected"):
+            found.update(_text_of(node.args[0]))
+        elif isinstance(node, ast.Assign) and [_named(target) for target in node.targets] == ["event"]:
+            found.update(text for part in ast.walk(node.value) for text in _text_of(part))
+    return frozenset(found)
+
+
+def findings(*folders: str) -> frozenset[str]:
+    """Names of the checks of `penstock doctor` that may find something wrong."""
+    found: set[str] = set()
+    for node in nodes(*folders):
+        if isinstance(node, ast.Call) and _called(node) in ("Finding", "_tried") and len(node.args) > 1:
+            if "ok" not in _text_of(node.args[1]):
+                found.update(_text_of(node.args[0]))
+        elif isinstance(node, ast.Assign) and [_named(target) for target in node.targets] == ["name"]:
+            found.update(_text_of(node.value))
+    return frozenset(found)
+
+
+def _logs(function: ast.expr) -> bool:
+    """Whether it is one of `_log`, `log` or `live.log`."""
+    return (
+        isinstance(function, ast.Attribute) and function.attr in WARNINGS and _named(function.value) in ("_log", "log")
+    )
+
+
+def _called(call: ast.Call) -> str:
+    return _named(call.func)
+
+
+def _named(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _text_of(node: ast.AST) -> tuple[str, ...]:
+    return (node.value,) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ()

@@ -1,0 +1,74 @@
+"""docs/troubleshooting.md names what the code says, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import source_words
+
+import penstock
+from docs.scripts.pages import Cell, page
+from penstock.worker import errors
+
+PAGE = page("docs/troubleshooting.md")
+
+
+def column(heading: str, place: int = 0) -> set[str]:
+    """Inline code of one column of the table under a heading."""
+    return {code for row in PAGE.table(heading) for code in row[place].codes}
+
+
+def test_every_exception_of_the_client_is_there() -> None:
+    raised = {
+        name
+        for name in penstock.__all__
+        if inspect.isclass(kind := getattr(penstock, name))
+        and issubclass(kind, penstock.PenstockError)
+        and kind is not penstock.PenstockError
+    }
+    assert column("The client library raises") == raised
+
+
+def test_every_code_of_an_end_is_there() -> None:
+    told = {code for row in page("docs/wire.md").table("Error codes") for code in row[0].codes}
+    assert column("A reply ends with error") == told
+    assert source_words.unsaid(told, "engine", "producer", "worker") == set()
+
+
+def test_codes_of_the_gateway_are_its_own() -> None:
+    told = {code for row in page("docs/gateway.md").table("Errors") for code in row[1].codes}
+    assert column("The gateway refuses") <= told
+    assert source_words.unsaid(told, "gateway", "producer") == set()
+
+
+def test_every_exit_status_is_there() -> None:
+    statuses = {
+        name: kind.exit_status
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, errors.WorkerError) and kind is not errors.WorkerError
+    }
+    rows = PAGE.table("A worker does not start, or ends")
+    told = {name: int(row[0].text) for row in rows for name in row[1].codes}
+    assert {name: told.get(name) for name in statuses} == statuses
+
+
+@pytest.mark.parametrize(("folder", "place"), [("worker", 0), ("gateway", 1)])
+def test_every_warning_in_a_log_is_there(folder: str, place: int) -> None:
+    said = source_words.events(folder)
+    assert len(said) > 15
+    assert column_of(tables_of_logs()[place]) == said
+
+
+def tables_of_logs() -> tuple[list[list[Cell]], list[list[Cell]]]:
+    return PAGE.table("What logs say"), PAGE.table("And of a gateway:")
+
+
+def column_of(rows: list[list[Cell]]) -> set[str]:
+    return {code for row in rows for code in row[0].codes}
+
+
+def test_every_check_of_the_doctor_that_may_fail_is_there() -> None:
+    checked = source_words.findings("worker/cli/checks")
+    assert len(checked) > 10
+    assert column("What penstock doctor finds") == checked
