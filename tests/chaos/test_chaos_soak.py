@@ -94,8 +94,8 @@ async def send(redis: RedisClient, request_id: str) -> object:
 
 
 async def is_clean(redis: RedisClient) -> bool:
-    """Whether the queue is empty, beside its streams there is only what workers say of themselves, and the server has freed
-    what expired: KEYS leaves it out, DBSIZE counts it until then.
+    """Whether the queue is empty, beside its streams there is only what workers say of themselves, and the server has
+    freed what expired: KEYS leaves it out, DBSIZE counts it until then.
     """
     is_empty = not await redis.xlen(keys.requests("soak")) and await key_names(redis) <= KEPT
     return is_empty and await redis.dbsize() <= len(await redis.keys("*"))
