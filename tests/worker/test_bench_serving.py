@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 from patience import WAIT_S
 from worker_harness import running_worker
 
 from penstock.engine.loading.identity import Identity
-from penstock.producer import AsyncClient, keys
+from penstock.producer import AsyncClient, ConnectionLost, QueueStatus, keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.bench import serving
 from penstock.worker.bench.errors import NotServed, OtherModel
@@ -65,6 +66,25 @@ async def test_work_ends_with_the_last_worker(
         with pytest.raises(NotServed, match="no worker serves queue 'q' any more"):
             await asyncio.wait_for(task, WAIT_S)
     assert ended.is_set()
+
+
+async def test_a_server_that_is_away_for_a_moment_ends_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "LOOK_INTERVAL_S", 0.0)
+    answers = iter([QueueStatus(True, 0), ConnectionLost("gone"), QueueStatus(True, 0), QueueStatus(False, 0)])
+
+    class Client:
+        async def queue_status(self) -> QueueStatus:
+            answer = next(answers)
+            if isinstance(answer, ConnectionLost):
+                raise answer
+            return answer
+
+        async def queues(self) -> tuple[str, ...]:
+            return ()
+
+    with pytest.raises(NotServed):
+        await asyncio.wait_for(while_served(cast("AsyncClient", Client()), "q", asyncio.sleep(WAIT_S)), WAIT_S)
+    assert next(answers, None) is None
 
 
 async def test_the_outcome_of_work_is_its_own(redis_url: str, redis: RedisClient) -> None:

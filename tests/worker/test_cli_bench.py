@@ -12,6 +12,7 @@ from cli_process import command, finish, penstock, start
 from patience import WAIT_S
 from worker_harness import running_worker
 
+from penstock import __version__
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.cli import run
@@ -42,7 +43,9 @@ async def test_bench_serve_on_a_running_worker(redis_url: str, tmp_path: Path) -
             "bench", "serve", "--redis-url", redis_url, "--queue", "q", *LOAD, "--json", str(tmp_path / "s.json")
         )
     assert outcome.status == 0, outcome.err
-    assert json.loads((tmp_path / "s.json").read_text())["runs"][0]["output_tokens"] == 12
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert found["runs"][0]["output_tokens"] == 12
+    assert (found["options"]["workers"], found["options"]["version"]) == (1, __version__)
 
 
 async def test_bench_serve_says_at_once_that_nobody_serves_the_queue(redis_url: str, redis: RedisClient) -> None:

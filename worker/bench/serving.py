@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, ConnectionLost
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
 from penstock.worker.bench.errors import NotServed, OtherModel
@@ -52,7 +53,7 @@ async def while_served(client: AsyncClient, queue: str, work: Coroutine[Any, Any
 
     Raises:
         NotServed: the last worker is gone; one that died, once its heartbeat has lapsed.
-        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+        ServerRefused: Redis can't be used. That it is away for a while is for `work` to bear.
         Whatever `work` raises.
     """
     working = asyncio.create_task(work, name="bench")
@@ -68,10 +69,11 @@ async def while_served(client: AsyncClient, queue: str, work: Coroutine[Any, Any
 
 
 async def _until_unserved(client: AsyncClient) -> None:
-    now = await client.queue_status()
-    while now.is_served:
+    is_served = True
+    while is_served:
         await asyncio.sleep(LOOK_INTERVAL_S)
-        now = await client.queue_status()
+        with suppress(ConnectionLost):
+            is_served = (await client.queue_status()).is_served
 
 
 def _names(card: ModelCard | None) -> set[str | None]:

@@ -6,13 +6,15 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, PenstockError
+from penstock.producer.queue_load import query_load
 from penstock.producer.wire import ModelCard
 from penstock.worker import garbage
 from penstock.worker.bench import punctual
@@ -28,6 +30,7 @@ from penstock.worker.bench.summary import Summary
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.progress import shown
+from penstock.worker.cli.redis import connected
 from penstock.worker.cli.waiting import wait_until_served
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
@@ -120,9 +123,10 @@ async def _with_workers(settings: Settings, client: _Client, model: str | None, 
         else:
             await require_served(asking, queue)
         card = await served_model(asking, queue, model)
+        described = {**_described(card), **await _fleet(settings)}
         of_card = None if card is None else card.vocab_size
         vocab_size = client.options.vocab_size or of_card or DEFAULT_VOCAB_SIZE
-        work = client.measure(settings.redis_url, queue, vocab_size, _described(card))
+        work = client.measure(settings.redis_url, queue, vocab_size, described)
         await (work if waits else while_served(asking, queue, work))
 
 
@@ -130,6 +134,15 @@ def _described(card: ModelCard | None) -> dict[str, Any]:
     """What is measured, as far as its workers say it."""
     names = ("model", "weights", "dtype", "max_model_len", "version")
     return {} if card is None else card.model_dump(include=set(names), exclude_none=True)
+
+
+async def _fleet(settings: Settings) -> dict[str, Any]:
+    """How many workers there are, as far as that is known."""
+    with suppress(PenstockError, ValueError):
+        async with connected(settings.redis_url) as redis:
+            load = await query_load(redis.execute_command, settings.queue)
+            return {} if load is None else {"workers": load.num_workers}
+    return {}
 
 
 async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size: int, model_name: str) -> None:
@@ -164,7 +177,9 @@ class _Client:
                 url, queue, load, progress, num_clients=self.num_clients, timeout_s=self.timeout_s
             )
 
-        loads = drawn(self.options, vocab_size, self.output.repeats, described.get("max_model_len"))
+        loads = drawn(self.options, vocab_size, self.output.repeats)
+        if described.get("max_model_len"):
+            require_fits(loads, described["max_model_len"])
         described = {**described, "clients": self.num_clients, **self.options.given()}
         await measure_runs(
             f"service, {described.get('model', 'queue ' + queue)}", described, loads, self.output, measure
@@ -219,12 +234,17 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
         raise CommandFailed(str(error), USAGE) from error
 
 
-def drawn(options: LoadOptions, vocab_size: int, count: int, max_model_len: int | None = None) -> list[Load]:
-    """`count` loads that are alike, whose requests fit the model as far as its longest sequence is known."""
+def drawn(options: LoadOptions, vocab_size: int, count: int) -> list[Load]:
+    """`count` loads that are alike."""
     try:
-        loads = [options.load(vocab_size, turn) for turn in range(count)]
-        if max_model_len is not None:
-            loads[0].check_fits(max_model_len)
+        return [options.load(vocab_size, turn) for turn in range(count)]
     except ImpossibleLoad as error:
         raise CommandFailed(str(error), USAGE) from error
-    return loads
+
+
+def require_fits(loads: Sequence[Load], max_model_len: int) -> None:
+    """Raises CommandFailed if a request of a trace is longer than the model's sequences, before anything is sent."""
+    try:
+        loads[0].check_fits(max_model_len)
+    except ImpossibleLoad as error:
+        raise CommandFailed(str(error), USAGE) from error

@@ -13,9 +13,9 @@ from penstock.worker.bench.comparing.figures import STATISTICS, Figure, Sample, 
 from penstock.worker.bench.comparing.intervals import RESAMPLES, SEED, WELCH, Interval, by_requests, by_runs
 from penstock.worker.bench.comparing.sameness import (
     check_comparable,
-    differing_options,
     has_same_load,
     obstacles,
+    other_differences,
 )
 from penstock.worker.bench.result_file import Result
 from penstock.worker.bench.summary import Target
@@ -107,7 +107,7 @@ def compare(first: Result, second: Result, *, anyway: bool = False) -> Compariso
     return Comparison(
         first, second, tuple(row for row in rows if (row.first, row.second) != (None, None)),
         "runs" if is_by_runs else "requests", is_paired,
-        tuple(obstacles(first, second)), tuple(differing_options(first, second)),
+        tuple(obstacles(first, second)), tuple(other_differences(first, second)),
     )  # fmt: skip
 
 

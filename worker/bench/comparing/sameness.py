@@ -38,10 +38,12 @@ def has_same_load(first: Result, second: Result) -> bool:
     return bool(first.load) and first.load == second.load
 
 
-def differing_options(first: Result, second: Result) -> list[tuple[str, Any, Any]]:
-    """Other options that differ, and the versions: what a comparison may be made for."""
-    names = sorted({*first.options, *second.options} - {*_MODEL, *_LOAD})
-    options = _differing("options", first.options, second.options, names)
+def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any]]:
+    """Options that differ and are no obstacle, and the versions: what a comparison may be made for."""
+    in_the_way = {name for name, _, _ in obstacles(first, second)}
+    names = sorted({*first.options, *second.options})
+    differing = _differing("options", first.options, second.options, names)
+    options = [each for each in differing if each[0] not in in_the_way]
     versions, others = (result.machine.get("versions") or {} for result in (first, second))
     return [*options, *_differing("versions", versions, others, sorted({*versions, *others}))]
 
