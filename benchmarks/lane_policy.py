@@ -180,7 +180,8 @@ def slot_load(size: Size, run: Simulation, found: Mapping[str, Cost]) -> list[di
         ("beat", "workers", workers * 0.3, "beat"),
         ("look for the dead: list of consumers, 2 in 1.5 s", "workers", 2 / SCAN_S, "consumers"),
         ("look for the dead: MGET of all, 2 in 1.5 s", "workers", 2 / SCAN_S, "beats of all"),
-        ("scrape: XPENDING, 1 in 15 s", "workers squared", workers / 15, "pending of all"),
+        ("measure, one for all", "workers", 1.0, "measure"),
+        ("scrape, 1 in 15 s", "workers", workers / 15, "scrape"),
     ]
     return [
         {
@@ -196,17 +197,15 @@ def split(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     by = {kind: sum(row["cores"] for row in rows if row["grows with"] == kind) for kind in _KINDS}
     found = []
     for queues in (1, 2, 4, 8, 16, 32, 64, 128):
-        linear = (by["requests"] + by["workers"]) / queues
-        squared = by["workers squared"] / queues**2
+        load = sum(by.values()) / queues
         found.append({
-            "queues": queues, "requests": by["requests"] / queues, "workers": by["workers"] / queues,
-            "workers squared": squared, "all": linear + squared, "without scans": linear,
-            "will do": "yes" if linear + squared <= MOST_LOAD else ("without scans" if linear <= MOST_LOAD else "no"),
+            "queues": queues, "requests": by["requests"] / queues, "workers": by["workers"] / queues, "all": load,
+            "will do": "yes" if load <= MOST_LOAD else "no",
         })  # fmt: skip
     return found
 
 
-_KINDS = ("requests", "workers", "workers squared")
+_KINDS = ("requests", "workers")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class QueueLoad:
     oldest_s: float = 0.0
     bands: tuple[BandLoad, ...] = ()  # the highest priority first
     num_running: int = 0
+    num_given_back: int = 0  # of those that wait: a worker has had them
     num_workers: int = 0
     slots: float = 0.0  # requests that these run at once
     tokens_per_s: float = 0.0  # of the fleet; 0: not known
@@ -51,6 +52,7 @@ class QueueLoad:
                 oldest_s=int(fields[b"oldest_ms"]) / 1000,
                 bands=tuple(_band(text) for text in fields[b"bands"].decode().split()),
                 num_running=int(fields[b"running"]),
+                num_given_back=int(fields.get(b"given_back", 0)),  # one of an earlier version does not say it
                 num_workers=int(fields[b"workers"]),
                 slots=float(fields[b"slots"]),
                 tokens_per_s=float(fields[b"rate"]),

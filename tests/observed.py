@@ -17,10 +17,10 @@ from worker_harness import QUICK, is_queue_empty, read_reply, send
 
 from penstock.engine import EngineInfo
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.stats import DeviceMemory
+from penstock.engine.stats import DeviceMemory, EngineStats, KindStats
 from penstock.gateway.server import serving_metrics
 from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import fake_model
+from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import WorkerService
 
@@ -42,6 +42,13 @@ class Observed:
             return [(await client.get(url)).raise_for_status().text for url in urls]
 
 
+class _TwoKinds(FakeEngine):
+    """Its pages are of two kinds, as where layers differ in their KV heads."""
+
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), kinds=(KindStats(80, 60, 10), KindStats(20, 20, 0)))
+
+
 class _NoGrammars:
     def compile(self, source: str) -> Any:
         raise InvalidRequest("this engine follows none")
@@ -51,7 +58,7 @@ class _NoGrammars:
 async def observed(redis_url: str) -> AsyncIterator[Observed]:
     """On the queue `q`, with the fake engine on a device that says what it holds, as a GPU does."""
     memory = DeviceMemory(0, 2**30, 2**31, 2**32)
-    model = replace(fake_model(), name="tiny", info=INFO, grammars=_NoGrammars(), memory=lambda: (memory,))
+    model = replace(fake_model(_TwoKinds()), name="tiny", info=INFO, grammars=_NoGrammars(), memory=lambda: (memory,))
     config = WorkerConfig(**{**QUICK, "name": "w", "health_host": "127.0.0.1", "health_port": 0})
     service = WorkerService(config, redis_url, lambda _: model)
     task = asyncio.create_task(service.run())

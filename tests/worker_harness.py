@@ -103,11 +103,12 @@ async def running_worker(
     engine: FakeEngine | None = None,
     text: TextEncoder | None = None,
     identity: Identity | None = None,
+    model_name: str = "",
     **options: Any,
 ) -> AsyncIterator[Running]:
     """A worker that has joined its queue; drained or aborted at the end, whatever happened to it."""
     engine = engine or FakeEngine()
-    model = replace(fake_model(engine), identity=identity)
+    model = replace(fake_model(engine), identity=identity, name=model_name)
     model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
     service = WorkerService(config, url, lambda _: model)

@@ -39,7 +39,7 @@ def band_of(priority: int) -> str:
 
 
 class Metrics:
-    """One worker's. Counters are what this process did; the gauges of the queue are read from Redis at each scrape."""
+    """One worker's. Counters are what this process did; gauges of the queue are what one worker measured for all."""
 
     def __init__(self, queue: str = "") -> None:
         self.registry = Registry(__version__)
@@ -166,16 +166,14 @@ class Metrics:
         self._live.set(num_live)
         self._ready.set(is_ready)
 
-    def set_queue(self, *, length: int, pending: int, lag: int) -> None:
-        self._queue_length.set(length)
-        self._queue_pending.set(pending)
-        self._queue_lag.set(lag)
-
     def set_letters(self, *, request: int, malformed: int) -> None:
         self._letters_kept.labels(kind="request").set(request)
         self._letters_kept.labels(kind="malformed").set(malformed)
 
     def set_load(self, load: QueueLoad) -> None:
+        self._queue_length.set(load.num_waiting + load.num_running)
+        self._queue_pending.set(load.num_running + load.num_given_back)
+        self._queue_lag.set(load.num_waiting - load.num_given_back)
         self._backlog_tokens.set(load.tokens)
         self._wanted.set(load.wanted_workers)
         self._fleet_workers.set(load.num_workers)

@@ -25,7 +25,8 @@ Prometheus does; others get Prometheus's text.
 - **Of a process, and of a queue.** Counters and histograms are what one process did: sum them. The gauges of a queue
   (`penstock_queue_*`, `penstock_waiting_*`, `penstock_oldest_wait_seconds`, `penstock_backlog_tokens`,
   `penstock_fleet_*`, `penstock_wanted_workers`, `penstock_dead_letters_kept`) are the same in each of its workers: take
-  `max by (queue)`.
+  `max by (queue)`. One worker measures them for all, once a second ([scaling.md](scaling.md)); dead letters are
+  counted at each scrape.
 - **Tokens add up.** `prompt_tokens`, `prompt_tokens_cached` and `generation_tokens` are the sums of the usage of the
   replies that ended, and each is counted by the worker that wrote the end. Over all workers `published_tokens` is
   `generation_tokens` and what replies have that go on. `engine_generated_tokens` is more by what was generated and then

@@ -258,17 +258,12 @@ class WorkerService:
                     await self._measure_queue(self._redis)
 
     async def _measure_queue(self, redis: RedisClient) -> None:
-        key = keys.requests(self.config.queue)
+        """Of what grows with the fleet it reads what one worker measures for all: each would list all others."""
         pipeline = redis.pipeline(transaction=False)
-        pipeline.xlen(key)
-        pipeline.xpending(key, keys.GROUP)
         pipeline.hgetall(keys.load(self.config.queue))
         pipeline.xlen(keys.dead(self.config.queue))
         pipeline.xlen(keys.malformed(self.config.queue))
-        length, pending, load, letters, malformed = await pipeline.execute()
-        held = {consumer["name"].decode(): int(consumer["pending"]) for consumer in pending["consumers"]}
-        taken = sum(held.values()) - held.get(keys.WAITING, 0)
-        self.metrics.set_queue(length=length, pending=taken, lag=length - taken)
+        load, letters, malformed = await pipeline.execute()
         self.metrics.set_letters(request=letters, malformed=malformed)
         with suppress(ValueError):  # nobody has looked yet
             self.metrics.set_load(QueueLoad.of(load))

@@ -17,13 +17,18 @@ from penstock.producer.redis.pipeline import Command, execute, execute_one
 from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.heartbeat import BEATS_PER_READ
-from penstock.worker.protocol.scripts import Bill
+from penstock.worker.protocol.scripts import Bill, Part
 
 QUEUE = "costs"
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_bytes": 8 << 20}
 BODY = {"prompt": "x" * 1000, "max_tokens": "500", "tenant": "t1", "priority": "1", "timeout_s": "600"}
 CALLS, LONG_CALLS = 1500, 60
 RUNNING = 8  # requests of one worker, in a charge
+PART = Part(slots=RUNNING, tokens_per_s=100.0, reply_tokens=500.0, token_bytes=4.0)  # of each worker
+_MEASURE = scripts.measure(QUEUE, every_ms=0, target_s=60.0, max_bytes=8 << 20)
+_SCRAPE: list[Command] = [
+    ("HGETALL", keys.load(QUEUE)), ("XLEN", keys.dead(QUEUE)), ("XLEN", keys.malformed(QUEUE)),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,10 @@ async def measure(num_workers: int) -> dict[str, Cost]:
             await _give_one(redis, f"worker-{place:05d}")
         for name, call in _over_all(redis, num_workers).items():
             found[name] = await _cost(redis, call, LONG_CALLS)
+        for place in range(num_workers):
+            await execute_one(redis, scripts.say(QUEUE, worker=f"worker-{place:05d}", part=PART, every_ms=0))
+        found["measure"] = await _cost(redis, lambda: execute_one(redis, _MEASURE), CALLS)
+        found["scrape"] = await _cost(redis, lambda: execute(redis, _SCRAPE), CALLS)
         await redis.aclose()
     return found
 
@@ -96,7 +105,6 @@ def _over_all(redis: RedisClient, num_workers: int) -> dict[str, Call]:
     return {
         "beats of all": lambda: execute(redis, [("MGET", *page) for page in pages]),
         "consumers": lambda: execute_one(redis, ("XINFO", "CONSUMERS", keys.requests(QUEUE), keys.GROUP)),
-        "pending of all": lambda: execute_one(redis, ("XPENDING", keys.requests(QUEUE), keys.GROUP)),
     }
 
 

@@ -5,7 +5,8 @@
 #   credentials.sh FOLDER [CERTIFICATES]    CERTIFICATES is the folder of certificates.sh, empty without the profile `tls`
 #
 #   FOLDER/redis/passwords/ROLE, tls/       for the server
-#   FOLDER/ROLE/penstock.toml               for a program: its Redis URL; with TLS ca.crt, and for the gateway a certificate
+#   FOLDER/ROLE/penstock.toml               for a program: its Redis URL, and for the gateway that of an operator, for the page
+#                                           that looks after queues; with TLS ca.crt, and for the gateway a certificate
 #   FOLDER/grafana/password                 of Grafana's user `admin`
 #
 # Each of the second level is a volume of its own, and a container has those that it needs.
@@ -35,11 +36,16 @@ if [ -n "$certificates" ]; then
   install -m 444 "$certificates/redis.key" "$folder/redis/tls/tls.key" # the server is another user than its entry point
   install -m 444 "$certificates/redis.crt" "$folder/redis/tls/tls.crt"
 fi
+url_of() { # of a role
+  echo "\"$scheme://$1:$(cat "$folder/redis/passwords/$1")@redis:6379/0$query\""
+}
+
 for role in worker gateway producer operator; do
   mkdir -p "$folder/$role"
   {
     [ "$role" != gateway ] || echo '[gateway]'
-    echo "redis_url = \"$scheme://$role:$(cat "$folder/redis/passwords/$role")@redis:6379/0$query\""
+    echo "redis_url = $(url_of "$role")"
+    [ "$role" != gateway ] || echo "operator_redis_url = $(url_of operator)"
   } > "$folder/$role/penstock.toml.new"
   if [ -n "$certificates" ]; then
     install -m 444 "$certificates/ca.crt" "$folder/$role/ca.crt"

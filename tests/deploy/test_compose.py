@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
 from fakes import eventually
@@ -78,7 +79,8 @@ def test_the_first_start_draws_the_passwords_and_the_next_keeps_them(tmp_path: P
     for role in ROLES:
         assert f"redis://{role}:{passwords[role]}@redis:6379/0" in made[f"{role}/penstock.toml"]
         told = "".join(text for name, text in made.items() if name.startswith(f"{role}/"))
-        assert not any(password in told for other, password in passwords.items() if other != role)
+        known = {role, "operator"} if role == "gateway" else {role}  # its page looks after queues
+        assert {other for other, password in passwords.items() if password in told} == known
     assert make_access(tmp_path) == made
 
 
@@ -244,6 +246,25 @@ async def test_the_services_work_together(compose: Compose, compile_cache: Path)
         await answer_at(f"redis://{url}")
     with pytest.raises(ServerRefused, match="permissions"):
         await answer_at(f"redis://reader:{compose.password('reader')}@{url}")
+
+
+@pytest.mark.parametrize(("taken_away", "expected"), [("", 200), ("none", 503)])
+async def test_the_gateway_s_page_looks_as_an_operator(compose: Compose, taken_away: str, expected: int) -> None:
+    port = free_port()
+    variables = {f"{GATEWAY}PORT": str(port), f"{GATEWAY}OPERATOR_REDIS_URL": taken_away}
+    command = [*entrypoint(), "keys", "create", "--admin"]
+    there = {SERVICES["operator"]["environment"]["PENSTOCK_CONFIG"]: str(compose.config_of("operator"))}
+    known = environment(SERVICES["operator"]["environment"], there)
+    made = await asyncio.to_thread(subprocess.run, command, env=known, cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    async with (
+        running("gateway", compose, here=variables),
+        httpx2.AsyncClient(headers={"x-api-key": made.stdout.strip()}) as client,
+    ):
+        await eventually(lambda: asyncio.to_thread(is_ready, compose, port))
+        answer = await client.get(f"http://127.0.0.1:{port}/operations/queues/default")
+    assert answer.status_code == expected, answer.text
+    assert expected == 200 or answer.json()["error"]["code"] == "not_an_operator"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")

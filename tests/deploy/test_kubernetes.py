@@ -92,6 +92,20 @@ def test_the_script_makes_every_secret_that_is_named_and_only_once(tmp_path: Pat
     assert made_secrets(tmp_path) == made
 
 
+def test_gateways_have_an_operator_s_url_beside_their_own() -> None:
+    """Optional: of a Redis of one's own the Secret may have none."""
+    (gateway,) = [each for each in of_kind(written(), "Deployment") if each["metadata"]["name"] == "penstock-gateway"]
+    (container,) = gateway["spec"]["template"]["spec"]["containers"]
+    urls = {
+        each["name"]: each["valueFrom"]["secretKeyRef"] for each in container["env"] if each["name"].endswith("URL")
+    }
+    secret = {"name": "penstock-redis-urls"}
+    assert urls == {
+        "PENSTOCK_GATEWAY_REDIS_URL": {**secret, "key": "gateway"},
+        "PENSTOCK_GATEWAY_OPERATOR_REDIS_URL": {**secret, "key": "operator", "optional": True},
+    }
+
+
 def test_the_certificate_is_for_the_name_that_clients_use(tmp_path: Path) -> None:
     certificate = made_secrets(tmp_path)["penstock-redis-tls"]["tls.crt"]
     command = ["openssl", "x509", "-noout", "-ext", "subjectAltName"]

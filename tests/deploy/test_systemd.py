@@ -66,6 +66,14 @@ def test_variables_are_settings() -> None:
         assert not re.search(r"^Environment=.*(URL|PASSWORD)", UNITS[unit].read_text(), re.MULTILINE)
 
 
+def test_the_files_that_hold_urls_are_said_to_hold_the_operator_s() -> None:
+    wanted = f"{GATEWAY}OPERATOR_REDIS_URL"
+    assert wanted in UNITS["penstock-gateway.service"].read_text()
+    guide = (ROOT / "docs/deployment.md").read_text()
+    (line,) = re.findall(r"^install .* /etc/penstock/gateway\.env .*$", guide, re.MULTILINE)
+    assert wanted in line
+
+
 def test_what_a_restart_would_not_cure_is_not_restarted() -> None:
     (statuses,) = lines("penstock-worker@.service", "RestartPreventExitStatus")
     final: tuple[type[WorkerError], ...] = (BadWorkerConfig, RedisRefused, OtherFleet)

@@ -66,12 +66,7 @@ async def test_all_that_is_exported_can_be_seen(redis_url: str, redis: RedisClie
     assert unseen == UNSEEN
 
 
-UNSEEN = {
-    "penstock_claims", "penstock_duplicate_entries", "penstock_engine_kind_pages", "penstock_fleet_slots",
-    "penstock_fleet_tokens_per_second",
-    "penstock_generation_tokens", "penstock_waiting_tokens",
-    "process_start_time_seconds", "process_virtual_memory_bytes",
-}  # fmt: skip
+UNSEEN = {"process_virtual_memory_bytes"}  # reserved, and mostly never used: JAX asks for far more than it takes
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

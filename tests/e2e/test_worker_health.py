@@ -9,9 +9,12 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -104,6 +107,11 @@ async def test_metrics(redis_url: str, redis: RedisClient) -> None:
         for i in range(5):
             await send(redis, prompt="x", id=f"x{i}", max_tokens=5)
         await eventually(lambda: len(engine.prefilled) == 3)
+
+        async def is_measured() -> bool:
+            return (await get_metrics(port))["penstock_queue_length"] == 5
+
+        await eventually(is_measured)  # once a second
         during = await get_metrics(port)
         engine.allow()
         await read_reply(redis, "x4")
@@ -197,9 +205,41 @@ async def test_scrapes_at_the_same_time_share_one_connection(redis_url: str, red
         pages = await asyncio.gather(*(http(port, "/metrics") for _ in range(40)))
         assert {status for status, _ in pages} == {200}
         assert await num_connections(redis, "w") < before + 5  # one, and what the worker's own tasks want just then
-        scrapes = (await redis.info("commandstats"))["cmdstat_xpending"]["calls"]
+        scrapes = (await redis.info("commandstats"))["cmdstat_xlen"]["calls"] / 2  # the dead letters, of two kinds
         assert scrapes < 40
         assert scraped(pages[0][1])["penstock_queue_length"] == 0
+
+
+async def test_scrapes_of_all_workers_cost_one_list_of_them_a_second(redis_url: str, redis: RedisClient) -> None:
+    """The list has a line for each worker: if each asked for it at each scrape, it would be their number squared."""
+    options = {"health_host": "127.0.0.1", "health_port": 0}
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(running_worker(redis_url, **options)) for _ in range(4)]
+        async with redis.monitor() as monitor:  # type: ignore[union-attr]
+            begun_s = time.monotonic()
+            for _ in range(20):
+                pages = await asyncio.gather(*(get_metrics(worker.service.health_port) for worker in workers))
+            await redis.echo("scraped")
+            took_s = time.monotonic() - begun_s
+            said = [told async for told in until_echo(monitor)]
+    assert {page["penstock_queue_length"] for page in pages} == {0}
+    load = keys.load("q")
+    looks = [client for client, command in said if command.startswith(f"HSET {load} at_ms")]
+    lists = [client for client, command in said if command == f"XPENDING {keys.requests('q')} {keys.GROUP}"]
+    scrapes = [client for client, command in said if command == f"HGETALL {load}"]
+    assert len(scrapes) >= 20
+    assert "lua" not in scrapes
+    assert lists == looks == ["lua"] * len(looks)
+    assert len(looks) <= took_s + 1
+
+
+async def until_echo(monitor: Any) -> AsyncIterator[tuple[str, str]]:
+    """Who sent a command, a connection or a script, and the command."""
+    async with asyncio.timeout(WAIT_S):
+        async for told in monitor.listen():
+            if told["command"].startswith("ECHO"):
+                return
+            yield told["client_type"], told["command"]
 
 
 async def num_connections(redis: RedisClient, worker: str) -> int:

@@ -14,6 +14,7 @@ from penstock.engine import EngineInfo, EngineStats
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.stats import DeviceMemory, KindStats
 from penstock.gateway.exposition import render
+from penstock.producer.queue_load import QueueLoad
 from penstock.worker.delivery.measured_grammars import MeasuredGrammars
 from penstock.worker.metrics import DROP_REASONS, ERROR_CODES, Metrics, band_of
 from penstock.worker.metrics_page import page
@@ -42,7 +43,7 @@ def test_every_series_is_there_from_the_start() -> None:
 def test_gauges_show_what_was_set_last() -> None:
     metrics = Metrics()
     metrics.set_service(num_live=3, is_ready=True)
-    metrics.set_queue(length=5, pending=2, lag=3)
+    metrics.set_load(QueueLoad(num_waiting=4, num_running=1, num_given_back=1))
     metrics.set_letters(request=4, malformed=1)
     stats = EngineStats(num_running=4, steps_total=7, compiles_after_warmup_total=1, num_pages=8, num_free_pages=2)
     metrics.set_engine(replace(stats, num_cached_pages=4), [DeviceMemory(3, 10, 20, 30)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
@@ -11,6 +11,36 @@ from penstock.worker.bench.errors import ImpossibleLoad
 
 Kind = Literal["burst", "constant", "poisson", "closed"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Process(Protocol):
+    """Says when requests arrive. `str` of it is a few words for people."""
+
+    @property
+    def concurrency(self) -> int | None:
+        """How many may be under way; None: whoever arrives does not wait for others."""
+
+    def times_s(self, count: int, seed: int) -> list[float]:
+        """Seconds from the start to each of `count` arrivals, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedArrivals:
+    """As a trace says, `speed` times as fast."""
+
+    at_s: tuple[float, ...]  # from the first one, in order
+    speed: float = 1.0
+
+    @property
+    def concurrency(self) -> int | None:
+        return None
+
+    def times_s(self, count: int, seed: int) -> list[float]:
+        return [time_s / self.speed for time_s in self.at_s[:count]]
+
+    def __str__(self) -> str:
+        faster = "" if self.speed == 1 else f" at {self.speed:g} times the speed"
+        return f"as traced over {(self.at_s[-1] if self.at_s else 0.0) / self.speed:,.1f} s{faster}"
 
 
 @dataclass(frozen=True, slots=True)

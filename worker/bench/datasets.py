@@ -10,11 +10,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.worker.bench.block_prompts import BlockPrompt, bounds
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.lengths import Lengths
 
-Prompt: TypeAlias = str | tuple[int, ...] | tuple[Mapping[str, str], ...]
+Said: TypeAlias = str | tuple[int, ...] | tuple[Mapping[str, str], ...]
 """Text, token ids or chat messages."""
+
+Prompt: TypeAlias = Said | BlockPrompt
 
 SHARED_PROMPTS = Lengths("loguniform", (16, 512))
 SHARED_OUTPUTS = Lengths("uniform", (16, 128))
@@ -28,6 +31,19 @@ class BenchRequest:
     prompt: Prompt
     max_tokens: int
     ignore_eos: bool = True  # so that every engine has the same amount to generate
+    tenant: str | None = None
+    priority: int = 0
+    affinity: str | None = None
+    source: str = ""  # the line of a trace, for messages
+
+    def said(self) -> Said:
+        """The prompt as it is sent. Made anew where it is long and follows from little: loads stay small."""
+        return self.prompt.token_ids() if isinstance(self.prompt, BlockPrompt) else self.prompt
+
+    def whose(self) -> dict[str, str | int]:
+        """What a queue goes by, as far as it is given."""
+        values = {"tenant": self.tenant, "priority": self.priority or None, "affinity": self.affinity}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def random_requests(
@@ -64,17 +80,17 @@ def shared_prefix_requests(
         count, vocab_size, prompt_length=prompt_length, output_length=output_length, seed=int(rng.integers(2**31))
     )
     return [
-        BenchRequest((*prefixes[at % num_prefixes], *_ids(request.prompt)), request.max_tokens)
+        BenchRequest((*prefixes[at % num_prefixes], *_ids(request.said())), request.max_tokens)
         for at, request in enumerate(own)
     ]
 
 
 def with_other_ids(requests: list[BenchRequest], vocab_size: int, turn: int) -> list[BenchRequest]:
     """The same lengths and shared prefixes with other random ids, which no cache has seen; turn 0 changes none."""
-    low, high = _bounds(vocab_size)
+    low, high = bounds(vocab_size)
     return [
         BenchRequest(
-            tuple(low + (id_ - low + 97 * turn) % (high - low) for id_ in _ids(request.prompt)), request.max_tokens
+            tuple(low + (id_ - low + 97 * turn) % (high - low) for id_ in _ids(request.said())), request.max_tokens
         )
         for request in requests
     ]
@@ -136,13 +152,8 @@ def _is_of_kind(name: str, part: Any) -> bool:
 
 
 def _random_ids(rng: np.random.Generator, length: int, vocab_size: int) -> tuple[int, ...]:
-    return tuple(rng.integers(*_bounds(vocab_size), length).tolist())
+    return tuple(rng.integers(*bounds(vocab_size), length).tolist())
 
 
-def _bounds(vocab_size: int) -> tuple[int, int]:
-    """Away from both ends of the vocabulary, where special tokens are."""
-    return min(300, vocab_size // 4), min(vocab_size, 8192) - min(64, vocab_size // 8)
-
-
-def _ids(prompt: Prompt) -> tuple[int, ...]:
+def _ids(prompt: Said) -> tuple[int, ...]:
     return tuple(part for part in prompt if isinstance(part, int))

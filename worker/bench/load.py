@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
-from penstock.worker.bench.arrivals import Arrivals
+from penstock.worker.bench.arrivals import Arrivals, Process
 from penstock.worker.bench.datasets import BenchRequest
+from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.summary import Target
 
 
@@ -14,10 +16,27 @@ class Load:
     """A benchmark's input. `seed` is that of the arrivals; the requests are drawn already."""
 
     requests: tuple[BenchRequest, ...]
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: Process = field(default_factory=Arrivals)
     temperature: float = 0.0
     seed: int = 0
     target: Target = field(default_factory=Target)
 
     def times_s(self) -> list[float]:
         return self.arrivals.times_s(len(self.requests), self.seed)
+
+    def check_fits(self, max_model_len: int) -> None:
+        """Raises ImpossibleLoad if a request of a trace is longer than a sequence of the model can be."""
+        for request in self.requests:
+            if request.source and len(request.prompt) + request.max_tokens > max_model_len:
+                raise ImpossibleLoad(
+                    f"{request.source}: {len(request.prompt)} prompt tokens and {request.max_tokens} output tokens "
+                    f"never fit max_model_len {max_model_len}"
+                )
+
+    def digest(self) -> str:
+        """The first 16 hex digits of SHA-256 over all that is sent and when: equal for loads that are the same."""
+        found = hashlib.sha256(repr((str(self.arrivals), self.temperature)).encode())
+        for request, time_s in zip(self.requests, self.times_s(), strict=True):
+            sent = (request.prompt, request.max_tokens, request.ignore_eos, *request.whose().items(), round(time_s, 6))
+            found.update(repr(sent).encode())
+        return found.hexdigest()[:16]

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.engine.driver import StepEngine
 from penstock.engine.request import Output, Request, SamplingParams
 from penstock.engine.text.conversation import Conversation, EncodedChat
-from penstock.worker.bench.datasets import Prompt
+from penstock.worker.bench.datasets import Said
 from penstock.worker.bench.load import Load
 from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
 from penstock.worker.progress import Progress, silent
@@ -34,10 +34,11 @@ def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: P
     requests = [
         Request(
             str(place),
-            _token_ids(text, request.prompt),
+            _token_ids(text, request.said()),
             SamplingParams(
                 temperature=load.temperature, max_tokens=request.max_tokens, ignore_eos=request.ignore_eos, seed=place
             ),
+            priority=request.priority,
         )
         for place, request in enumerate(load.requests)
     ]
@@ -78,7 +79,7 @@ def _note(running: dict[str, Timeline], outputs: Sequence[Output], now_s: float)
             end(timeline, output.finish_reason, output.num_prompt_tokens, now_s)
 
 
-def _token_ids(text: TextEncoder, prompt: Prompt) -> tuple[int, ...]:
+def _token_ids(text: TextEncoder, prompt: Said) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return tuple(text.encode(prompt))
     ids = tuple(part for part in prompt if isinstance(part, int))

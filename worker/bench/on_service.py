@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import cast
+from typing import Any, cast
 
 from penstock.producer import AsyncClient, PenstockError
-from penstock.producer.request import Prompt
+from penstock.producer.request import Prompt, Sampling
 from penstock.worker.bench.datasets import BenchRequest
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.load import Load
@@ -75,14 +75,16 @@ class _Run:
     async def _follow(
         self, client: AsyncClient, request: BenchRequest, timeline: Timeline, place: int, gate: asyncio.Semaphore
     ) -> None:
+        options: dict[str, Any] = {
+            "max_tokens": request.max_tokens,
+            "ignore_eos": request.ignore_eos,
+            "temperature": self._load.temperature,
+            "seed": place,
+            **request.whose(),
+        }
         try:
             async with client.stream(
-                cast("Prompt", request.prompt),
-                timeout=self._timeout_s,
-                max_tokens=request.max_tokens,
-                ignore_eos=request.ignore_eos,
-                temperature=self._load.temperature,
-                seed=place,
+                cast("Prompt", request.said()), timeout=self._timeout_s, **cast("Sampling", options)
             ) as chunks:
                 async for chunk in chunks:
                     note(timeline, len(chunk.tokens), time.perf_counter())

@@ -20,9 +20,12 @@ from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.lengths import Lengths
 from penstock.worker.bench.load import Load
 from penstock.worker.bench.summary import Target
+from penstock.worker.bench.traces import read_trace
 
 DEFAULT_REQUESTS = 64
-_POSITIVE = ("requests", "prefix_length", "prefix_count", "vocab_size")
+_POSITIVE = ("requests", "prefix_length", "prefix_count", "vocab_size", "trace_block")
+_OF_TRACES = ("trace_speed", "trace_block")
+_SAID_BY_TRACES = ("prompt_length", "output_length", "prefix_length", "prefix_count", "rate", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class LoadOptions:
     prefix_length: int | None = None
     prefix_count: int | None = None
     vocab_size: int | None = None
+    trace: str | None = None
+    trace_speed: float | None = None
+    trace_block: int | None = None
     seed: int = 0
     arrivals: Kind = "burst"
     rate: float | None = None
@@ -57,6 +63,8 @@ class LoadOptions:
             raise ImpossibleLoad(f"--seed must be 0 or more, not {self.seed}")
         if not 0.0 <= self.temperature <= 100.0:
             raise ImpossibleLoad(f"--temperature must be 0 to 100, not {self.temperature:g}")
+        if self.trace_speed is not None and not 0 < self.trace_speed < float("inf"):
+            raise ImpossibleLoad(f"--trace-speed must be above 0, not {self.trace_speed:g}")
         self._refuse_strangers()
         self._lengths()
         self._process()
@@ -75,6 +83,10 @@ class LoadOptions:
         """
         if vocab_size < 16:
             raise ImpossibleLoad(f"--vocab-size {vocab_size} is too small for random prompts, 16 is the least")
+        if self.trace is not None:
+            trace = read_trace(Path(self.trace), self.requests, self.trace_block)
+            traced = tuple(trace.requests(vocab_size, self.seed, turn))
+            return Load(traced, trace.arrivals(self.trace_speed or 1.0), self.temperature, target=self._target())
         requests = self._draw(vocab_size)
         if not self.is_file:
             requests = with_other_ids(requests, vocab_size, turn)
@@ -83,6 +95,8 @@ class LoadOptions:
     def given(self) -> dict[str, Any]:
         """What was not left at None, for a report."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.trace is not None:  # it says where requests come from, and when
+            values |= {"dataset": None, "arrivals": None}
         return {name: value for name, value in values.items() if value is not None}
 
     def _draw(self, vocab_size: int) -> list[BenchRequest]:
@@ -105,7 +119,13 @@ class LoadOptions:
         )
 
     def _refuse_strangers(self) -> None:
-        """Options that the dataset has no use for."""
+        """Options that the trace, or the dataset, has no use for."""
+        if self.trace is not None:
+            self._refuse_beside_a_trace(self.trace)
+            return
+        for name in _OF_TRACES:
+            if getattr(self, name) is not None:
+                raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name):g} means nothing without --trace")
         unused = {"random": ("prefix_length", "prefix_count"), "shared-prefix": ()}.get(
             self.dataset, ("prefix_length", "prefix_count", "prompt_length", "vocab_size")
         )
@@ -114,6 +134,16 @@ class LoadOptions:
                 raise ImpossibleLoad(f"{_flag(name)} {getattr(self, name)} means nothing to --dataset {self.dataset}")
         if self.is_file and not Path(self.dataset).is_file():
             raise ImpossibleLoad(f"--dataset must be random, shared-prefix or a JSONL file, not {self.dataset!r}")
+
+    def _refuse_beside_a_trace(self, trace: str) -> None:
+        others = {name: getattr(self, name) for name in _SAID_BY_TRACES}
+        others["dataset"] = None if self.dataset == "random" else self.dataset
+        others["arrivals"] = None if self.arrivals == "burst" else self.arrivals
+        for name, value in others.items():
+            if value is not None:
+                raise ImpossibleLoad(f"{_flag(name)} {value} means nothing to --trace {trace}, which says it itself")
+        if not Path(trace).is_file():
+            raise ImpossibleLoad(f"--trace {trace} is no file")
 
     def _lengths(self) -> tuple[Lengths, Lengths]:
         prompts, outputs = self.prompt_length, self.output_length

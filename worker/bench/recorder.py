@@ -30,8 +30,8 @@ class Timeline:
 class Recorder:
     """The timelines of one run, in the order of the requests."""
 
-    def __init__(self) -> None:
-        self.start_s = time.perf_counter()
+    def __init__(self, start_s: float | None = None) -> None:
+        self.start_s = time.perf_counter() if start_s is None else start_s
         self.timelines: list[Timeline] = []
 
     def arrive(self, offset_s: float | None = None) -> Timeline:

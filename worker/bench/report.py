@@ -11,8 +11,10 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from penstock.worker.bench.load import Load
 from penstock.worker.bench.machine import describe_machine
 from penstock.worker.bench.recorder import Recorder
+from penstock.worker.bench.result_file import result_text
 from penstock.worker.bench.summary import Summary, median_run
 
 _LATENCIES = (
@@ -33,6 +35,7 @@ class Report:
     runs: tuple[Summary, ...]
     recorders: tuple[Recorder, ...]
     cpu_s: tuple[float, ...]  # processor seconds of this process in each run
+    load: Load | None = None  # of the first run; None: not known
 
     @classmethod
     def of(
@@ -41,10 +44,11 @@ class Report:
         options: dict[str, Any],
         runs: Sequence[tuple[Summary, Recorder, float]],
         machine: dict[str, Any],
+        load: Load | None = None,
     ) -> Report:
         """Takes `(figures, notes, processor seconds)` of each run, and what `describe_machine` said before them."""
         summaries, recorders, cpu_s = zip(*runs, strict=True)
-        return cls(title, options, machine, summaries, recorders, cpu_s)
+        return cls(title, options, machine, summaries, recorders, cpu_s, load)
 
     @property
     def median(self) -> int:
@@ -52,17 +56,20 @@ class Report:
         return median_run(self.runs)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single tokens."""
+        """Everything but the single deliveries."""
+        load = self.load
         return {
             "title": self.title,
             "options": self.options,
+            "load": None if load is None else {"requests": len(load.requests), "digest": load.digest()},
             "machine": self.machine,
             "runs": [{**asdict(run), "cpu_s": cpu_s} for run, cpu_s in zip(self.runs, self.cpu_s, strict=True)],
             "errors": sorted({line.error for recorder in self.recorders for line in recorder.timelines if line.error}),
         }
 
     def write_json(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        """Writes what `to_json` has and all deliveries, which `read_result` reads."""
+        path.write_text(result_text(self.to_json(), self.recorders))
 
     def tables(self) -> Group:
         return Group(self._rates(), self._latencies())

@@ -106,9 +106,9 @@ class Summary:
             total_tokens_per_s=_rate(prompt_tokens + output_tokens, seconds),
             tokens_per_delivery=_rate(output_tokens, num_deliveries),
             ttft_ms=Spread.of(ttft_s(timeline) for timeline in whole if timeline.stamps_s),
-            tpot_ms=Spread.of(_tpot_s(timeline) for timeline in whole if len(timeline.stamps_s) > 1),
+            tpot_ms=Spread.of(tpot_s(timeline) for timeline in whole if len(timeline.stamps_s) > 1),
             itl_ms=Spread.of(gap for timeline in whole for gap in gaps_s(timeline)),
-            e2e_ms=Spread.of((timeline.end_s or 0.0) - timeline.arrival_s for timeline in whole),
+            e2e_ms=Spread.of(e2e_s(timeline) for timeline in whole),
             good_requests_per_s=None if num_good is None else _rate(num_good, seconds),
             good_share=None if num_good is None else round(num_good / max(1, num_requests), 4),
         )
@@ -128,7 +128,11 @@ def gaps_s(timeline: Timeline) -> list[float]:
     return [after - before for before, after in zip(timeline.stamps_s, timeline.stamps_s[1:], strict=False)]
 
 
-def _tpot_s(timeline: Timeline) -> float:
+def e2e_s(timeline: Timeline) -> float:
+    return (timeline.end_s or 0.0) - timeline.arrival_s
+
+
+def tpot_s(timeline: Timeline) -> float:
     return (timeline.stamps_s[-1] - timeline.stamps_s[0]) / (timeline.num_output - timeline.counts[0])
 
 

@@ -1,4 +1,4 @@
-"""`penstock bench`: its options. What they run is in `bench_run.py`, which needs numpy."""
+"""`penstock bench`: its options. What they run is in `bench_run.py` and `bench_compare.py`, which need numpy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.worker.settings_loading import flag
 
 app = typer.Typer(
     name="bench",
-    help="Benchmark an engine by itself, or the workers of a queue.",
+    help="Benchmark an engine by itself, or the workers of a queue, and compare the results.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -26,12 +26,19 @@ _LOAD: dict[str, tuple[Any, str, str]] = {
         "random|shared-prefix|FILE",
         "Where requests come from; FILE has one JSON object a line. [random]",
     ),
-    "requests": (int, "NUMBER", "How many. [64, or all of FILE]"),
+    "requests": (int, "NUMBER", "How many; of a trace the first. [64, or all of FILE]"),
     "prompt_length": (str, "LENGTHS", "Tokens of a prompt (after its shared prefix). [loguniform:16:512]"),
     "output_length": (str, "LENGTHS", "Tokens of an answer; of FILE, where a line does not say. [uniform:16:128]"),
     "prefix_length": (int, "NUMBER", "Tokens of a shared prefix. [256]"),
     "prefix_count": (int, "NUMBER", "How many shared prefixes. [4]"),
     "vocab_size": (int, "NUMBER", "Random prompts have token ids below it. [the model's, where it is known; 1024]"),
+    "trace": (
+        str,
+        "FILE",
+        "Requests as they came somewhere: Mooncake's JSONL, Azure's or BurstGPT's CSV, or that of `penstock plan`.",
+    ),
+    "trace_speed": (float, "NUMBER", "So many times as fast as they came. [1]"),
+    "trace_block": (int, "NUMBER", "Tokens of a prompt for each of a trace's hash_ids. [512; Qwen-Bailian's: 16]"),
     "seed": (int, "NUMBER", "The same seed gives the same requests and arrivals. [0]"),
     "arrivals": (str, "burst|constant|poisson|closed", "All at once, at --rate, or --concurrency at a time. [burst]"),
     "rate": (float, "NUMBER", "Requests a second, for constant and poisson."),
@@ -120,6 +127,7 @@ def serve(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Start a Redis server and a worker with --model, and stop them.")
     ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a worker where none serves the queue.")] = False,
     clients: Annotated[int, typer.Option(help="Clients that share the requests.", metavar="NUMBER")] = 1,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a reply counts as failed.", metavar="NUMBER")
@@ -130,7 +138,9 @@ def serve(
 ) -> None:
     """Benchmark the workers of a queue: requests go through Redis, and replies are streamed back.
 
-    Without --embedded, the queue's own workers are measured, all together; while there is none, it waits for one.
+    Without --embedded, the queue's own workers are measured, all together; --model then says what they must serve.
+
+    Exit status: 1 if no worker serves the queue, or the last one leaves it meanwhile, or they serve another model.
     """
     if embedded:
         require_worker_extra()
@@ -139,7 +149,41 @@ def serve(
     _require_plotting(plot)
     from penstock.worker.cli.bench_run import Output, bench_service
 
-    bench_service(flags, load, Output(repeats, json, plot), embedded=embedded, num_clients=clients, timeout_s=timeout)
+    output = Output(repeats, json, plot)
+    bench_service(flags, load, output, embedded=embedded, waits=wait, num_clients=clients, timeout_s=timeout)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="A file of --json.", metavar="FIRST")],
+    second: Annotated[Path, typer.Argument(help="Another one, of the same load.", metavar="SECOND")],
+    *,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Even if model, load or machine are not the same; they are named.")
+    ] = False,
+    fail_above: Annotated[
+        float | None,
+        typer.Option(
+            help="Exit with 1 if a figure of SECOND is worse by more than so many percent: its whole interval.",
+            metavar="PERCENT",
+        ),
+    ] = None,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Compare two results of `bench engine` or `bench serve`, figure by figure, with 95 % intervals.
+
+    Where both were measured with --repeats, intervals and p-values are those of Welch's t-test over the runs; else of a
+    bootstrap over the requests.
+
+    Exit status: 1 if --fail-above says so; 2 if a file is no result, or the two cannot be compared.
+    """
+    if importlib.util.find_spec("numpy") is None or importlib.util.find_spec("scipy") is None:
+        raise CommandFailed("numpy or scipy is not installed; install them with: pip install 'penstock[bench]'")
+    _require_plotting(plot)
+    from penstock.worker.cli.bench_compare import compare_files
+
+    compare_files(first, second, anyway=anyway, fail_above=fail_above, json_path=json, plot=plot)
 
 
 def _require_plotting(plot: Path | None) -> None:

@@ -12,7 +12,7 @@ from penstock.worker.bench.load import Load
 from penstock.worker.bench.on_engine import run_on_engine
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.cli.bench_checkpoint import resolved
-from penstock.worker.cli.bench_run import Output, drawn, engine_settings, load_options, measure_runs
+from penstock.worker.cli.bench_run import Output, drawn, engine_settings, load_options, measure_runs, require_fits
 from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.serve import load_model
 from penstock.worker.logs import configure_logs
@@ -33,6 +33,8 @@ def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output
     settings, vocab_size, name = resolved(load_settings(flags))
     loads = drawn(options, vocab_size, output.repeats)
     model = load_model(str(settings.model), settings.engine_config())
+    if model.info is not None:
+        require_fits(loads, model.info.max_model_len)
 
     async def measure(load: Load, progress: Progress) -> Recorder:
         return run_on_engine(model.engine, model.text, load, progress)

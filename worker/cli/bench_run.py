@@ -6,26 +6,31 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, PenstockError
+from penstock.producer.queue_load import query_load
+from penstock.producer.wire import ModelCard
 from penstock.worker import garbage
 from penstock.worker.bench import punctual
-from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.errors import ImpossibleLoad, NotServed, OtherModel
 from penstock.worker.bench.load import Load
 from penstock.worker.bench.machine import describe_machine
 from penstock.worker.bench.on_service import run_on_service
 from penstock.worker.bench.options import LoadOptions
 from penstock.worker.bench.recorder import Recorder
 from penstock.worker.bench.report import Report
+from penstock.worker.bench.serving import require_served, served_model, while_served
 from penstock.worker.bench.summary import Summary
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.progress import shown
+from penstock.worker.cli.redis import connected
 from penstock.worker.cli.waiting import wait_until_served
 from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.worker.local.worker_process import WorkerEnded, local_worker, wait_joined
@@ -47,9 +52,7 @@ class Output:
 
     def check(self) -> None:
         """Raises CommandFailed if a file could not be written after minutes of measuring."""
-        for option, path in (("--json", self.json), ("--plot", self.plot)):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise CommandFailed(f"{option} {path}: there is no folder {path.absolute().parent}", USAGE)
+        require_folders(json=self.json, plot=self.plot)
 
     def write(self, report: Report) -> None:
         console().print(report.tables())
@@ -67,27 +70,30 @@ def bench_service(
     output: Output,
     *,
     embedded: bool,
+    waits: bool,
     num_clients: int,
     timeout_s: float | None,
 ) -> None:
     """Sends a load through Redis and measures the replies.
 
     Raises:
-        CommandFailed: an option is impossible, every request failed, or what `embedded` starts did not.
+        CommandFailed: an option is impossible, every request failed, what `embedded` starts did not, or no worker
+            serves the queue, or none with the model that `flags` name; with `waits`, one is waited for.
         SettingsError: a setting is impossible.
         PenstockError: Redis can't be reached.
     """
     options = load_options(load_flags)
     output.check()
     configure_logs("info", "auto", sys.stderr)
-    strangers = ("redis_url",) if embedded else tuple(name for name in flags if name not in ("redis_url", "queue"))
-    for name in strangers:
-        if name in flags:
-            raise CommandFailed(f"{flag(name)} means nothing {'with' if embedded else 'without'} --embedded", USAGE)
+    _refuse_strangers(flags, embedded=embedded, waits=waits)
     settings = load_settings(flags)
     client = _Client(options, output, num_clients, timeout_s)
     if not embedded:
-        punctual.run(_with_workers(settings, client, options.vocab_size or DEFAULT_VOCAB_SIZE))
+        try:
+            punctual.run(_with_workers(settings, client, flags.get("model"), waits=waits))
+        except (NotServed, OtherModel) as error:
+            hint = "; --wait waits for one" if isinstance(error, NotServed) else ""
+            raise CommandFailed(f"{error}{hint}") from error
         return
     from penstock.worker.cli.bench_checkpoint import resolved  # loads jax
 
@@ -99,10 +105,44 @@ def bench_service(
         raise CommandFailed(str(error)) from error
 
 
-async def _with_workers(settings: Settings, client: _Client, vocab_size: int) -> None:
-    async with AsyncClient(settings.redis_url, queue=settings.queue) as asking:
-        await wait_until_served(asking, settings.queue)
-    await client.measure(settings.redis_url, settings.queue, vocab_size, {})
+def _refuse_strangers(flags: Mapping[str, str], *, embedded: bool, waits: bool) -> None:
+    own = ("redis_url", "queue", "model")  # without --embedded, what the workers must serve
+    strangers = [flag(name) for name in flags if (name == "redis_url" if embedded else name not in own)]
+    if embedded and waits:
+        strangers.append("--wait")
+    if strangers:
+        raise CommandFailed(f"{strangers[0]} means nothing {'with' if embedded else 'without'} --embedded", USAGE)
+
+
+async def _with_workers(settings: Settings, client: _Client, model: str | None, *, waits: bool) -> None:
+    """Whose model is not said by the settings: those of whoever measures are not those of the workers."""
+    queue = settings.queue
+    async with AsyncClient(settings.redis_url, queue=queue) as asking:
+        if waits:
+            await wait_until_served(asking, queue)
+        else:
+            await require_served(asking, queue)
+        card = await served_model(asking, queue, model)
+        described = {**_described(card), **await _fleet(settings)}
+        of_card = None if card is None else card.vocab_size
+        vocab_size = client.options.vocab_size or of_card or DEFAULT_VOCAB_SIZE
+        work = client.measure(settings.redis_url, queue, vocab_size, described)
+        await (work if waits else while_served(asking, queue, work))
+
+
+def _described(card: ModelCard | None) -> dict[str, Any]:
+    """What is measured, as far as its workers say it."""
+    names = ("model", "weights", "dtype", "max_model_len", "version")
+    return {} if card is None else card.model_dump(include=set(names), exclude_none=True)
+
+
+async def _fleet(settings: Settings) -> dict[str, Any]:
+    """How many workers there are, as far as that is known."""
+    with suppress(PenstockError, ValueError):
+        async with connected(settings.redis_url) as redis:
+            load = await query_load(redis.execute_command, settings.queue)
+            return {} if load is None else {"workers": load.num_workers}
+    return {}
 
 
 async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size: int, model_name: str) -> None:
@@ -138,10 +178,19 @@ class _Client:
             )
 
         loads = drawn(self.options, vocab_size, self.output.repeats)
+        if described.get("max_model_len"):
+            require_fits(loads, described["max_model_len"])
         described = {**described, "clients": self.num_clients, **self.options.given()}
         await measure_runs(
             f"service, {described.get('model', 'queue ' + queue)}", described, loads, self.output, measure
         )
+
+
+def require_folders(**paths: Path | None) -> None:
+    """Raises CommandFailed if the folder of a file that an option of that name wants is not there."""
+    for name, path in paths.items():
+        if path is not None and not path.absolute().parent.is_dir():
+            raise CommandFailed(f"{flag(name)} {path}: there is no folder {path.absolute().parent}", USAGE)
 
 
 async def measure_runs(
@@ -166,7 +215,7 @@ async def measure_runs(
             cpu_s = time.process_time() - before_s
         runs.append((Summary.of(recorder, load.target), recorder, cpu_s))
     title = f"{what}, {len(loads[0].requests)} requests, {loads[0].arrivals}"
-    result = Report.of(title, described, runs, machine)
+    result = Report.of(title, described, runs, machine, loads[0])
     output.write(result)
     if all(summary.num_failed == summary.num_requests for summary in result.runs):
         raise CommandFailed(f"every request failed: {result.to_json()['errors'][0]}")
@@ -189,5 +238,13 @@ def drawn(options: LoadOptions, vocab_size: int, count: int) -> list[Load]:
     """`count` loads that are alike."""
     try:
         return [options.load(vocab_size, turn) for turn in range(count)]
+    except ImpossibleLoad as error:
+        raise CommandFailed(str(error), USAGE) from error
+
+
+def require_fits(loads: Sequence[Load], max_model_len: int) -> None:
+    """Raises CommandFailed if a request of a trace is longer than the model's sequences, before anything is sent."""
+    try:
+        loads[0].check_fits(max_model_len)
     except ImpossibleLoad as error:
         raise CommandFailed(str(error), USAGE) from error

@@ -107,8 +107,8 @@ async def test_the_numbers(raw: RedisClient) -> None:
     assert 60_000 <= int(found.pop("oldest_ms")) < 65_000
     assert abs(int(found.pop("at_ms")) - now_ms) < 60_000
     assert found == {
-        "waiting": "5", "waiting_tokens": "213", "running": "3", "workers": "1", "slots": "4", "rate": "100",
-        "worker_rate": "100", "reply_tokens": "30", "token_bytes": "4", "wanted_workers": "1",
+        "waiting": "5", "waiting_tokens": "213", "running": "3", "given_back": "0", "workers": "1", "slots": "4",
+        "rate": "100", "worker_rate": "100", "reply_tokens": "30", "token_bytes": "4", "wanted_workers": "1",
     }  # fmt: skip
 
 
@@ -123,7 +123,7 @@ async def test_what_has_no_place_waits_too(raw: RedisClient) -> None:
     await add(raw, 2)
     found = await measured(raw)
     assert 50_000 <= int(found["oldest_ms"]) < 55_000
-    assert (found["waiting"], found["running"]) == ("6", "0")
+    assert (found["waiting"], found["running"], found["given_back"]) == ("6", "0", "1")
     assert found["waiting_tokens"] == str(6 * 30 + 6 * 46 // 4)
     assert found["bands"].startswith("0:3:")
 
@@ -207,6 +207,7 @@ async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None
         found = await measured(raw)
         assert (found["workers"], found["slots"], found["rate"]) == ("1001", "4004", "100100")
         assert (found["waiting"], found["running"], found["bands"].split(":")[:2]) == ("6", "3", ["0", "5"])
+        assert found["given_back"] == "1"
         await asyncio.sleep(0.001)
     await raw.delete(keys.backlog("q"))
     for _ in range(30):

@@ -51,24 +51,25 @@ local function group_size()
   end
 end
 
--- Entries that nobody has, those of them that have a place, those that workers have, and the largest id that anybody has.
+-- Entries that nobody has, those of them that have a place, those that workers have, those of the first that were given
+-- back, and the largest id that anybody has.
 --
 -- The server counts by consumer. Where these are many it is asked now and then, and our own counts, if there are such, are
 -- good in between.
 local function standing(entries)
   local length, consumers, all = redis.call('XLEN', requests), group_size()
-  if not consumers then return length, 0, 0 end
+  if not consumers then return length, 0, 0, 0 end
   if entries and consumers > MOST_WORKERS and now % math.ceil(consumers / MOST_WORKERS) > 0 then
     local given_back = #redis.call('XPENDING', requests, group, '-', '+', MOST_WORKERS, UNOWNED)
     local running = math.max(0, all - entries - given_back)
-    return math.max(0, length - running), entries, running
+    return math.max(0, length - running), entries, running, given_back
   end
   local pending = redis.call('XPENDING', requests, group)
-  local placed, held = 0, 0
+  local placed, given_back = 0, 0
   for _, each in ipairs(pending[4] or {}) do
     if each[1] == WAITING then placed = tonumber(each[2]) end
-    if each[1] == WAITING or string.match(each[1], '^[^/]*') == UNOWNED then held = held + tonumber(each[2]) end
+    if string.match(each[1], '^[^/]*') == UNOWNED then given_back = given_back + tonumber(each[2]) end
   end
-  local running = pending[1] - held
-  return math.max(0, length - running), placed, running, pending[3]
+  local running = pending[1] - placed - given_back
+  return math.max(0, length - running), placed, running, given_back, pending[3]
 end

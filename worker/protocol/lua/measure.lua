@@ -66,7 +66,7 @@ rate = rate or tonumber(before[3] or 0) or 0
 reply, size = reply or tonumber(before[4] or 0) or 0, size or tonumber(before[5] or '') or BYTES_PER_TOKEN
 local bands, entries = counts()
 local cursor = redis.call('HMGET', backlog, 'cursor', 'last')
-local waiting, placed, running, last = standing(not cursor[1] and entries or nil)
+local waiting, placed, running, given_back, last = standing(not cursor[1] and entries or nil)
 bands, entries = counted(placed, last, cursor, bands, entries)
 local total = 0
 for _, band in pairs(bands) do total = total + math.max(0, band.bytes) end
@@ -75,7 +75,7 @@ local tokens = math.ceil(waiting * (mean / size + reply))
 local oldest = oldest_of(WAITING)
 redis.call('HSET', load, 'at_ms', now, 'waiting', waiting, 'waiting_tokens', tokens,
   'oldest_ms', math.max(ms_since(oldest), ms_since(oldest_of(UNOWNED))), 'bands', told(bands, oldest, 1 / size, reply),
-  'running', running, 'workers', num_workers, 'slots', rounded(places), 'rate', rounded(num_workers * rate),
+  'running', running, 'given_back', given_back, 'workers', num_workers, 'slots', rounded(places), 'rate', rounded(num_workers * rate),
   'worker_rate', rounded(rate), 'reply_tokens', rounded(reply), 'token_bytes', rounded(size),
   'wanted_workers', wanted(waiting, tokens, running, num_workers, places, rate > 0 and rate))
 redis.call('PEXPIRE', load, KEPT)

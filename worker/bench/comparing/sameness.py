@@ -1,0 +1,61 @@
+"""Whether two results are of the same model, load and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from penstock.worker.bench.errors import NotComparable
+from penstock.worker.bench.options import LoadOptions
+from penstock.worker.bench.result_file import Result
+
+_MODEL = ("model", "weights", "dtype")
+_LOAD = (*(field.name for field in fields(LoadOptions)), "clients")
+_MACHINE = ("processor", "cores", "gpus")
+
+
+def check_comparable(first: Result, second: Result) -> None:
+    """Raises NotComparable: they differ in something else than what could be the matter of a comparison."""
+    if found := tuple(obstacles(first, second)):
+        raise NotComparable(found)
+
+
+def obstacles(first: Result, second: Result) -> Iterator[tuple[str, Any, Any]]:
+    """By what they cannot be compared: the field, and what each has there."""
+    yield from _differing("title", {"": _what(first)}, {"": _what(second)}, ("",))
+    yield from _differing("options", first.options, second.options, _MODEL)
+    if not has_same_load(first, second):
+        by_option = [*_differing("options", first.options, second.options, _LOAD)]
+        yield from by_option or [("load", dict(first.load) or None, dict(second.load) or None)]
+    elif first.options.get("clients") != second.options.get("clients"):
+        yield from _differing("options", first.options, second.options, ("clients",))
+    yield from _differing("machine", first.machine, second.machine, _MACHINE)
+
+
+def has_same_load(first: Result, second: Result) -> bool:
+    """Whether both were sent the same at the same times: then requests at one place are a pair."""
+    return bool(first.load) and first.load == second.load
+
+
+def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any]]:
+    """Options that differ and are no obstacle, and the versions: what a comparison may be made for."""
+    in_the_way = {name for name, _, _ in obstacles(first, second)}
+    names = sorted({*first.options, *second.options})
+    differing = _differing("options", first.options, second.options, names)
+    options = [each for each in differing if each[0] not in in_the_way]
+    versions, others = (result.machine.get("versions") or {} for result in (first, second))
+    return [*options, *_differing("versions", versions, others, sorted({*versions, *others}))]
+
+
+def _what(result: Result) -> str:
+    """An engine by itself, or a service: what its title begins with."""
+    return result.title.partition(",")[0]
+
+
+def _differing(
+    where: str, first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in names:
+        if first.get(name) != second.get(name):
+            yield (f"{where}.{name}" if name else where, first.get(name), second.get(name))

@@ -1,0 +1,82 @@
+"""Whether somebody serves the queue that a load is for, and what they serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from penstock.producer import AsyncClient, ConnectionLost
+from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import ModelCard
+from penstock.worker.bench.errors import NotServed, OtherModel
+
+LOOK_INTERVAL_S = 1.0  # Redis tells nobody that a key has lapsed
+
+T = TypeVar("T")
+
+
+async def require_served(client: AsyncClient, queue: str) -> None:
+    """Asks once, and waits for nobody.
+
+    Raises:
+        NotServed: no worker serves `queue`, which is the client's.
+        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+    """
+    if not (await client.queue_status()).is_served:
+        raise NotServed(queue, await client.queues())
+
+
+async def served_model(client: AsyncClient, queue: str, wanted: str | None = None) -> ModelCard | None:
+    """What the workers of `queue` say of their model; None: they say nothing.
+
+    Args:
+        client: of this queue.
+        queue: the name.
+        wanted: what they must serve: the model's name as they were told it, the last part of that, or the digest of
+            its weights or of all of it (`ModelCard`).
+
+    Raises:
+        OtherModel: they serve something else than `wanted`.
+        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+    """
+    card = await client.model_card()
+    if wanted is not None and wanted not in _names(card):
+        raise OtherModel(queue, wanted, None if card is None else card.model)
+    return card
+
+
+async def while_served(client: AsyncClient, queue: str, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of `work`, which is ended once nobody serves `queue`: what it waits for would not come.
+
+    Raises:
+        NotServed: the last worker is gone; one that died, once its heartbeat has lapsed.
+        ServerRefused: Redis can't be used. That it is away for a while is for `work` to bear.
+        Whatever `work` raises.
+    """
+    working = asyncio.create_task(work, name="bench")
+    watching = asyncio.create_task(_until_unserved(client), name="bench-watch")
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        watching.result()
+        raise NotServed(queue, await client.queues(), any_more=True)
+    finally:
+        await end_tasks([working, watching])
+
+
+async def _until_unserved(client: AsyncClient) -> None:
+    is_served = True
+    while is_served:
+        await asyncio.sleep(LOOK_INTERVAL_S)
+        with suppress(ConnectionLost):
+            is_served = (await client.queue_status()).is_served
+
+
+def _names(card: ModelCard | None) -> set[str | None]:
+    if card is None:
+        return set()
+    return {card.model, PurePath(card.model).name, card.weights, card.digest}

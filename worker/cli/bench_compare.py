@@ -1,0 +1,52 @@
+"""`penstock bench compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock.worker.bench.comparing.comparison import Comparison, compare
+from penstock.worker.bench.comparing.table import as_table, interval_text
+from penstock.worker.bench.errors import BadResult, NotComparable
+from penstock.worker.bench.result_file import read_result
+from penstock.worker.cli.bench_run import require_folders
+from penstock.worker.cli.console import console
+from penstock.worker.cli.errors import USAGE, CommandFailed
+
+
+def compare_files(
+    first: Path, second: Path, *, anyway: bool, fail_above: float | None, json_path: Path | None, plot: Path | None
+) -> None:
+    """Shows the comparison, and writes it where it is wanted.
+
+    Raises:
+        CommandFailed: a file is no result, they cannot be compared, or a figure is worse by more than `fail_above`
+            percent.
+    """
+    if fail_above is not None and not fail_above >= 0:
+        raise CommandFailed(f"--fail-above must be 0 or more, not {fail_above:g}", USAGE)
+    require_folders(json=json_path, plot=plot)
+    try:
+        found = compare(read_result(first), read_result(second), anyway=anyway)
+    except NotComparable as error:
+        raise CommandFailed(f"{error}; --anyway compares them", USAGE) from error
+    except BadResult as error:
+        raise CommandFailed(str(error), USAGE) from error
+    console().print(as_table(found))
+    if json_path is not None:
+        json_path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    if plot is not None:
+        from penstock.worker.bench.plot import write_comparison  # needs matplotlib
+
+        write_comparison(found, plot)
+    if fail_above is not None:
+        _require_no_worse(found, fail_above)
+
+
+def _require_no_worse(found: Comparison, percent: float) -> None:
+    if not any(row.interval for row in found.rows):
+        told = "no figure has an interval; measure more requests, or --repeats"
+        raise CommandFailed(f"--fail-above {percent:g}: {told}", USAGE)
+    if worse := found.worse_by(percent / 100):
+        told = "; ".join(f"{row.figure.name} {interval_text(row)}" for row in worse)
+        raise CommandFailed(f"worse by more than {percent:g} %: {told}")
