@@ -1,4 +1,4 @@
-"""The Python of README.md, docs/client.md and docs/migration.md as it stands there, and what they say that it prints.
+"""Code of README.md, client.md, gateway.md and migration.md as it stands there, and what they say that it prints.
 
 A worker with the demo model and a gateway answer; what that model was not taught, a scripted worker does.
 """
@@ -6,7 +6,9 @@ A worker with the demo model and a gateway answer; what that model was not taugh
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,7 +34,7 @@ def python_of(name: str) -> list[Block]:
 
 DOCUMENTED = [
     pytest.param(name, block, id=f"{name}:{block.line}")
-    for name in ("README.md", "docs/migration.md")
+    for name in ("README.md", "docs/gateway.md", "docs/migration.md")
     for block in python_of(name)
 ]
 
@@ -51,17 +53,42 @@ async def addresses(compile_cache: Path) -> AsyncIterator[dict[str, str]]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("name", "block"), DOCUMENTED)
 async def test_documented_code_prints_what_is_documented(name: str, block: Block, addresses: dict[str, str]) -> None:
-    code = block.text
+    assert await printed_by("-c", moved(block.text, addresses)) == page(name).printed_after(block)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_documented_request_for_a_message_is_answered(addresses: dict[str, str]) -> None:
+    (block,) = (block for block in page("docs/gateway.md").blocks if "curl" in block.text)
+    message = json.loads(await printed_by("-ec", moved(block.text, addresses), program="bash"))
+    assert (message["type"], message["role"]) == ("message", "assistant")
+    assert message["content"][0]["text"]
+
+
+async def test_the_documented_key_is_made_listed_and_revoked(redis_url: str) -> None:
+    (block,) = (block for block in page("docs/gateway.md").blocks if "penstock keys create" in block.text)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    out = await printed_by("-ec", block.text, program="bash", PATH=path, PENSTOCK_REDIS_URL=redis_url, COLUMNS="200")
+    key, titles, listed, revoked = out.splitlines()
+    key_id = revoked.removesuffix(": revoked")
+    assert key_id in key
+    assert titles.split()[:3] == ["id", "name", "state"]
+    assert listed.split()[:5] == [key_id, "webshop", "active", "acme", "qwen3-8b"]
+
+
+def moved(text: str, addresses: dict[str, str]) -> str:
+    """With the addresses of this run."""
+    found = text
     for there, here in addresses.items():
-        code = code.replace(there, here)
-    assert code != block.text
-    assert await printed(code) == page(name).printed_after(block)
+        found = found.replace(there, here)
+    assert found != text
+    return found
 
 
 async def test_the_documented_tool_is_called(redis_url: str) -> None:
     block = python_of("docs/client.md")[0]
     async with ScriptedWorker(redis_url, ask_for_the_weather) as worker:
-        out = await printed(block.text, REDIS_URL=redis_url)
+        out = await printed_by("-c", block.text, REDIS_URL=redis_url)
     assert out == "Yes: It rains in Oslo all day.\n"
     assert [tool["function"]["name"] for tool in worker.taken[0].tools or ()] == ["weather"]
     assert [message.role for message in worker.taken[1].messages or ()] == ["user", "assistant", "tool"]
@@ -81,9 +108,9 @@ async def ask_for_the_weather(reply: ScriptedReply) -> None:
     await reply.end("tool_calls")
 
 
-async def printed(code: str, **variables: str) -> str:
+async def printed_by(*arguments: str, program: str = sys.executable, **variables: str) -> str:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
     )  # fmt: skip
     try:
