@@ -235,14 +235,17 @@ def test_worse_is_what_is_worse_for_sure(tmp_path: Path) -> None:
 
 
 def test_the_table_and_the_document_name_everything(tmp_path: Path) -> None:
-    first = result(tmp_path / "a.json", drawn(0), drawn(1), max_num_seqs=8)
-    second = result(tmp_path / "b.json", drawn(2), drawn(3), max_num_seqs=16, dtype="float32")
+    first = result(tmp_path / "a.json", drawn(0), drawn(1), max_num_seqs=8, machine={"load_before": 0.25})
+    second = result(
+        tmp_path / "b.json", drawn(2), drawn(3), max_num_seqs=16, dtype="float32", machine={"load_before": 4.0}
+    )
     found = compare(first, second, anyway=True)
     text = io.StringIO()
     Console(file=text, width=200).print(as_table(found))
     for part in (
         "b.json against", "output rate, tok/s", "ITL p99, ms", "failed, %", "95 % interval", f"p, {WELCH}", "points",
-        "not the same: options.dtype: none -> float32", "options.max_num_seqs: 8 -> 16", found.method,
+        "before: 0.25 and 4.0 processes at work, on 2 cores", "not the same: options.dtype: none -> float32",
+        "options.max_num_seqs: 8 -> 16", found.method,
     ):  # fmt: skip
         assert part in text.getvalue()
     document = json.loads(json.dumps(found.to_json()))

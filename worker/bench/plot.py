@@ -49,7 +49,7 @@ class _Latency:
 _LATENCIES = (
     _Latency("TTFT", "time to first token (TTFT)", "arrival to first token (ms)", "requests",
              lambda line: [ttft_s(line)] if line.stamps_s else []),
-    _Latency("ITL", "between deliveries (ITL)", "between two deliveries of a request (ms)", "deliveries", gaps_s),
+    _Latency("ITL", "between deliveries (ITL)", "between two deliveries of a request (ms)", "gaps", gaps_s),
     _Latency("E2E", "end to end (E2E)", "arrival to end (ms)", "requests", lambda line: [e2e_s(line)]),
 )  # fmt: skip
 

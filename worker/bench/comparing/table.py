@@ -67,6 +67,10 @@ def _notes(found: Comparison) -> Iterator[str]:
         yield f"not the same: {name}: {_short(one)} -> {_short(other)}"
     for name, one, other in found.others:
         yield f"{name}: {_short(one)} -> {_short(other)}"
+    busy = [result.machine.get("load_before") for result in (found.first, found.second)]
+    if None not in busy:
+        cores = found.second.machine.get("cores")
+        yield f"how busy the machine was before: {busy[0]} and {busy[1]} processes at work, on {cores} cores"
     yield found.method + "."
 
 
