@@ -59,7 +59,7 @@ def test_percentiles_are_marked_where_they_are() -> None:
 def test_a_comparison_lays_one_over_the_other_and_says_how_sure_it_is(tmp_path: Path) -> None:
     first = result(tmp_path / "before.json", drawn(0), drawn(1), drawn(2))
     second = result(tmp_path / "after.json", drawn(3, slower=1.2), drawn(4, slower=1.2), drawn(5, slower=1.2))
-    found = compare(first, second)
+    found = compare((first, second))
     figure = comparison_figure(found)
     for title, texts in legends(figure).items():
         assert [text for text in texts if text.startswith("first: before.json")], title
