@@ -190,5 +190,6 @@ def compare(
 
 
 def _require_plotting(plot: Path | None) -> None:
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise CommandFailed("--plot needs matplotlib, which is not installed: pip install 'penstock[bench]'")
+    for name in ("matplotlib", "scipy"):
+        if plot is not None and importlib.util.find_spec(name) is None:
+            raise CommandFailed(f"--plot needs {name}, which is not installed: pip install 'penstock[bench]'")
