@@ -157,7 +157,7 @@ def serve(
 def compare(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Two files of --json, or pairs of them as they were measured.", metavar="FIRST SECOND..."),
+        typer.Argument(help="Two files of --json, or pairs of them as they were measured.", metavar="FIRST SECOND"),
     ],
     *,
     anyway: Annotated[
