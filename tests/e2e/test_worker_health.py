@@ -230,7 +230,7 @@ async def test_scrapes_of_all_workers_cost_one_list_of_them_a_second(redis_url: 
     assert len(scrapes) >= 20
     assert "lua" not in scrapes
     assert lists == looks == ["lua"] * len(looks)
-    assert len(looks) <= took_s + 1
+    assert len(looks) <= 1.01 * took_s + 1  # a second of the server is one of whole milliseconds
 
 
 async def until_echo(monitor: Any) -> AsyncIterator[tuple[str, str]]:

@@ -18,10 +18,20 @@ from rich.console import Console
 from penstock.worker.bench.comparing import intervals
 from penstock.worker.bench.comparing.comparison import Comparison, Row, compare
 from penstock.worker.bench.comparing.figures import STATISTICS, Sample
-from penstock.worker.bench.comparing.intervals import CONFIDENCE, WELCH, by_requests, by_runs
+from penstock.worker.bench.comparing.intervals import (
+    CONFIDENCE,
+    PAIRED,
+    WELCH,
+    Interval,
+    by_pairs,
+    by_requests,
+    by_runs,
+)
 from penstock.worker.bench.comparing.table import as_table
 from penstock.worker.bench.errors import NotComparable
 from penstock.worker.bench.options import LoadOptions
+from penstock.worker.bench.recorder import Recorder
+from penstock.worker.bench.result_file import Result
 
 
 def rows(found: Comparison) -> dict[str, Row]:
@@ -49,10 +59,10 @@ def test_what_is_of_something_else_is_refused_by_its_field(
 ) -> None:
     first, second = result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(1), **changes)
     with pytest.raises(NotComparable) as refused:
-        compare(first, second)
+        compare((first, second))
     assert refused.value.fields == ((field, one, other),)
     assert f"{field} is {one!r} in the first and {other!r} in the second" in str(refused.value)
-    found = compare(first, second, anyway=True)
+    found = compare((first, second), anyway=True)
     assert found.obstacles == refused.value.fields
     assert found.is_paired
 
@@ -61,21 +71,21 @@ def test_another_load_is_named_by_the_option_or_as_a_whole(tmp_path: Path) -> No
     first = result(tmp_path / "a", drawn(0), seed=0)
     load = LoadOptions(requests=64, seed=1).load(1000)
     with pytest.raises(NotComparable, match=r"options.seed is 0 in the first and 1 in the second"):
-        compare(first, result(tmp_path / "b", drawn(1), load=load, seed=1))
+        compare((first, result(tmp_path / "b", drawn(1), load=load, seed=1)))
     with pytest.raises(NotComparable) as refused:  # a file of requests that was changed
-        compare(first, result(tmp_path / "b", drawn(1), load=load, seed=0))
+        compare((first, result(tmp_path / "b", drawn(1), load=load, seed=0)))
     assert refused.value.fields == (("load", first.load, {"requests": 64, "digest": load.digest()}),)
-    assert not compare(first, result(tmp_path / "b", drawn(1), load=load), anyway=True).is_paired
+    assert not compare((first, result(tmp_path / "b", drawn(1), load=load)), anyway=True).is_paired
 
 
 def test_what_a_comparison_is_made_for_is_told_and_no_obstacle(tmp_path: Path) -> None:
     first = result(tmp_path / "a", drawn(0), max_num_seqs=8)
     second = result(tmp_path / "b", drawn(1), max_num_seqs=16, machine={"versions": {"jax": "2"}})
-    found = compare(first, second)
+    found = compare((first, second))
     assert found.obstacles == ()
     assert found.others == (("options.max_num_seqs", 8, 16), ("versions.jax", "1", "2"))
     stricter = result(tmp_path / "c", drawn(1), slo_ttft_ms=50.0, max_num_seqs=8)
-    found = compare(first, stricter)  # what counts as good is not the same, so it is no figure of both
+    found = compare((first, stricter))  # what counts as good is not the same, so it is no figure of both
     assert found.others == (("options.slo_ttft_ms", None, 50.0),)
     assert "good" not in rows(found)
 
@@ -84,7 +94,7 @@ def test_what_a_comparison_is_made_for_is_told_and_no_obstacle(tmp_path: Path) -
 
 
 def test_of_one_run_each_requests_are_drawn(tmp_path: Path) -> None:
-    found = compare(result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(1, slower=1.3)))
+    found = compare((result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(1, slower=1.3))))
     assert (found.unit, found.is_paired) == ("requests", True)
     by_name = rows(found)
     for name in ("TTFT mean", "TPOT mean", "ITL mean", "ITL p50", "ITL p90"):
@@ -98,14 +108,14 @@ def test_of_one_run_each_requests_are_drawn(tmp_path: Path) -> None:
     assert by_name["output rate"].interval is None
     assert (by_name["failed"].first, by_name["failed"].change, by_name["failed"].verdict) == (0.0, 0.0, "")
     assert "does not know how runs differ" in found.method
-    assert compare(found.first, found.second) == found  # the seed is always the same
+    assert compare((found.first, found.second)) == found  # the seed is always the same
 
 
 def test_pairs_are_surer_than_strangers(tmp_path: Path) -> None:
     """Requests differ by five times: what is the same on both sides cancels out."""
     first, second = result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(1, slower=1.1))
     other_load = result(tmp_path / "c", drawn(1, slower=1.1), load=LoadOptions(requests=64, seed=1).load(1000), seed=1)
-    paired, strangers = compare(first, second), compare(first, other_load, anyway=True)
+    paired, strangers = compare((first, second)), compare((first, other_load), anyway=True)
     widths = []
     for found in (paired, strangers):
         interval = rows(found)["TTFT mean"].interval
@@ -116,7 +126,7 @@ def test_pairs_are_surer_than_strangers(tmp_path: Path) -> None:
 
 
 def test_failures_are_compared_too(tmp_path: Path) -> None:
-    found = compare(result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(0, num_failed=16)))
+    found = compare((result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(0, num_failed=16))))
     row = rows(found)["failed"]
     assert (row.first, row.second, row.change) == (0.0, 0.25, 0.25)
     assert row.interval is not None
@@ -124,14 +134,41 @@ def test_failures_are_compared_too(tmp_path: Path) -> None:
     assert row.verdict == "worse"
 
 
+def at_once(seed: int) -> Recorder:
+    """A run in which deliveries come three at a time."""
+    recorder = drawn(seed)
+    for line in recorder.timelines:
+        line.stamps_s[1:] = [stamp_s for stamp_s in line.stamps_s[1::3] for _ in range(3)][: len(line.stamps_s) - 1]
+        line.end_s = line.stamps_s[-1]
+    return recorder
+
+
+def test_what_takes_no_time_at_all_has_no_ratio(tmp_path: Path) -> None:
+    single = [result(tmp_path / f"r{seed}", at_once(seed)) for seed in range(4)]
+    repeated = [result(tmp_path / f"s{seed}", at_once(seed), at_once(seed + 1)) for seed in (0, 2)]
+    for found in (
+        compare((single[0], single[1])),
+        compare((single[0], single[1]), (single[2], single[3])),
+        compare((repeated[0], repeated[1])),
+    ):
+        row = rows(found)["ITL p50"]
+        assert (row.first, row.second, row.change, row.interval, row.verdict) == (0.0, 0.0, None, None, "")
+        assert rows(found)["ITL p90"].change is not None
+        text = io.StringIO()
+        Console(file=text, width=200).print(as_table(found))
+        assert "ITL p50, ms" in text.getvalue()
+        json.dumps(found.to_json(), allow_nan=False)
+
+
 def test_too_few_requests_say_nothing(tmp_path: Path) -> None:
-    found = compare(result(tmp_path / "a", drawn(0, count=6)), result(tmp_path / "b", drawn(1, count=6, slower=9.0)))
+    pair = result(tmp_path / "a", drawn(0, count=6)), result(tmp_path / "b", drawn(1, count=6, slower=9.0))
+    found = compare(pair)
     assert {row.interval for row in found.rows if row.figure.kind == "latency"} == {None}
     assert found.worse_by(0.0) == []
 
 
 def test_nothing_that_succeeded_is_no_figure(tmp_path: Path) -> None:
-    found = compare(result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(0, num_failed=64)))
+    found = compare((result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(0, num_failed=64))))
     row = rows(found)["TTFT p50"]
     assert (row.second, row.change, row.interval) == (None, None, None)
     assert rows(found)["failed"].verdict == "worse"
@@ -143,7 +180,7 @@ def test_nothing_that_succeeded_is_no_figure(tmp_path: Path) -> None:
 def test_of_several_runs_each_runs_are_the_unit(tmp_path: Path) -> None:
     first = result(tmp_path / "a", *(drawn(seed) for seed in range(4)), slo_ttft_ms=100.0)
     second = result(tmp_path / "b", *(drawn(9 + seed, slower=0.8) for seed in range(3)), slo_ttft_ms=100.0)
-    found = compare(first, second)
+    found = compare((first, second))
     assert (found.unit, found.method) == ("runs", f"95 % intervals and p: {WELCH} on 4 and 3 runs")
     row = rows(found)["TPOT mean"]
     assert row.interval is not None
@@ -175,6 +212,58 @@ def test_welch_is_what_the_formula_says() -> None:
 def test_runs_that_do_not_differ_have_no_p() -> None:
     found = by_runs([0.0, 0.0], [0.0, 0.0])
     assert (found.low, found.high, found.p) == (0.0, 0.0, None)
+
+
+# --- several pairs, measured in turn ---
+
+
+def in_turn(folder: Path, *, slower: float, num_pairs: int = 4) -> list[tuple[Result, Result]]:
+    """On a machine that becomes twice as slow from one pair to the next."""
+    return [
+        (
+            result(folder / f"a{turn}", drawn(2 * turn, slower=2.0**turn), max_num_seqs=8),
+            result(folder / f"b{turn}", drawn(2 * turn + 1, slower=slower * 2.0**turn), max_num_seqs=16),
+        )
+        for turn in range(num_pairs)
+    ]
+
+
+def test_pairs_measured_in_turn_do_not_mind_a_machine_that_changes(tmp_path: Path) -> None:
+    pairs = in_turn(tmp_path, slower=1.2)
+    found = compare(*pairs)
+    assert (found.unit, found.test) == ("pairs", PAIRED)
+    assert found.method == "95 % intervals and p: paired t-test on 4 pairs of files, each as measured in turn"
+    row = rows(found)["ITL mean"]
+    assert row.interval is not None
+    assert row.interval.p is not None
+    assert row.interval.low < 0.2 < row.interval.high < 0.35
+    assert (row.verdict, row.interval.test) == ("worse", PAIRED)
+    assert row.interval.p < 0.01
+    singles = [rows(compare(pair))["ITL mean"] for pair in pairs]
+    as_if_strangers = by_runs(*(np.log([getattr(row, side) for row in singles]) for side in ("first", "second")))
+    assert as_if_strangers.low < 0 < as_if_strangers.high
+    text = io.StringIO()
+    Console(file=text, width=200).print(as_table(found))
+    assert "b0 against" in text.getvalue()
+    assert "a0, and 3 more such pairs" in text.getvalue()
+    assert len(found.to_json()["pairs"]) == 4
+
+
+def test_pairs_in_the_wrong_order_are_noticed(tmp_path: Path) -> None:
+    (one, two), (three, four) = in_turn(tmp_path, slower=1.0, num_pairs=2)
+    with pytest.raises(NotComparable, match=r"options\.max_num_seqs is 8 in the first and 16 in the second"):
+        compare((one, three), (two, four))
+    other = result(tmp_path / "c", drawn(7), model="large", max_num_seqs=16)
+    with pytest.raises(NotComparable, match=r"options\.model is 'tiny' in the first and 'large' in the second"):
+        compare((one, two), (three, other))
+
+
+def test_the_paired_test_is_what_the_formula_says() -> None:
+    """Differences of 1, 2 and 3: 2 +- 4.303 / sqrt(3), of 2 degrees of freedom."""
+    found = by_pairs([10.0, 200.0, 3000.0], [11.0, 202.0, 3003.0])
+    assert (found.low, found.high) == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-3)
+    assert found.p == pytest.approx(0.0742, abs=1e-3)
+    assert by_pairs([1.0, 2.0], [2.0, 3.0]) == Interval(1.0, 1.0)
 
 
 # --- the methods keep what they promise ---
@@ -226,23 +315,26 @@ def test_runs_that_are_alike_are_rarely_told_apart() -> None:
 def test_worse_is_what_is_worse_for_sure(tmp_path: Path) -> None:
     first = result(tmp_path / "a", *(drawn(seed) for seed in range(4)))
     second = result(tmp_path / "b", *(drawn(9 + seed, slower=1.3) for seed in range(4)))
-    found = compare(first, second)
+    found = compare((first, second))
     assert {row.figure.name for row in found.worse_by(0.15)} >= {"TPOT mean", "ITL mean", "ITL p50"}
     assert found.worse_by(0.6) == []
-    back = compare(second, first)
+    back = compare((second, first))
     assert back.worse_by(0.0) == []
     assert rows(back)["ITL mean"].verdict == "better"
 
 
 def test_the_table_and_the_document_name_everything(tmp_path: Path) -> None:
-    first = result(tmp_path / "a.json", drawn(0), drawn(1), max_num_seqs=8)
-    second = result(tmp_path / "b.json", drawn(2), drawn(3), max_num_seqs=16, dtype="float32")
-    found = compare(first, second, anyway=True)
+    first = result(tmp_path / "a.json", drawn(0), drawn(1), max_num_seqs=8, machine={"load_before": 0.25})
+    second = result(
+        tmp_path / "b.json", drawn(2), drawn(3), max_num_seqs=16, dtype="float32", machine={"load_before": 4.0}
+    )
+    found = compare((first, second), anyway=True)
     text = io.StringIO()
     Console(file=text, width=200).print(as_table(found))
     for part in (
         "b.json against", "output rate, tok/s", "ITL p99, ms", "failed, %", "95 % interval", f"p, {WELCH}", "points",
-        "not the same: options.dtype: none -> float32", "options.max_num_seqs: 8 -> 16", found.method,
+        "before each: 0.25, 4.0 processes at work, on 2 cores", "not the same: options.dtype: none -> float32",
+        "options.max_num_seqs: 8 -> 16", found.method,
     ):  # fmt: skip
         assert part in text.getvalue()
     document = json.loads(json.dumps(found.to_json()))

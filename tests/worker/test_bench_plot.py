@@ -20,7 +20,7 @@ from penstock.worker.bench.plot import Drawn, comparison_figure, figure_of, writ
 PANELS = {
     "output tokens per second": ("time since the start (s)", "output tokens per second (tok/s)"),
     "time to first token (TTFT)": ("arrival to first token (ms)", "share of requests within that time"),
-    "between deliveries (ITL)": ("between two deliveries of a request (ms)", "share of deliveries within that time"),
+    "between deliveries (ITL)": ("between two deliveries of a request (ms)", "share of gaps within that time"),
     "end to end (E2E)": ("arrival to end (ms)", "share of requests within that time"),
 }
 
@@ -40,7 +40,7 @@ def test_legends_name_the_run_and_its_percentiles() -> None:
     found = legends(figure_of([Drawn("the run", recorder)], "a run"))
     gaps_ms = [1000 * gap for line in recorder.timelines for gap in gaps_s(line)]
     assert found["between deliveries (ITL)"] == [
-        "the run, 704 deliveries",
+        "the run, 704 gaps",
         *(f"p{percent} {np.percentile(gaps_ms, percent):,.1f} ms" for percent in (50, 90, 99)),
     ]
     assert found["output tokens per second"][0].startswith("the run, in 60 parts of ")
@@ -59,7 +59,7 @@ def test_percentiles_are_marked_where_they_are() -> None:
 def test_a_comparison_lays_one_over_the_other_and_says_how_sure_it_is(tmp_path: Path) -> None:
     first = result(tmp_path / "before.json", drawn(0), drawn(1), drawn(2))
     second = result(tmp_path / "after.json", drawn(3, slower=1.2), drawn(4, slower=1.2), drawn(5, slower=1.2))
-    found = compare(first, second)
+    found = compare((first, second))
     figure = comparison_figure(found)
     for title, texts in legends(figure).items():
         assert [text for text in texts if text.startswith("first: before.json")], title

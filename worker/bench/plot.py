@@ -12,7 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from penstock.worker.bench.comparing.comparison import Comparison, Row
-from penstock.worker.bench.comparing.intervals import WELCH
 from penstock.worker.bench.comparing.table import change_text, interval_text, p_text
 from penstock.worker.bench.recorder import Recorder, Timeline
 from penstock.worker.bench.report import Report
@@ -49,7 +48,7 @@ class _Latency:
 _LATENCIES = (
     _Latency("TTFT", "time to first token (TTFT)", "arrival to first token (ms)", "requests",
              lambda line: [ttft_s(line)] if line.stamps_s else []),
-    _Latency("ITL", "between deliveries (ITL)", "between two deliveries of a request (ms)", "deliveries", gaps_s),
+    _Latency("ITL", "between deliveries (ITL)", "between two deliveries of a request (ms)", "gaps", gaps_s),
     _Latency("E2E", "end to end (E2E)", "arrival to end (ms)", "requests", lambda line: [e2e_s(line)]),
 )  # fmt: skip
 
@@ -140,5 +139,5 @@ def _change(row: Row) -> str:
     text = f"{row.figure.statistic} {change_text(row)}"
     if row.interval is None:
         return text
-    p = "" if row.interval.p is None else f"\np {p_text(row)} by {WELCH}"
+    p = "" if row.interval.p is None else f"\np {p_text(row)} by {row.interval.test}"
     return f"{text}, 95 % interval {interval_text(row)}{p}"

@@ -31,10 +31,7 @@ class Result:
     recorders: tuple[Recorder, ...]
     cpu_s: tuple[float, ...]
     target: Target
-
-    @property
-    def runs(self) -> tuple[Summary, ...]:
-        return tuple(Summary.of(recorder, self.target) for recorder in self.recorders)
+    runs: tuple[Summary, ...]
 
     @property
     def median(self) -> int:
@@ -68,7 +65,8 @@ def read_result(path: Path) -> Result:
         raise BadResult(path, f"not JSON: {error}") from None
     recorders = tuple(_recorder(lines) for lines in file.timelines)
     cpu_s = tuple(run.cpu_s for run in file.runs)
-    return Result(path, file.title, options, file.load or {}, file.machine, recorders, cpu_s, target)
+    runs = tuple(Summary.of(recorder, target) for recorder in recorders)
+    return Result(path, file.title, options, file.load or {}, file.machine, recorders, cpu_s, target, runs)
 
 
 def _text_of(line: Timeline, start_s: float) -> str:

@@ -155,8 +155,10 @@ def serve(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="A file of --json.", metavar="FIRST")],
-    second: Annotated[Path, typer.Argument(help="Another one, of the same load.", metavar="SECOND")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Two files of --json, or pairs of them as they were measured.", metavar="FIRST SECOND"),
+    ],
     *,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Even if model, load or machine are not the same; they are named.")
@@ -173,8 +175,9 @@ def compare(
 ) -> None:
     """Compare two results of `bench engine` or `bench serve`, figure by figure, with 95 % intervals.
 
-    Where both were measured with --repeats, intervals and p-values are those of Welch's t-test over the runs; else of a
-    bootstrap over the requests.
+    Of several pairs, intervals and p-values are those of a paired t-test over the pairs: what the machine did beside it
+    is the same for both of a pair. Of one pair with --repeats they are those of Welch's t-test over the runs, else the
+    intervals of a bootstrap over the requests.
 
     Exit status: 1 if --fail-above says so; 2 if a file is no result, or the two cannot be compared.
     """
@@ -183,9 +186,10 @@ def compare(
     _require_plotting(plot)
     from penstock.worker.cli.bench_compare import compare_files
 
-    compare_files(first, second, anyway=anyway, fail_above=fail_above, json_path=json, plot=plot)
+    compare_files(files, anyway=anyway, fail_above=fail_above, json_path=json, plot=plot)
 
 
 def _require_plotting(plot: Path | None) -> None:
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise CommandFailed("--plot needs matplotlib, which is not installed: pip install 'penstock[bench]'")
+    for name in ("matplotlib", "scipy"):
+        if plot is not None and importlib.util.find_spec(name) is None:
+            raise CommandFailed(f"--plot needs {name}, which is not installed: pip install 'penstock[bench]'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.worker.bench.comparing.comparison import Comparison, compare
@@ -15,7 +16,7 @@ from penstock.worker.cli.errors import USAGE, CommandFailed
 
 
 def compare_files(
-    first: Path, second: Path, *, anyway: bool, fail_above: float | None, json_path: Path | None, plot: Path | None
+    files: Sequence[Path], *, anyway: bool, fail_above: float | None, json_path: Path | None, plot: Path | None
 ) -> None:
     """Shows the comparison, and writes it where it is wanted.
 
@@ -25,9 +26,12 @@ def compare_files(
     """
     if fail_above is not None and not fail_above >= 0:
         raise CommandFailed(f"--fail-above must be 0 or more, not {fail_above:g}", USAGE)
+    if len(files) % 2:
+        raise CommandFailed(f"{len(files)} files are no pairs: FIRST SECOND, and again, as they were measured", USAGE)
     require_folders(json=json_path, plot=plot)
     try:
-        found = compare(read_result(first), read_result(second), anyway=anyway)
+        results = [read_result(file) for file in files]
+        found = compare(*zip(results[::2], results[1::2], strict=True), anyway=anyway)
     except NotComparable as error:
         raise CommandFailed(f"{error}; --anyway compares them", USAGE) from error
     except BadResult as error:

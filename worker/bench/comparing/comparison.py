@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.worker.bench.comparing.figures import STATISTICS, Figure, Sample, figures
-from penstock.worker.bench.comparing.intervals import RESAMPLES, SEED, WELCH, Interval, by_requests, by_runs
+from penstock.worker.bench.comparing.intervals import (
+    PAIRED,
+    RESAMPLES,
+    SEED,
+    WELCH,
+    Interval,
+    by_pairs,
+    by_requests,
+    by_runs,
+)
 from penstock.worker.bench.comparing.sameness import (
-    check_comparable,
     has_same_load,
     obstacles,
     other_differences,
 )
+from penstock.worker.bench.errors import NotComparable
 from penstock.worker.bench.result_file import Result
 from penstock.worker.bench.summary import Target
 
@@ -32,10 +41,12 @@ class Row:
 
     @property
     def change(self) -> float | None:
-        """From the first to the second: a share of the first, or of shares the difference."""
+        """From the first to the second: a share of the first, or of shares the difference; None: there is none."""
         if self.first is None or self.second is None:
             return None
-        return self.second - self.first if self.figure.kind == "share" else self.second / self.first - 1
+        if self.figure.kind == "share":
+            return self.second - self.first
+        return self.second / self.first - 1 if self.first else None
 
     @property
     def verdict(self) -> Literal["better", "worse", ""]:
@@ -53,19 +64,36 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`obstacles` is what they should have in common and have not; `others`, what else differs."""
+    """`obstacles` is what they should have in common and have not; `others`, what else differs.
 
-    first: Result
-    second: Result
+    Of several pairs `first` and `second` are those of the first one; `is_paired`: requests at one place are the same.
+    """
+
+    pairs: tuple[tuple[Result, Result], ...]
     rows: tuple[Row, ...]
-    unit: Literal["runs", "requests"]
+    unit: Literal["pairs", "runs", "requests"]
     is_paired: bool
     obstacles: tuple[tuple[str, Any, Any], ...]
     others: tuple[tuple[str, Any, Any], ...]
 
     @property
+    def first(self) -> Result:
+        return self.pairs[0][0]
+
+    @property
+    def second(self) -> Result:
+        return self.pairs[0][1]
+
+    @property
+    def test(self) -> str | None:
+        """What p is by; None: there is none."""
+        return {"pairs": PAIRED, "runs": WELCH, "requests": None}[self.unit]
+
+    @property
     def method(self) -> str:
         """Where the intervals come from."""
+        if self.unit == "pairs":
+            return f"95 % intervals and p: {PAIRED} on {len(self.pairs)} pairs of files, each as measured in turn"
         if self.unit == "runs":
             numbers = f"{len(self.first.recorders)} and {len(self.second.recorders)}"
             return f"95 % intervals and p: {WELCH} on {numbers} runs"
@@ -81,8 +109,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "first": _described(self.first),
-            "second": _described(self.second),
+            "pairs": [{"first": _described(first), "second": _described(second)} for first, second in self.pairs],
             "obstacles": _named(self.obstacles),
             "other_differences": _named(self.others),
             "unit": self.unit,
@@ -92,47 +119,82 @@ class Comparison:
         }
 
 
-def compare(first: Result, second: Result, *, anyway: bool = False) -> Comparison:
-    """Compares all figures that both have.
+def compare(*pairs: tuple[Result, Result], anyway: bool = False) -> Comparison:
+    """Compares all figures that both have, of one pair, or of several that were measured one after the other.
 
     Raises:
         NotComparable: they are of another model, load or machine, and not `anyway`.
     """
-    if not anyway:
-        check_comparable(first, second)
-    is_by_runs = min(len(first.recorders), len(second.recorders)) > 1
-    is_paired = has_same_load(first, second)
-    has_target = first.target == second.target != Target()
-    rows = _by_runs(first, second, has_target) if is_by_runs else _by_requests(first, second, has_target, is_paired)
+    first, second = pairs[0]
+    everyone = [result for pair in pairs for result in pair]
+    in_the_way = _in_the_way(pairs)
+    if in_the_way and not anyway:
+        raise NotComparable(in_the_way)
+    is_paired = all(has_same_load(first, result) for result in everyone)
+    has_target = first.target != Target() and all(result.target == first.target for result in everyone)
+    unit: Literal["pairs", "runs", "requests"]
+    if len(pairs) > 1:
+        unit, rows = "pairs", _by_pairs(pairs, has_target)
+    elif min(len(first.recorders), len(second.recorders)) > 1:
+        unit, rows = "runs", _by_runs(first, second, has_target)
+    else:
+        unit, rows = "requests", _by_requests(first, second, has_target, is_paired)
     return Comparison(
-        first, second, tuple(row for row in rows if (row.first, row.second) != (None, None)),
-        "runs" if is_by_runs else "requests", is_paired,
-        tuple(obstacles(first, second)), tuple(other_differences(first, second)),
+        pairs, tuple(row for row in rows if (row.first, row.second) != (None, None)), unit, is_paired,
+        in_the_way, tuple(each for each in other_differences(first, second) if each not in in_the_way),
     )  # fmt: skip
+
+
+def _in_the_way(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any, Any], ...]:
+    """What should be the same of all, and of all on one side, and is not; each once."""
+    first, *others = (result for pair in pairs for result in pair)
+    found = [each for result in others for each in obstacles(first, result)]
+    for one, *more in zip(*pairs, strict=True):
+        found += [each for result in more for each in other_differences(one, result)]
+    return tuple(each for place, each in enumerate(found) if each not in found[:place])
+
+
+def _by_pairs(pairs: Sequence[tuple[Result, Result]], has_target: bool) -> Iterator[Row]:
+    for figure in figures(has_target):
+        of_files = [[_mean(_of_runs(result, figure), figure) for result in side] for side in zip(*pairs, strict=True)]
+        yield _tested(figure, _whole(of_files[0]), _whole(of_files[1]), by_pairs)
 
 
 def _by_runs(first: Result, second: Result, has_target: bool) -> Iterator[Row]:
     for figure in figures(has_target):
-        of_first, of_second = (_of_runs(result, figure) for result in (first, second))
-        if of_first is None or of_second is None:
-            yield Row(figure, _mean(of_first, figure), _mean(of_second, figure), None)
-        elif figure.kind == "share":
-            yield Row(figure, _mean(of_first, figure), _mean(of_second, figure), by_runs(of_first, of_second))
-        else:  # the change of a ratio is a difference of logarithms
-            interval = by_runs(np.log(of_first).tolist(), np.log(of_second).tolist()).through(math.expm1)
-            yield Row(figure, _mean(of_first, figure), _mean(of_second, figure), interval)
+        yield _tested(figure, _of_runs(first, figure), _of_runs(second, figure), by_runs)
+
+
+def _tested(
+    figure: Figure,
+    first: Sequence[float] | None,
+    second: Sequence[float] | None,
+    by: Callable[[Sequence[float], Sequence[float]], Interval],
+) -> Row:
+    interval = None
+    if first is not None and second is not None:
+        if figure.kind == "share":
+            interval = by(first, second)
+        elif min(*first, *second) > 0:  # the change of a ratio is a difference of logarithms
+            interval = by(np.log(first).tolist(), np.log(second).tolist()).through(math.expm1)
+    return Row(figure, _mean(first, figure), _mean(second, figure), interval)
 
 
 def _of_runs(result: Result, figure: Figure) -> list[float] | None:
-    values = [figure.of_run(result, place, run) for place, run in enumerate(result.runs)]
+    return _whole([figure.of_run(result, place, run) for place, run in enumerate(result.runs)])
+
+
+def _whole(values: Sequence[float | None]) -> list[float] | None:
+    """None if one is."""
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else None
 
 
 def _mean(values: Sequence[float] | None, figure: Figure) -> float | None:
+    """The geometric one of what is compared as a ratio; of two deliveries at one moment the time between is 0."""
     if values is None:
         return None
-    return float(np.mean(values) if figure.kind == "share" else np.exp(np.mean(np.log(values))))
+    return float(np.mean(values) if figure.kind == "share" or min(values) == 0 else np.exp(np.mean(np.log(values))))
 
 
 def _by_requests(first: Result, second: Result, has_target: bool, is_paired: bool) -> Iterator[Row]:
@@ -174,6 +236,6 @@ def _row_fields(row: Row) -> dict[str, Any]:
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
         "p": None if interval is None else interval.p,
-        "test": WELCH if interval is not None and interval.p is not None else None,
+        "test": None if interval is None else interval.test,
         "verdict": row.verdict or None,
     }

@@ -4,6 +4,9 @@
 generalization of Student's problem", Biometrika 34, 1947; whole runs as the unit: A. Georges, D. Buytaert, L. Eeckhout,
 "Statistically rigorous Java performance evaluation", OOPSLA 2007). What differs between runs is in it.
 
+**Pairs** are the unit where files were measured in turn, first, second, first, second: Student's t on the differences
+within pairs ("The probable error of a mean", Biometrika 6, 1908). What changes slowly is the same for both of a pair.
+
 **Requests** are the unit where a side has one run: a bootstrap with percentile intervals (B. Efron, R. Tibshirani, "An
 Introduction to the Bootstrap", 1993, chapter 13), in which a request is drawn with all of its deliveries (clusters: A.
 Davison, D. Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8), and from both sides at once where
@@ -14,8 +17,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
@@ -24,6 +29,7 @@ from penstock.worker.bench.comparing.figures import QUANTILES, Floats, Ints, Sam
 
 CONFIDENCE = 0.95
 WELCH = "Welch's t-test"
+PAIRED = "paired t-test"
 RESAMPLES = 2000
 SEED = 0
 MIN_REQUESTS = 10  # of a run, for any interval by requests
@@ -32,27 +38,51 @@ MIN_BEYOND = 5  # values beyond a quantile, below which resampling does not know
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of a change. `p`: how often chance alone gives such a difference, by Welch's t-test; None: not tested."""
+    """Of a change. `p`: how often chance alone gives such a difference or a larger one, by `test`; None: not tested."""
 
     low: float
     high: float
     p: float | None = None
+    test: str | None = None
 
     def through(self, function: Callable[[float], float]) -> Interval:
         """Of an ascending function of the change."""
-        return Interval(function(self.low), function(self.high), self.p)
+        return replace(self, low=function(self.low), high=function(self.high))
 
 
 def by_runs(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Of the difference of the means of `second` and `first`, with two values or more each."""
-    change = float(np.mean(second) - np.mean(first))
     if np.ptp(first) == 0 and np.ptp(second) == 0:
-        return Interval(change, change)
+        return _certain(float(np.mean(second) - np.mean(first)))
+    with _narrow_ones():
+        return _tested(stats.ttest_ind(second, first, equal_var=False), WELCH)
+
+
+def by_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Of the mean of the differences of `second` and `first`, two or more, of which those at one place are a pair."""
+    differences = np.subtract(second, first)
+    if np.ptp(differences) == 0:
+        return _certain(float(differences[0]))
+    with _narrow_ones():
+        return _tested(stats.ttest_rel(second, first), PAIRED)
+
+
+def _certain(change: float) -> Interval:
+    """Where nothing varies there is nothing to test."""
+    return Interval(change, change)
+
+
+@contextmanager
+def _narrow_ones() -> Iterator[None]:
+    """Values that are nearly the same have narrow intervals, of which scipy warns."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # runs that are nearly the same: the interval is narrow
-        test = stats.ttest_ind(second, first, equal_var=False)
-        low, high = test.confidence_interval(CONFIDENCE)
-    return Interval(float(low), float(high), float(test.pvalue))
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def _tested(test: Any, name: str) -> Interval:
+    low, high = test.confidence_interval(CONFIDENCE)
+    return Interval(float(low), float(high), float(test.pvalue), name)
 
 
 def by_requests(

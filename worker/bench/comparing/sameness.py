@@ -6,19 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from penstock.worker.bench.errors import NotComparable
 from penstock.worker.bench.options import LoadOptions
 from penstock.worker.bench.result_file import Result
 
 _MODEL = ("model", "weights", "dtype")
 _LOAD = (*(field.name for field in fields(LoadOptions)), "clients")
 _MACHINE = ("processor", "cores", "gpus")
-
-
-def check_comparable(first: Result, second: Result) -> None:
-    """Raises NotComparable: they differ in something else than what could be the matter of a comparison."""
-    if found := tuple(obstacles(first, second)):
-        raise NotComparable(found)
 
 
 def obstacles(first: Result, second: Result) -> Iterator[tuple[str, Any, Any]]:

@@ -10,22 +10,21 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.worker.bench.comparing.comparison import Comparison, Row
-from penstock.worker.bench.comparing.intervals import WELCH
 
 _COLOURS = {"better": "green", "worse": "red", "": ""}
 
 
 def as_table(found: Comparison) -> Group:
     """The table, what differs beside the figures, and where the intervals come from."""
-    table = Table(title=f"{found.second.path} against {found.first.path}", title_justify="left")
+    more = f", and {len(found.pairs) - 1} more such pairs" if len(found.pairs) > 1 else ""
+    table = Table(title=f"{found.second.path} against {found.first.path}{more}", title_justify="left")
     table.add_column("")
-    has_p = found.unit == "runs"
-    for name in ("first", "second", "change", "95 % interval", *([f"p, {WELCH}"] if has_p else [])):
+    for name in ("first", "second", "change", "95 % interval", *([f"p, {found.test}"] if found.test else [])):
         table.add_column(name, justify="right")
     table.add_column("second is")
     for row in found.rows:
         cells = [value_text(row, row.first), value_text(row, row.second), change_text(row), interval_text(row)]
-        p = [p_text(row)] if has_p else []
+        p = [p_text(row)] if found.test else []
         table.add_row(f"{row.figure.name}, {row.figure.unit}", *cells, *p, Text(row.verdict, _COLOURS[row.verdict]))
     return Group(table, *(Text(line) for line in _notes(found)))
 
@@ -67,6 +66,10 @@ def _notes(found: Comparison) -> Iterator[str]:
         yield f"not the same: {name}: {_short(one)} -> {_short(other)}"
     for name, one, other in found.others:
         yield f"{name}: {_short(one)} -> {_short(other)}"
+    busy = [result.machine.get("load_before") for pair in found.pairs for result in pair]
+    if None not in busy:
+        cores = found.second.machine.get("cores")
+        yield f"how busy the machine was before each: {', '.join(map(str, busy))} processes at work, on {cores} cores"
     yield found.method + "."
 
 
