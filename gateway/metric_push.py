@@ -8,7 +8,6 @@ https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetric
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any
 
+import structlog
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -42,7 +42,7 @@ REFRESH_TIMEOUT_S = 5.0
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _DEFAULT_INTERVAL_MS = 60_000
 _SCOPE = InstrumentationScope("penstock", __version__)
-_log = logging.getLogger("penstock.telemetry")
+_log = structlog.get_logger(__name__)
 
 
 class MetricPush:
@@ -93,7 +93,7 @@ class MetricPush:
         try:
             self._exporter.export(as_otlp(self._registry.collect(), self._resource, self._started_ns))
         except Exception:
-            _log.warning("metrics could not be exported", exc_info=True)
+            _log.warning("metrics_not_sent", exc_info=True)
 
 
 def interval_s() -> float:
