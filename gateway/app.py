@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,14 +45,28 @@ from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient, PenstockError
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
-def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Starlette:
-    """The application. Its connections to Redis live from its start to its end."""
+
+def create_app(
+    settings: GatewaySettings, metrics: Metrics | None = None, provider: TracerProvider | None = None
+) -> Starlette:
+    """The application. Its connections to Redis live from its start to its end.
+
+    Args:
+        settings: what can be set.
+        metrics: that count what it does.
+        provider: where spans go; None: nothing is traced, and clients' traces go on in workers all the same.
+    """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(
-            settings.redis_url, max_queue_length=settings.max_queue_length, answer_timeout_s=settings.redis_timeout_s
+            settings.redis_url,
+            max_queue_length=settings.max_queue_length,
+            answer_timeout_s=settings.redis_timeout_s,
+            tracing=provider or False,
         )
         directory, interruptions = Directory(client, settings.queues), Interruptions()
         async with (
@@ -82,6 +97,7 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
         ClientDisconnect: _answer_nobody,
     }
     middleware = [
+        *_tracing(provider),
         Middleware(Observing, metrics=metrics or Metrics()),
         *_cors(settings),
         Middleware(KeyGuard),
@@ -91,6 +107,13 @@ def create_app(settings: GatewaySettings, metrics: Metrics | None = None) -> Sta
     app.state.error_forms = {ANTHROPIC_PATH: error_body}
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app
+
+
+def _tracing(provider: TracerProvider | None) -> Iterator[Middleware]:
+    if provider is not None:
+        from penstock.gateway.http.tracing import Tracing  # needs the extra `otel`
+
+        yield Middleware(Tracing, provider=provider)
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:

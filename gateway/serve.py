@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from penstock.gateway.exporting import exporting
 from penstock.gateway.processes import keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
+from penstock.producer.telemetry.loading import check_telemetry, load_telemetry
 
 _log = structlog.get_logger(__name__)
 
@@ -42,8 +44,11 @@ def serve(settings: GatewaySettings) -> int:
 
     Raises:
         CannotServe: nothing was begun.
+        TelemetryUnavailable: `otel` is set, and can't be done.
     """
     _check_tls(settings)
+    if settings.otel:
+        check_telemetry()  # processes that can't would be started over and over
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(settings.host, settings.port, "port"))
         metrics = [stack.enter_context(each) for each in _listen_for_metrics(settings)]
@@ -77,14 +82,18 @@ class _Process:
         return asyncio.run(self._serve(0, (signal.SIGTERM, signal.SIGINT), None))
 
     async def _serve(self, place: int, signals: Iterable[signal.Signals], lifeline: int | None) -> int:
-        server = GatewayServer(self.settings, self.max_connections)
+        telemetry = load_telemetry("penstock-gateway") if self.settings.otel else None
+        server = GatewayServer(self.settings, self.max_connections, telemetry)
         loop = asyncio.get_running_loop()
         for number in signals:
             loop.add_signal_handler(number, server.stop)
         if lifeline is not None:
             loop.add_reader(lifeline, self._lose_parent, server, lifeline)
         metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
-        async with serving_metrics(server, metrics_listener):
+        async with (
+            exporting(telemetry, server.metrics.registry, server.refresh_metrics),
+            serving_metrics(server, metrics_listener),
+        ):
             await server.serve([self.listener])
         return ABORTED if server.force_exit else 0
 

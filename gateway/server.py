@@ -7,7 +7,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.applications import Starlette
@@ -24,6 +24,9 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
 from penstock.producer.tasks import end_tasks
+
+if TYPE_CHECKING:
+    from penstock.producer.telemetry.sdk import Telemetry
 
 _log = structlog.get_logger(__name__)
 
@@ -66,11 +69,17 @@ class _Server(GuardedServer):
 
 
 class GatewayServer(_Server):
-    """Serves the application until `stop`, then drains for `drain_timeout_s`."""
+    """Serves the application until `stop`, then drains for `drain_timeout_s`.
 
-    def __init__(self, settings: GatewaySettings, max_connections: int) -> None:
+    Args:
+        settings: what can be set.
+        max_connections: that there may be at once.
+        telemetry: where traces go; None: nowhere.
+    """
+
+    def __init__(self, settings: GatewaySettings, max_connections: int, telemetry: Telemetry | None = None) -> None:
         self.metrics = Metrics()
-        self._app = create_app(settings, self.metrics)
+        self._app = create_app(settings, self.metrics, None if telemetry is None else telemetry.provider)
         self._settings = settings
         self._warning: asyncio.Task[None] | None = None
         super().__init__(
@@ -102,10 +111,14 @@ class GatewayServer(_Server):
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """The metrics page and its content type, for an Accept header."""
+        await self.refresh_metrics()
+        return render(self.metrics.registry, accept)
+
+    async def refresh_metrics(self) -> None:
+        """Brings up to date what is looked up."""
         gateway = getattr(self._app.state, "gateway", None)
         if gateway is not None:  # the lifespan has begun
             await self._look_at(gateway.directory)
-        return render(self.metrics.registry, accept)
 
     async def _look_at(self, directory: Directory) -> None:
         """Which queues are served, as of now, or as they were when Redis last said so."""

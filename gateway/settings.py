@@ -189,6 +189,11 @@ class GatewaySettings(BaseSettings):
         "Form of the log lines; auto: console on a terminal, JSON elsewhere. Where not set, the worker's setting.",
         "auto",
     )
+    otel: bool = _setting(
+        "Logs",
+        "Send traces and metrics by OpenTelemetry, where and of what the OTEL_* variables say; needs the extra otel.",
+        False,
+    )
 
     @field_validator("redis_url", "operator_redis_url")
     @classmethod

@@ -21,6 +21,7 @@ from penstock.producer.errors import (
     RequestFailed,
     RequestRefused,
     ServerRefused,
+    TelemetryUnavailable,
     UnknownRequest,
 )
 from penstock.producer.handle import Handle, ReplyStream
@@ -73,6 +74,7 @@ __all__ = [
     "Sampling",
     "ServerRefused",
     "State",
+    "TelemetryUnavailable",
     "Timings",
     "TokenLogprob",
     "ToolCall",

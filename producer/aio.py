@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
 from copy import copy
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.producer.bulk import BulkResult, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
@@ -16,8 +16,12 @@ from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.telemetry.loading import client_spans
 from penstock.producer.transport import Connections, Transport, check_name
 from penstock.producer.wire import AnswerEntry, CallName, ModelCard
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 DEFAULT_URL = "redis://localhost:6379"
 
@@ -40,9 +44,12 @@ class AsyncClient:
             None: after several tries of 10 s each, where Redis takes commands and answers none.
         durable: enqueueing returns once the request is on the server's disk (WAITAOF), which takes a second at most
             under `appendfsync everysec`. Where the server can't tell, it is refused: ServerRefused, nothing was sent.
+        tracing: whether requests become spans of OpenTelemetry, and their traces go on in workers: True, of the
+            provider that the application has set up, or of the one given. It needs the extra `otel`.
 
     Raises:
         BadAddress: the URL can't be used.
+        TelemetryUnavailable: `tracing` without the extra.
         ValueError: another argument is out of range.
     """
 
@@ -56,6 +63,7 @@ class AsyncClient:
         reconnect_timeout_s: float = 60.0,
         answer_timeout_s: float | None = None,
         durable: bool = False,
+        tracing: bool | TracerProvider = False,
     ) -> None:
         url = url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL)
         self._connections: Connections | None = Connections(
@@ -67,6 +75,7 @@ class AsyncClient:
             max_queue_length=max_queue_length,
             dedupe_window_s=dedupe_window_s,
             is_durable=durable,
+            spans=client_spans(tracing),
         )
         self._others: dict[str, Self] = {}
 

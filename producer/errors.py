@@ -6,6 +6,7 @@
     ├── ServerRefused                               Redis answered with an error: no permission, out of memory
     ├── QueueFull                                   not enqueued: the queue holds its limit, of requests or of calls,
     │                                               or so much that the request would expire before its turn
+    ├── TelemetryUnavailable                        tracing was asked for, and what it needs is not installed
     ├── NotDurable                                  enqueued, but Redis did not confirm that it is on disk
     ├── RequestRefused                              the request itself is wrong or over a limit; nothing was generated
     ├── RequestFailed                               generation ended in an error; holds what was generated before it
@@ -85,6 +86,10 @@ class QueueFull(PenstockError):
         self.limit = limit
         self.wait_s = wait_s
         self.retry_after_s = None if wait_s is None else wait_s - timeout_s
+
+
+class TelemetryUnavailable(PenstockError):
+    """Traces or metrics by OpenTelemetry can't be had. The message names the package or the variable that is wrong."""
 
 
 class NotDurable(PenstockError):

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
@@ -145,7 +146,12 @@ def send_and_follow(
     request = build_request(prompt, sampling, fresh_id=fresh_id)
     request_id = request.id or ""
     assembler = Assembler(request_id)
-    chunks = _sent(transport, request, assembler, enqueue, request_id == fresh_id, timeout_s)
+    follow = partial(
+        _sent, transport, assembler=assembler, enqueue=enqueue, own=request_id == fresh_id, timeout_s=timeout_s
+    )
+    if (spans := transport.spans) is None:
+        return ReplyStream(request_id, follow(request), assembler)
+    chunks = spans.followed(transport.queue, request, spans.here(), follow, lambda: assembler.reply)
     return ReplyStream(request_id, chunks, assembler)
 
 

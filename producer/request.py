@@ -61,6 +61,7 @@ class Sampling(TypedDict, total=False):
     tenant: str
     affinity: str
     traceparent: str
+    tracestate: str
 
 
 def build_request(prompt: Prompt, sampling: Sampling, *, fresh_id: str) -> GenerateRequest:

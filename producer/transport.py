@@ -6,9 +6,15 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from redis import exceptions
 
@@ -28,6 +34,9 @@ from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_newest, read_range
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ModelCard, ReplyEntry
+
+if TYPE_CHECKING:
+    from penstock.producer.telemetry.client_spans import ClientSpans
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
 """The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
@@ -79,6 +88,7 @@ class Transport:
         max_queue_length: int | None,
         dedupe_window_s: int,
         is_durable: bool = False,
+        spans: ClientSpans | None = None,
     ) -> None:
         check_name("queue", queue)
         if max_queue_length is not None and max_queue_length < 1:
@@ -89,6 +99,7 @@ class Transport:
         self.address = connections.address
         self.reader = connections.reader
         self.queue = queue
+        self.spans = spans  # None: nobody traces what is sent
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
         self._is_durable = is_durable
@@ -110,6 +121,7 @@ class Transport:
             max_queue_length=self._max_queue_length,
             dedupe_window_s=self._dedupe_window_s,
             is_durable=self._is_durable,
+            spans=self.spans,
         )
 
     def new_id(self) -> str:
@@ -125,6 +137,10 @@ class Transport:
             QueueFull, ConnectionLost, ServerRefused: it was not added, or (ConnectionLost) nobody knows.
             NotDurable: it was added, but is not known to be on disk.
         """
+        with self._traced(request) as traced:
+            return await self._enqueue(traced)
+
+    async def _enqueue(self, request: GenerateRequest) -> bool:
         assert request.id is not None  # noqa: S101  build_request has seen to it
         if not self._is_set_up:
             await self._set_up()
@@ -162,12 +178,17 @@ class Transport:
     async def enqueue_when_not_full(self, request: GenerateRequest) -> bool:
         """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
         delay_s = 0.1
-        while True:
-            try:
-                return await self.enqueue(request)
-            except QueueFull:
-                await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
-                delay_s = min(2.0, delay_s * 2)
+        with self._traced(request) as traced:
+            while True:
+                try:
+                    return await self._enqueue(traced)
+                except QueueFull:
+                    await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
+                    delay_s = min(2.0, delay_s * 2)
+
+    def _traced(self, request: GenerateRequest) -> AbstractContextManager[GenerateRequest]:
+        """The request as it is to be sent, within the trace that it is a part of."""
+        return nullcontext(request) if self.spans is None else self.spans.sending(self.queue, request)
 
     async def status(self) -> QueueStatus:
         """How the queue stands now."""

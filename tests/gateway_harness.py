@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fakes import eventually
 from patience import WAIT_S
@@ -23,6 +23,9 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.producer import ModelCard, keys
 from penstock.producer.redis.connection import RedisClient
+
+if TYPE_CHECKING:
+    from penstock.producer.telemetry.sdk import Telemetry
 
 CARD = ModelCard(model="tiny", worker="scripted", version="0", vocab_size=256, max_model_len=4096)
 FAR_AHEAD_MS = 2**52
@@ -51,12 +54,16 @@ class Running(Listening):
 
 @asynccontextmanager
 async def running_gateway(
-    redis_url: str, *, max_connections: int = MAX_CONNECTIONS, **settings: Any
+    redis_url: str,
+    *,
+    max_connections: int = MAX_CONNECTIONS,
+    telemetry: Telemetry | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Serves until the end of the block, and then waits until it has stopped, which cuts short what is still open."""
     made = GatewaySettings(redis_url=redis_url, **{"drain_timeout_s": 0.1, "redis_timeout_s": WAIT_S, **settings})
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = GatewayServer(made, max_connections)
+        server = GatewayServer(made, max_connections, telemetry)
         serving = asyncio.create_task(server.serve([listener]))
         try:
             await eventually(lambda: server.started or serving.done())

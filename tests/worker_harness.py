@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from patience import WAIT_S
 
@@ -24,6 +24,9 @@ from penstock.worker.delivery.preparation import TextEncoder
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.service import WorkerService
+
+if TYPE_CHECKING:
+    from penstock.producer.telemetry.sdk import Telemetry
 
 QUICK = {
     "queue": "q",
@@ -104,6 +107,7 @@ async def running_worker(
     text: TextEncoder | None = None,
     identity: Identity | None = None,
     model_name: str = "",
+    telemetry: Telemetry | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     """A worker that has joined its queue; drained or aborted at the end, whatever happened to it."""
@@ -111,7 +115,7 @@ async def running_worker(
     model = replace(fake_model(engine), identity=identity, name=model_name)
     model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
-    service = WorkerService(config, url, lambda _: model)
+    service = WorkerService(config, url, lambda _: model, telemetry)
     running = Running(service, engine, asyncio.create_task(service.run()))
     try:
         await eventually(lambda: service.readiness.is_ready or running.task.done())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,9 +19,17 @@ from penstock.worker.chaos.process import FakeWorker
 class WorkerProcess:
     """A running worker while the `with` block lasts; killed at its end if nothing else ended it."""
 
-    def __init__(self, url: str, log: Path, *, engine: dict[str, Any] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        log: Path,
+        *,
+        engine: dict[str, Any] | None = None,
+        make: Callable[[str, Path, Mapping[str, Any], Mapping[str, Any]], FakeWorker] = FakeWorker,
+        **config: Any,
+    ) -> None:
         self._log = log
-        self._make = lambda: FakeWorker(url, log, engine or {}, {**QUICK, **config})
+        self._make = lambda: make(url, log, engine or {}, {**QUICK, **config})
         self._worker: FakeWorker | None = None
 
     def __enter__(self) -> WorkerProcess:

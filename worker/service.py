@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
@@ -16,6 +16,7 @@ from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import DeviceMemory, EngineInfo
+from penstock.gateway.exporting import exporting
 from penstock.gateway.exposition import render
 from penstock.producer import keys
 from penstock.producer.queue_load import QueueLoad
@@ -37,6 +38,10 @@ from penstock.worker.protocol.reservation import Reservation
 from penstock.worker.readiness import Readiness
 from penstock.worker.session import Session
 from penstock.worker.tasks import Shared
+
+if TYPE_CHECKING:
+    from penstock.producer.telemetry.sdk import Telemetry
+    from penstock.worker.delivery.spans import RequestSpans
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness
@@ -73,10 +78,18 @@ class WorkerService:
         config: what can be set.
         address: where Redis is.
         load: loads and warms up the model, in a thread of its own; whoever waits for it can be told to stop meanwhile.
+        telemetry: where traces and metrics go, closed at the end; None: nowhere.
     """
 
-    def __init__(self, config: WorkerConfig, address: Address | str, load: Callable[[Say], Model]) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        address: Address | str,
+        load: Callable[[Say], Model],
+        telemetry: Telemetry | None = None,
+    ) -> None:
         self.config = config
+        self._telemetry = telemetry
         self.metrics = Metrics(config.queue)
         self._address = parse_url(address) if isinstance(address, str) else address
         self.readiness = Readiness(str(self._address))
@@ -124,15 +137,23 @@ class WorkerService:
     async def _run(self) -> None:
         await self._start_health()
         try:
-            model = await self._prepare()
-            if model is not None:
-                self._introduce(model)
-                await self._serve(model)
-                _log.info("drained", worker=self.config.name)
+            async with exporting(self._telemetry, self.metrics.registry, self._refresh):
+                model = await self._prepare()
+                if model is not None:
+                    self._introduce(model)
+                    await self._serve(model)
+                    _log.info("drained", worker=self.config.name)
         finally:
             if self._health is not None:
                 await self._health.stop()
             await self._refresh.stop()
+
+    def _spans_of(self, model: Model) -> RequestSpans | None:
+        if self._telemetry is None or self._telemetry.provider is None:
+            return None
+        from penstock.worker.delivery.spans import RequestSpans  # needs the extra `otel`
+
+        return RequestSpans(self._telemetry.provider, self.config.queue, self.config.name, model.name)
 
     async def _start_health(self) -> None:
         if self.config.health_port is None:
@@ -227,7 +248,17 @@ class WorkerService:
         card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
         device = None if model.info is None else device_of(model.info)
         self._session = Session(
-            redis, blocking, self.config, card, device, driver, preparer, model.defaults, self.metrics, self.readiness
+            redis,
+            blocking,
+            self.config,
+            card,
+            device,
+            driver,
+            preparer,
+            model.defaults,
+            self.metrics,
+            self.readiness,
+            self._spans_of(model),
         )
         try:
             await self._session.run(self._stop)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from redis.asyncio import RedisCluster
@@ -41,6 +41,9 @@ from penstock.worker.protocol import faults
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
+if TYPE_CHECKING:
+    from penstock.worker.delivery.spans import RequestSpans
+
 _log = structlog.get_logger(__name__)
 _PART = "service"  # in readiness
 
@@ -63,6 +66,7 @@ class Session:
         defaults: GenerationDefaults,
         metrics: Metrics,
         readiness: Readiness,
+        spans: RequestSpans | None = None,
     ) -> None:
         instance = secrets.token_hex(8)
         self._redis = redis
@@ -80,7 +84,7 @@ class Session:
         self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
         digest = card.digest or ""
-        self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics, digest)
+        self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics, digest, spans)
         restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
             EntryReader(redis, blocking, config, digest),

@@ -245,6 +245,11 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = _setting(
         "Health and logs", "Form of the log lines; auto: console on a terminal, JSON elsewhere.", "auto"
     )
+    otel: bool = _setting(
+        "Health and logs",
+        "Send traces and metrics by OpenTelemetry, where and of what the OTEL_* variables say; needs the extra otel.",
+        False,
+    )
 
     @field_validator("redis_url")
     @classmethod

@@ -34,6 +34,7 @@ PRODUCER = Package(
         ("reading", "all replies over one connection"),
         ("operations", "what operators see and do"),
         ("redis", "how Redis is reached"),
+        ("telemetry", "spans, where asked for"),
         ("wire", "what travels: the schema"),
     ),
 )  # fmt: skip

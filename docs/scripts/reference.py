@@ -40,9 +40,9 @@ SECTIONS: Mapping[str, Section] = {
         "Errors",
         "[Troubleshooting](../troubleshooting.md#the-client-library-raises) says what to do about each.",
         (
-            "PenstockError", "BadAddress", "ConnectionLost", "ServerRefused", "QueueFull", "NotDurable",
-            "RequestRefused", "RequestFailed", "CallFailed", "CallTimedOut", "ReplyTimeout", "UnknownRequest",
-            "ReplyGone", "ReplyCorrupt",
+            "PenstockError", "BadAddress", "ConnectionLost", "ServerRefused", "TelemetryUnavailable", "QueueFull",
+            "NotDurable", "RequestRefused", "RequestFailed", "CallFailed", "CallTimedOut", "ReplyTimeout",
+            "UnknownRequest", "ReplyGone", "ReplyCorrupt",
         ),
     ),
     "status": Section(

@@ -30,7 +30,7 @@ REMEMBERED_S = 86_400 + 3600
 _CLUSTER_SLOTS = 16
 """Under Redis Cluster a gateway reads the replies of each hash slot over a connection of its own."""
 
-_OF_THE_RETRY = {"id", "traceparent"}
+_OF_THE_RETRY = {"id", "traceparent", "tracestate"}
 _REMEMBER = lua.load("penstock.gateway.generation", "remember")
 
 

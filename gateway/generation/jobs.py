@@ -16,12 +16,12 @@ from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.errors import overdue
 from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
 from penstock.gateway.generation.resuming import check_can_go_on
+from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
 from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, Reply, ReplyStream
-from penstock.producer.wire import is_traceparent
 
 EXPIRY_GRACE_S = 10.0
 """Beyond a request's `timeout_s`, for its worker to say that it has expired, and what came before."""
@@ -142,8 +142,8 @@ def _job(gateway: Gateway, queue: str, request: GenerateRequest, meter: Meter, a
 
 def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
     """As part of the client's trace, if it names one. A header that names none is passed over, as W3C has it."""
-    header = asked.headers.get("traceparent", "")
-    return request.model_copy(update={"traceparent": header}) if is_traceparent(header) else request
+    trace = getattr(asked.state, TRACE_STATE, None) or carried_trace(asked.headers)
+    return request.model_copy(update=trace) if trace else request
 
 
 async def read_whole(reply: ReplyStream, each: Callable[[Chunk], object] | None = None) -> Reply:

@@ -24,7 +24,7 @@ QUIET = frozenset({"/liveness", "/readiness", "/health"})
 """Routes that are asked all the time: they are logged as debug."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NO_ROUTE = "none"
 
 
@@ -57,7 +57,7 @@ class Observing:
 
     def _record(self, scope: Scope, answer: _Answer) -> None:
         now_s = time.perf_counter()
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = scope["method"] if scope["method"] in METHODS else "other"
         route = getattr(scope.get("route"), "path", _NO_ROUTE)
         labels = (method, route)
         self._metrics.requests.labels(*labels, str(answer.status)).inc()

@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.producer.aio import AsyncClient
 from penstock.producer.blocking.feed import drive
@@ -20,6 +20,9 @@ from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling
 from penstock.producer.transport import State
 from penstock.producer.wire import ModelCard
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 
 class Client:
@@ -38,6 +41,7 @@ class Client:
         reconnect_timeout_s: float = 60.0,
         answer_timeout_s: float | None = None,
         durable: bool = False,
+        tracing: bool | TracerProvider = False,
     ) -> None:
         self._client = AsyncClient(
             url,
@@ -47,6 +51,7 @@ class Client:
             reconnect_timeout_s=reconnect_timeout_s,
             answer_timeout_s=answer_timeout_s,
             durable=durable,
+            tracing=tracing,
         )
         self._loop = LoopThread("penstock-client")
         self._finalizer = weakref.finalize(self, _close, self._loop, self._client)

@@ -48,9 +48,9 @@ from penstock.producer.wire.requests import (
     VERSION,
     GenerateRequest,
     entry_size,
-    is_traceparent,
     parse_request,
 )
+from penstock.producer.wire.trace_context import trace_context
 from penstock.producer.wire.values import explain
 
 __all__ = [
@@ -93,7 +93,7 @@ __all__ = [
     "encode_reply",
     "entry_size",
     "explain",
-    "is_traceparent",
     "parse_call",
     "parse_request",
+    "trace_context",
 ]

@@ -29,6 +29,8 @@ from penstock.producer.wire.messages import (
     ToolChoice,
     ToolObject,
 )
+from penstock.producer.wire.trace_context import EXAMPLE as TRACEPARENT_EXAMPLE
+from penstock.producer.wire.trace_context import is_traceparent, is_tracestate, trace_context
 from penstock.producer.wire.values import (
     FAIL_FAST,
     JsonObject,
@@ -48,20 +50,11 @@ VERSION = 1
 ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Ids become part of keys: braces, spaces and control characters would break hash tags and shells."""
 
-# https://www.w3.org/TR/trace-context: version ff and ids of zeros are invalid; a version after 00 may append more.
-_TRACEPARENT = re.compile(
-    r"(?!ff|00.{53}.)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?"
-)
-
-_TRACEPARENT_EXAMPLE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
 MIN_KEEP_S = 60
 """Of a reply after its end: long enough for a worker that takes over from a dead one to see that there is an end."""
 
 MAX_KEEP_S = 366 * 86_400
 """Of a reply after its end; a worker's own limit is `max_keep_s`."""
-
-MAX_TRACEPARENT_CHARS = 256
 
 MAX_FIELDS = 128
 """Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
@@ -79,14 +72,15 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
 
 
-def is_traceparent(value: str) -> bool:
-    """Whether this is a W3C traceparent that a request takes."""
-    return len(value) <= MAX_TRACEPARENT_CHARS and _TRACEPARENT.fullmatch(value) is not None
-
-
-def _w3c(value: str) -> str:
+def _traceparent(value: str) -> str:
     if not is_traceparent(value):
-        raise ValueError(f"must be a W3C traceparent, such as {_TRACEPARENT_EXAMPLE}, not {value!r:.80}")
+        raise ValueError(f"must be a W3C traceparent, such as {TRACEPARENT_EXAMPLE}, not {value!r:.80}")
+    return value
+
+
+def _tracestate(value: str) -> str:
+    if not is_tracestate(value):
+        raise ValueError(f"must be a W3C tracestate, such as vendor=value,other=value, not {value!r:.80}")
     return value
 
 
@@ -116,6 +110,7 @@ _OF_CHATS = (
     "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "add_generation_prompt",
     "continue_final_message", "chat_template_kwargs",
 )  # fmt: skip
+_TRACE = ("traceparent", "tracestate")
 _CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _RESERVED_VARIABLES = frozenset(
     {
@@ -187,7 +182,8 @@ class GenerateRequest(WireModel):
     keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
     tenant: Name | None = None  # whom it is for: tenants share what is served
     affinity: Name | None = None  # requests that name the same go to one worker, as far as it has room
-    traceparent: Annotated[str, AfterValidator(_w3c)] | None = None  # bound to the worker's logs
+    traceparent: Annotated[str, AfterValidator(_traceparent)] | None = None  # which trace it is a part of
+    tracestate: Annotated[str, AfterValidator(_tracestate)] | None = None  # what tracing systems say beside that
 
     @model_validator(mode="before")
     @classmethod
@@ -313,7 +309,8 @@ def entry_size(fields: Mapping[bytes, bytes]) -> int:
 def parse_request(
     entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int, size: int | None = None
 ) -> GenerateRequest:
-    """Reads a request entry as `XREADGROUP` gives it. The result always has an `id`.
+    """Reads a request entry as `XREADGROUP` gives it. The result always has an `id`. A trace context that is none is
+    passed over.
 
     Args:
         entry_id: of the entry.
@@ -341,6 +338,9 @@ def parse_request(
     if not values:
         _refuse("invalid_request", "the entry has no fields", fallback_id)
     request_id = _readable_id(values.get("id")) or fallback_id
+    if values.keys() & _TRACE:  # by W3C's rule what is none is passed over, and refuses nobody
+        trace = trace_context(values.get("traceparent"), values.get("tracestate"))
+        values = {name: value for name, value in values.items() if name not in _TRACE} | trace
     try:
         request = GenerateRequest.model_validate(values)
     except (ValidationError, RecursionError) as error:

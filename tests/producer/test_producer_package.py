@@ -106,6 +106,7 @@ def test_the_public_names_are_these() -> None:
         "Sampling",
         "ServerRefused",
         "State",
+        "TelemetryUnavailable",
         "Timings",
         "TokenLogprob",
         "ToolCall",

@@ -93,6 +93,22 @@ async def test_a_missing_extra_is_one_line_that_says_what_to_install(name: str, 
     assert outcome.err == f"penstock: {module} is not installed; install it with: pip install 'penstock[{extra}]'\n"
 
 
+@pytest.mark.parametrize("name", ["worker", "gateway"])
+async def test_otel_without_its_extra_is_one_line_that_says_what_to_install(name: str) -> None:
+    options = ["--otel", "on", *(["--model", "demo"] if name == "worker" else [])]
+    outcome = await penstock(name, *options, "--log-format", "console", code=WITHOUT.format("opentelemetry.sdk"))
+    assert outcome.status == 1
+    assert outcome.err == (
+        "penstock: opentelemetry.sdk is not installed; install it with: pip install 'penstock[otel]'\n"
+    )
+
+
+async def test_an_exporter_that_is_not_there_ends_a_gateway_before_its_processes() -> None:
+    outcome = await penstock("gateway", "--otel", "on", "--workers", "2", OTEL_TRACES_EXPORTER="zipkin")
+    assert outcome.status == 1
+    assert outcome.err.startswith("penstock: OTEL_TRACES_EXPORTER is 'zipkin': of the exporter 'zipkin' no package")
+
+
 def test_an_unknown_option_is_named() -> None:
     outcome = command("worker", "--max-num-seq", "3")
     assert outcome.status == 2

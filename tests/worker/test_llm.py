@@ -240,6 +240,7 @@ def test_what_is_wrong_with_all_prompts_is_raised_once(llm: LLM, engine: FakeEng
     ("name", "value", "purpose"),
     [
         ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "a worker's logs"),
+        ("tracestate", "a=b", "a worker's traces"),
         ("tenant", "acme", "a worker's logs"),
         ("keep_s", 90.0, "replies in Redis"),
     ],

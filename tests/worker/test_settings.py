@@ -16,7 +16,7 @@ from penstock.worker.settings import GATEWAY, PROGRAMS, Settings, group_of, load
 from penstock.worker.settings_loading import SettingsError, load
 from penstock.worker.settings_page import page
 
-NOT_OF_A_CONFIG = {"redis_url", "model", "log_level", "log_format"}  # read by the commands themselves
+NOT_OF_A_CONFIG = {"otel", "redis_url", "model", "log_level", "log_format"}  # read by the commands themselves
 
 
 @pytest.fixture(autouse=True)

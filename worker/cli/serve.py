@@ -18,6 +18,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
+from penstock.producer.telemetry.loading import load_telemetry
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
 from penstock.worker.cli.progress import Say, shown
@@ -37,6 +38,7 @@ def serve(settings: Settings) -> None:
 
     Raises:
         SettingsError: a setting is missing or out of range.
+        TelemetryUnavailable: `otel` is set, and can't be done.
         WorkerError: the service could not start, or ended for another reason than a drain.
         CommandFailed: the health port is taken.
     """
@@ -47,7 +49,9 @@ def serve(settings: Settings) -> None:
                 f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock"
             )
         load = partial(load_model, settings.model, settings.engine_config())
-        asyncio.run(_run(WorkerService(settings.worker_config(), settings.redis_url, load)))
+        config = settings.worker_config()
+        telemetry = load_telemetry("penstock-worker", config.name) if settings.otel else None
+        asyncio.run(_run(WorkerService(config, settings.redis_url, load, telemetry)))
 
 
 @contextmanager

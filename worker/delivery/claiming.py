@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -19,6 +19,9 @@ from penstock.worker.logs import request_logger
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Claim, NotClaimed
+
+if TYPE_CHECKING:
+    from penstock.worker.delivery.spans import RequestSpans
 
 SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash tells who did it
 
@@ -42,6 +45,7 @@ class Claimer:
         outbox: Outbox,
         metrics: Metrics,
         digest: str = "",
+        spans: RequestSpans | None = None,
     ) -> None:
         self._redis = redis
         self._batcher = Batcher(redis, retries=0)  # the entries that one read brings are claimed together
@@ -52,6 +56,7 @@ class Claimer:
         self._requests = outbox.requests
         self._metrics = metrics
         self._digest = digest  # of the model
+        self._spans = spans  # None: nobody traces requests
 
     async def close(self) -> None:
         await self._batcher.close()
@@ -71,6 +76,7 @@ class Claimer:
         if entry.is_deleted:
             self._outbox.remove(entry.unbilled)
             return None
+        taken_s = time.monotonic()
         asked = await self._threads.run(lambda: _parse(entry, self._config.max_body_bytes), entry.fields)
         request_id = asked.request_id if isinstance(asked, WireError) else asked.id or entry.id
         claim = await self._take_epoch(request_id, entry, asked)
@@ -85,6 +91,8 @@ class Claimer:
         log = _logger_of(request_id, asked)
         live = LiveRequest(self._config.queue, request_id, entry, claim, received_s, asked, log)
         self._replace(live)
+        if self._spans is not None:
+            live.trace = self._spans.begin(live, taken_s)
         self._metrics.claims.inc()
         self._metrics.resumed.inc(claim.has_journal)
         return live

@@ -65,7 +65,8 @@ def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerCon
 
 
 def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
-    """Counts a finished request and writes its one log line."""
+    """Counts a finished request, writes its one log line, and ends its spans."""
+    live.trace.ended(end)
     metrics.requests.labels(finish_reason=end.finish_reason).inc()
     metrics.count_error(end.code)
     _observe_tokens(metrics, end)
@@ -100,6 +101,7 @@ def observe_letter(metrics: Metrics, letter: Burial) -> None:
 
 def observe_loss(metrics: Metrics, live: LiveRequest, why: str) -> None:
     """A request went to another owner, or its reply is gone."""
+    live.trace.lost(why)
     metrics.dropped.labels(reason=why).inc()
     live.log.warning("request_dropped", reason=why, epoch=live.claim.epoch)
 

@@ -124,6 +124,7 @@ class HandingBack:
         await execute_one(self._redis, release)
         for live in lives:
             self._requests.remove(live)
+            live.trace.handed_back(live.completion_tokens)
             live.log.info("request_handed_back", epoch=live.claim.epoch, completion_tokens=live.completion_tokens)
         self._metrics.handed_back.inc(len(lives))
 

@@ -23,6 +23,7 @@ from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.delivery.capacity import Ended
 from penstock.worker.delivery.choices import ChoiceBuffer, outcome_of
 from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.tracing import UNTRACED, Trace
 from penstock.worker.protocol.scripts import Bill, Claim
 from penstock.worker.tasks import Signal
 
@@ -98,6 +99,7 @@ class LiveRequest:
         "fields",
         "finish_reason",
         "first_token_ms",
+        "has_output",
         "id",
         "is_dead",
         "is_resumed",
@@ -107,6 +109,7 @@ class LiveRequest:
         "queue",
         "reply",
         "tenant",
+        "trace",
     )
 
     def __init__(
@@ -137,10 +140,12 @@ class LiveRequest:
         self.is_resumed = False  # tokens of an earlier claim are on the reply stream
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.has_output = False  # a token of this claim is there
         self.first_token_ms: int | None = None  # server time
         self.finish_reason: FinishReason | None = None  # from ENDED on
         self.error: tuple[str, str] | None = None  # code and message
         self.is_dead = False  # its entry is kept among the dead letters
+        self.trace: Trace = UNTRACED
 
     def resume(self, choices: list[ChoiceBuffer], timeout_s: float | None = None) -> None:
         """Continues where the chunks of earlier claims end, until `timeout_s` after the enqueue."""
@@ -157,6 +162,7 @@ class LiveRequest:
     def start(self) -> None:
         """The engine has it."""
         self._advance(Phase.RUNNING)
+        self.trace.started(self.prompt_tokens, self.completion_tokens)
 
     def add(self, output: Output) -> None:
         """What the engine generated; the last output of the last choice ends the request."""
@@ -164,8 +170,8 @@ class LiveRequest:
         choice.add(output)
         self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
-        if output.token_ids and self.first_token_ms is None and not self.is_resumed:
-            self.first_token_ms = self.clock.now_ms()
+        if output.token_ids and not self.has_output:
+            self._note_first_token()
         if output.finish_reason is None:
             return
         if output.error is not None:
@@ -174,6 +180,12 @@ class LiveRequest:
             self.log.error("engine_error", index=output.index, exc_info=output.cause)
         if (reason := self.outcome) is not None:
             self.end(reason)
+
+    def _note_first_token(self) -> None:
+        self.has_output = True
+        self.trace.first_token(self.cached_tokens)
+        if not self.is_resumed:
+            self.first_token_ms = self.clock.now_ms()
 
     def end(self, reason: FinishReason) -> None:
         """One that has ended keeps its end."""

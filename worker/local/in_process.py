@@ -32,7 +32,12 @@ from penstock.worker.errors import EngineFailed
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
 HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
 
-_OF_WORKERS = {"keep_s": "replies in Redis", "tenant": "a worker's logs", "traceparent": "a worker's logs"}
+_OF_WORKERS = {
+    "keep_s": "replies in Redis",
+    "tenant": "a worker's logs",
+    "traceparent": "a worker's logs",
+    "tracestate": "a worker's traces",
+}
 
 # A worker's limits are for strangers.
 NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)

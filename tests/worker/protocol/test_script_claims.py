@@ -13,7 +13,7 @@ from script_calls import run
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import faults, scripts
-from penstock.worker.protocol.scripts import Claim, NotClaimed, Standing
+from penstock.worker.protocol.scripts import Claim, EarlierClaim, NotClaimed, Standing
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -54,6 +54,19 @@ async def test_each_claim_takes_a_higher_epoch_and_fences_the_last(raw: RedisCli
     assert ranked(entry_id for entry_id, _ in entries) == ["1-0", "2-0"]
     assert [fields[b"turn"] for _, fields in entries] == [b"1", b"2"]
     assert [int(fields[b"epoch"]) for _, fields in entries] == [first.epoch, second.epoch]
+
+
+async def test_a_claim_tells_of_the_one_before(raw: RedisClient) -> None:
+    """Whether its worker gave the request back: if not, nobody but the next one can say how it ended."""
+    first, second = await claim(raw, "a"), await claim(raw, "b")
+    assert (first.earlier, second.earlier) == (None, EarlierClaim(first.epoch, "a", was_held=True))
+    await run(raw, scripts.return_request("q", "r", epoch=second.epoch, handbacks=1))
+    assert (await claim(raw, "c")).earlier == EarlierClaim(second.epoch, "b", was_held=False)
+
+
+async def test_an_epoch_that_is_none_is_nobodys_claim(raw: RedisClient) -> None:
+    await raw.hset(keys.state("q", "r"), mapping={"epoch": "nonsense", "worker": b"\xff", "status": "running"})
+    assert (await claim(raw)).earlier is None
 
 
 @pytest.mark.parametrize("is_behind", [False, True], ids=["", "clock behind"])

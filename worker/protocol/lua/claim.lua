@@ -1,13 +1,14 @@
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
 local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model = unpack(ARGV)
-local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun')
-local status, owner_entry, owner_epoch, owner_instance, begun_with, begun = unpack(s)
+local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker')
+local status, owner_entry, owner_epoch, owner_instance, begun_with, begun, owner = unpack(s)
 if status == 'dead' and owner_entry == entry then return {'dead'} end
 if status == 'done' or status == 'dead' then return {'done'} end
 if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
 max_epoch = tonumber(max_epoch)
 local highest, progress = tonumber(owner_epoch or 0), false
 if not highest or highest ~= highest or highest < 0 or highest > max_epoch then highest = 0 end
+local before = highest
 local last = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
 if last then
   local kind
@@ -52,4 +53,7 @@ local answer = {'ok', tonumber(epoch), last and 1 or 0, redis.call('EXISTS', can
 local counts = redis.call('HMGET', state, 'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks')
 for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
 answer[#answer + 1] = is_of_other and 1 or 0
+answer[#answer + 1] = before
+answer[#answer + 1] = owner or ''
+answer[#answer + 1] = status == 'running' and 1 or 0
 return answer

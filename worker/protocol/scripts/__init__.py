@@ -12,6 +12,7 @@ from penstock.worker.protocol.scripts.calls import answer_call, take_calls
 from penstock.worker.protocol.scripts.claims import (
     MAX_EPOCH,
     Claim,
+    EarlierClaim,
     FlatFields,
     NotClaimed,
     Standing,
@@ -68,6 +69,7 @@ __all__ = [
     "Beaten",
     "Bill",
     "Claim",
+    "EarlierClaim",
     "FlatFields",
     "LetterLimits",
     "NotClaimed",

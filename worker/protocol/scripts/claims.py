@@ -52,6 +52,15 @@ _FIND = load("penstock.worker.protocol", "find")
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierClaim:
+    """The last claim of a request before this worker's."""
+
+    epoch: int
+    worker: str
+    was_held: bool  # nobody gave it back: its worker died, froze or lost sight of it
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What the claim script answered when the request is now this worker's."""
 
@@ -66,6 +75,7 @@ class Claim:
     strikes: int
     handbacks: int
     is_of_other_model: bool = False  # which began the reply, so that this one may only end it
+    earlier: EarlierClaim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +138,10 @@ def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
     """What the claim script answered to the process `instance`."""
     reason = answer[0].decode()
     if reason == "ok":
-        epoch, has_journal, is_cancelled, *counts, is_of_other = answer[1:]
+        epoch, has_journal, is_cancelled, *counts, is_of_other, before, worker, was_held = answer[1:]
         claim = Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts)
-        return replace(claim, is_of_other_model=bool(is_of_other))
+        earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
+        return replace(claim, is_of_other_model=bool(is_of_other), earlier=earlier)
     if reason == "other_model":
         return NotClaimed("other_model", digest=answer[1].decode())
     if reason == "duplicate":
