@@ -24,7 +24,7 @@ demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a 
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
-	@echo "running the tests; this takes about a quarter of an hour"
+	@echo "running the tests; this takes about half an hour on two cores"
 	@$(BIN)/python -m pytest -q -m "not slow and not clients and not manifests and not prometheus" -n 2 --dist worksteal
 
 test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, and every kind of Redis server
