@@ -110,12 +110,19 @@ def redis_cluster_url(redis_cluster: list[EmbeddedServer]) -> str:
 
 @pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where workers that tests start as processes keep compiled programs, so that only the first one compiles.
+    """Where workers that tests start as processes keep compiled programs, so that only the first one of a run compiles.
 
-    It is where they would look by themselves, with the folder two above as XDG_CACHE_HOME.
+    It is where they would look by themselves, with the folder two above as XDG_CACHE_HOME. Kernels in C++ lie where the
+    tests' own processes build them.
     """
-    directory = tmp_path_factory.mktemp("cache") / "penstock" / "compile"
-    directory.mkdir(parents=True)
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    directory = run / "cache" / "penstock" / "compile"
+    directory.mkdir(parents=True, exist_ok=True)
+    kernels = Path.home() / ".cache" / "penstock" / "native"
+    kernels.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (directory / "native").symlink_to(kernels, target_is_directory=True)
     return directory
 
 
