@@ -109,15 +109,20 @@ def redis_cluster_url(redis_cluster: list[EmbeddedServer]) -> str:
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all processes of a test run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def compile_cache(run_directory: Path) -> Path:
     """Where workers that tests start as processes keep compiled programs, so that only the first one of a run compiles.
 
     It is where they would look by themselves, with the folder two above as XDG_CACHE_HOME. Kernels in C++ lie where the
     tests' own processes build them.
     """
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    directory = run / "cache" / "penstock" / "compile"
+    directory = run_directory / "cache" / "penstock" / "compile"
     directory.mkdir(parents=True, exist_ok=True)
     kernels = Path.home() / ".cache" / "penstock" / "native"
     kernels.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +14,10 @@ from penstock.engine import Engine
 from penstock.engine.execution.compilation import keep_compilations
 
 
-@pytest.fixture(scope="session")
-def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all processes of a test run."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(run_directory: Path) -> None:
+def compiled_once(compile_cache: Path) -> None:
     """Programs that are alike, as the sampling of all tiny models is, are compiled by the first test that needs one."""
-    keep_compilations(run_directory / "compiled")
+    keep_compilations(compile_cache)
 
 
 @pytest.fixture(scope="session")
