@@ -64,8 +64,7 @@ def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
     """
-    for name, harmless in (("partial_rotary_factor", 1), ("original_max_position_embeddings", None)):
-        config.refuse_unless(name, None, harmless)  # the latter only counts inside a table
+    _refuse_beside_tables(config)
     theta = config.number("rope_theta" if layer_type == FULL else "rope_local_base_freq")
     scaling = _scaling_by_its_name(config) if layer_type == FULL else {}
     table = {"rope_theta": theta, **_table_of(layer_type, config), **scaling}
@@ -80,6 +79,7 @@ def read_proportional_rope_of(layer_type: str, config: HFConfig, head_dim: int) 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
     """
+    _refuse_beside_tables(config)
     fields = _table_of(layer_type, config)
     table, share = HFConfig(fields, {}), "partial_rotary_factor"
     if table.get("rope_type") != "proportional":
@@ -92,6 +92,12 @@ def read_proportional_rope_of(layer_type: str, config: HFConfig, head_dim: int) 
         )
     theta, factor = table.number("rope_theta"), table.number("factor", default=1.0)
     return _finite(RopeConfig(head_dim, theta, "proportional", factor, num_turning=num_turning))
+
+
+def _refuse_beside_tables(config: HFConfig) -> None:
+    """What counts inside the table of a type of layers alone, or is not meant for both types."""
+    config.refuse_unless("partial_rotary_factor", None, 1)
+    config.refuse_unless("original_max_position_embeddings", None)
 
 
 def _scaling_by_its_name(config: HFConfig) -> Mapping[str, Any]:
@@ -111,7 +117,10 @@ def _table_of(layer_type: str, config: HFConfig) -> Mapping[str, Any]:
         raise ConfigError(
             f"config.json: rope_parameters must have a table for {FULL} and one for {SLIDING}, not {shown(tables)}"
         )
-    return by_type.get(layer_type, {})
+    found = by_type.get(layer_type, {})
+    for table in (tables, found):  # transformers looks for it beside the tables alone, for both of them
+        HFConfig(table, {}).refuse_unless("truncate", None, True)
+    return found
 
 
 def _table(config: HFConfig, name: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig, family_of
+from penstock.engine.models.hf_rope import FULL, SLIDING
 from penstock.engine.models.rope import rotary_frequencies, rotary_tables
 
 BASE = {
@@ -238,6 +239,18 @@ def test_the_architecture_tells_the_family_where_model_type_is_absent() -> None:
                 },
             },
             "partial_rotary_factor = 0.5",
+        ),
+        ("gemma4_text", {**GEMMA4, "partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ("gemma4_text", {**GEMMA4, "original_max_position_embeddings": 8}, "original_max_position_embeddings = 8"),
+        (
+            "gemma4_text",
+            {**GEMMA4, "rope_parameters": {FULL: {"rope_theta": 1e4, "truncate": False}, SLIDING: {"rope_theta": 1e4}}},
+            "truncate = False",
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": {FULL: {"rope_theta": 1e4}, SLIDING: {"rope_theta": 1e4}, "truncate": False}},
+            "truncate = False",
         ),
         ("gemma4", {"text_config": {"model_type": "gemma3_text"}}, "model_type = 'gemma3_text'"),
         ("olmo3", {"original_max_position_embeddings": 32}, "original_max_position_embeddings = 32"),
