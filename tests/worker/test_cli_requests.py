@@ -60,6 +60,8 @@ async def test_what_runs_and_what_waits(
         assert {each["tenant"] for each in waiting} == {"acme"}
         assert await penstock(redis_url, "list", "--waiting", "--limit", "1") == 0
         assert capsys.readouterr().out.splitlines()[-1] == "1 of 3 waiting requests"
+        assert await penstock(redis_url, "list", "--waiting", "--limit", str(2**63)) == 2
+        assert "1000000" in capsys.readouterr().err
         assert await penstock(redis_url, "list", "--waiting", "--worker", "w0") == 2
         assert "at no worker" in capsys.readouterr().err
 

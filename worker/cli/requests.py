@@ -22,6 +22,8 @@ from penstock.worker.cli.redis import connected, visible
 from penstock.worker.cli.watching.view import duration, running_table, waiting_table
 from penstock.worker.settings import Settings
 
+MAX_LISTED = 1_000_000  # all of it is held here before it is printed
+
 requests = typer.Typer(
     name="requests",
     help="Requests of a queue: list what runs and what waits, look one up, or cancel. Never a word of what they say.",
@@ -40,7 +42,7 @@ def list_requests(
     waiting: Annotated[bool, typer.Option("--waiting", help="Those that wait, instead of those that run.")] = False,
     worker: Annotated[str | None, typer.Option(help="Only those that this worker has.", metavar="NAME")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.", metavar="NAME")] = None,
-    limit: Annotated[int, typer.Option(help="Requests to list at most.", metavar="NUMBER", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="Requests to list at most.", metavar="NUMBER", min=1, max=MAX_LISTED)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per request.")] = False,
 ) -> None:
     """List the requests that workers have, the oldest first; with --waiting those that wait, by whose turn it is.
