@@ -56,6 +56,18 @@ async def test_an_error_is_raised_to_its_own_asker_alone(raw: RedisClient) -> No
     assert none is None
 
 
+async def test_where_there_is_nothing_to_send_nothing_is_written(
+    raw: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty write stays in the buffer of a connection, from Python 3.12 on: the loop is never idle again."""
+    await raw.ping()
+    written: list[int] = []
+    monkeypatch.setattr(asyncio.StreamWriter, "writelines", lambda _, data: written.extend(map(len, data)))
+    monkeypatch.setattr(asyncio.StreamWriter, "write", lambda _, data: written.append(len(data)))
+    assert await pipeline.execute(raw, []) == []
+    assert written == []
+
+
 async def test_what_comes_while_pipelines_are_under_way_waits_and_goes_together(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
