@@ -99,7 +99,7 @@ async def _exchange_hashed(exchange: Exchange, commands: Sequence[Command]) -> l
 
 
 async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    if not commands:  # from Python 3.12 on, a loop that is given nothing to write tries for ever, and nothing can be closed
+    if not commands:  # asyncio of Python 3.12 tries for ever to write nothing, and such a connection cannot be closed
         return []
     await connection.send_packed_command([b"".join([pack_command(cast("Any", command)) for command in commands])])
     return [await _read(connection) for _ in commands]
