@@ -23,8 +23,9 @@ from penstock.producer.errors import (
 from penstock.producer.ids import new_id
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.calls import Sent, drop_answers, send_call
-from penstock.producer.redis.connection import UNREACHABLE, connect_blocking, redis_errors
+from penstock.producer.redis.connection import connect_blocking, redis_errors
 from penstock.producer.redis.enqueue import Execute
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.streams import Streams, read_streams
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, CallName, decode_answer

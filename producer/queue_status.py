@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import UNREACHABLE
 from penstock.producer.redis.enqueue import Execute
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.streams import pairs
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard, decode_card

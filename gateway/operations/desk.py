@@ -18,6 +18,7 @@ from penstock.producer.operations.draining import UnknownWorker, tell_to_drain
 from penstock.producer.operations.snapshot import Snapshot
 from penstock.producer.queue_status import query_queues
 from penstock.producer.redis.cancelling import cancel
+from penstock.producer.redis.faults import is_not_permitted
 from penstock.producer.tasks import Joined
 
 T = TypeVar("T")
@@ -27,9 +28,6 @@ MAX_AGE_S = 0.4
 
 MAX_QUEUES = 256
 """That a process knows of; more are looked at all the same."""
-
-_DENIED = ("ACL failure in script", "The user executing the script can't")
-"""What a script was not allowed to do comes as a general error, with these words of Valkey and of Redis."""
 
 
 @dataclass(slots=True)
@@ -130,8 +128,7 @@ async def _allowed(work: Awaitable[T]) -> T:
     try:
         return await work
     except exceptions.ResponseError as error:
-        is_denied = isinstance(error, exceptions.NoPermissionError) or any(words in str(error) for words in _DENIED)
-        if not is_denied:
+        if not is_not_permitted(error):
             raise
         message = (
             "this gateway's Redis user may not look after queues: set operator_redis_url to a user with the role "

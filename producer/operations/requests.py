@@ -16,6 +16,7 @@ from penstock.producer.operations.collector import look
 from penstock.producer.operations.dead_letters import owners
 from penstock.producer.operations.snapshot import Snapshot
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.faults import is_no_group
 from penstock.producer.redis.streams import read_newest
 
 RequestState: TypeAlias = Literal["waiting", "running", "lost", "ended", "unknown"]
@@ -113,7 +114,7 @@ async def _holder(redis: RedisClient, queue: str, entry: str) -> str | None:
             return _text(pending[0]["consumer"])
         groups: Any = await redis.xinfo_groups(stream)
     except exceptions.ResponseError as error:
-        if "NOGROUP" in str(error) or "no such key" in str(error):
+        if is_no_group(error):
             return None
         raise
     last = next((_text(group["last-delivered-id"]) for group in groups if group["name"] == keys.GROUP.encode()), None)

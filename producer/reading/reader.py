@@ -16,7 +16,8 @@ from penstock.producer.errors import ConnectionLost, PenstockError, ReplyGone, S
 from penstock.producer.ids import new_id, slot_of
 from penstock.producer.reading.entries import Position, decode_fields, entry_id, position
 from penstock.producer.redis.address import Address
-from penstock.producer.redis.connection import UNREACHABLE, Fields, RedisClient, connect_blocking
+from penstock.producer.redis.connection import Fields, RedisClient, connect_blocking
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_streams
 from penstock.producer.tasks import end_tasks

@@ -24,6 +24,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, ServerRefused
 from penstock.producer.redis.address import Address, parse_url
+from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_refused, may_pass, meaning_of
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -31,17 +32,6 @@ Fields: TypeAlias = dict[bytes, bytes]
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
-UNREACHABLE = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ClusterError,
-    exceptions.RedisClusterException,
-    OSError,
-)
-"""What the Redis library raises when the server is not there, is loading, or does not answer in time.
-
-`AuthenticationError` is among them by descent, although trying again does not cure it.
-"""
 
 
 def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | None = None) -> RedisClient:
@@ -79,16 +69,6 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
     )
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether the server refuses for a reason of its own that may pass: what it holds, its role, its disk."""
-    return isinstance(error, _PASSING_TYPES) or str(error).startswith(_PASSING_CODES)
-
-
-_PASSING_TYPES = (exceptions.OutOfMemoryError, exceptions.ReadOnlyError, exceptions.TryAgainError, exceptions.AskError)
-# Those for which the Redis library has no exception of their own, or not from within a script.
-_PASSING_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ", "FAILOVER ", "UNBLOCKED ", "LOADING ", "OOM ", "READONLY ")
-
-
 @contextmanager
 def redis_errors(address: Address) -> Iterator[None]:
     """Turns the Redis library's exceptions into ours, naming the server but not the credentials.
@@ -105,9 +85,9 @@ def redis_errors(address: Address) -> Iterator[None]:
         yield
         if task and task.cancelling() > num_cancels:
             raise asyncio.CancelledError
-    except exceptions.AuthenticationError as error:
-        raise ServerRefused(f"Redis at {address} refused: {error}") from error
     except UNREACHABLE as error:
+        if is_refused(error):
+            raise ServerRefused(f"Redis at {address} refused: {error}") from error
         raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
     except exceptions.InvalidResponse as error:
         raise ConnectionLost(
@@ -161,7 +141,7 @@ async def make_group(redis: RedisClient, stream: str) -> None:
     try:
         await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     except exceptions.ResponseError as error:
-        if not str(error).startswith("BUSYGROUP"):
+        if meaning_of(error) is not Meaning.GROUP_EXISTS:
             raise
 
 

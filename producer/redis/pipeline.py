@@ -14,7 +14,8 @@ from hiredis import pack_command
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 
-from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, UNREACHABLE, RedisClient
+from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, RedisClient
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.tasks import end_tasks
 
 Command: TypeAlias = tuple[str | bytes | int, ...]

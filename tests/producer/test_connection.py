@@ -17,7 +17,6 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, ServerRefused
 from penstock.producer.redis.connection import (
-    UNREACHABLE,
     RedisClient,
     connect,
     connect_blocking,
@@ -25,6 +24,7 @@ from penstock.producer.redis.connection import (
     parse_url,
     redis_errors,
 )
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.streams import read_streams, stream_entries
 from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent, find_servers
 

@@ -11,7 +11,8 @@ from redis import exceptions
 from redis_proxy import RedisProxy
 
 from penstock.producer.redis import pipeline
-from penstock.producer.redis.connection import UNREACHABLE, RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.pipeline import MAX_PIPELINES, Batcher, Command
 
 

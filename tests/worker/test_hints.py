@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
+from penstock.producer.redis.faults import is_refused, may_pass
 from penstock.worker.hints import ROLES, hint_for, public_reason
-from penstock.worker.protocol import faults
 
 NO_NODE = "Redis Cluster cannot be connected. Please provide at least one reachable node: "
 
@@ -15,7 +15,7 @@ NO_NODE = "Redis Cluster cannot be connected. Please provide at least one reacha
         (exceptions.AuthenticationError("invalid username-password pair or user is disabled."), True, "check user and"),
         (exceptions.AuthenticationError("Authentication required."), True, "the server wants a password"),
         (exceptions.ResponseError("AUTH <password> called without any password configured for the default user."),
-         False, "the server wants no password"),
+         True, "the server wants no password"),
         (exceptions.NoPermissionError("User x has no permissions to run the 'eval' command"), True, ROLES),
         (exceptions.ResponseError("ACL failure in script: User x has no permissions"), True, ROLES),
         (exceptions.ConnectionError("Error 111 connecting to h:1."), False, "start it with redis-server"),
@@ -27,8 +27,8 @@ NO_NODE = "Redis Cluster cannot be connected. Please provide at least one reacha
 )  # fmt: skip
 def test_an_error_says_what_to_do_and_whether_trying_again_helps(error: Exception, is_final: bool, words: str) -> None:
     assert words in hint_for(error)
-    assert faults.is_final(error) is is_final
-    assert not (is_final and faults.is_passing(error))
+    assert is_refused(error) is is_final
+    assert not (is_final and may_pass(error))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import structlog
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, make_group
+from penstock.producer.redis.faults import is_no_group, may_pass
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.tasks import end_tasks
 from penstock.worker.calls.answering import Answer, Answerer, refusal
@@ -161,10 +162,10 @@ class CallServer:
             self._readiness.ready(_PART)
         except faults.REDIS_ERRORS as error:
             faults.raise_if_final(error)
-            if faults.is_no_group(error):  # the stream expired, or was lost with Redis's data
+            if is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
-            if faults.is_passing(error):
+            if may_pass(error):
                 self._readiness.lost_redis(_PART, error)
             else:  # somebody wrote something else there, which is no reason to serve no requests
                 _log.warning("calls_unreadable", error=str(error))

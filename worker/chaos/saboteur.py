@@ -13,6 +13,7 @@ from typing import Any
 
 from hiredis import ReplyError
 
+from penstock.producer.redis.faults import Meaning, meaning_of
 from penstock.producer.redis.pipeline import script_hash
 from penstock.worker.chaos.fleet import Fleet, Slot
 from penstock.worker.chaos.history import Event, History, Wire
@@ -130,7 +131,7 @@ class Saboteur:
             return [("read", request_id) for request_id in self._learn(_entries_read(answer))]
         script = _script(command)
         stage = _STAGES.get(script)
-        if isinstance(answer, ReplyError) and str(answer).startswith("NOSCRIPT"):  # it comes again, whole
+        if isinstance(answer, ReplyError) and meaning_of(answer) is Meaning.NO_SCRIPT:  # it comes again, whole
             return []
         if script in _READS | _LANE_READS and side == "after":
             found = [] if isinstance(answer, ReplyError) else answer[0] if script in _LANE_READS else answer

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.faults import may_pass
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import WireError, parse_request
 from penstock.worker.config import WorkerConfig
@@ -118,7 +119,7 @@ class Claimer:
                 answer = await self._try_claim(request_id, entry.id, tenant, gone_entry, any_model=True)
         except faults.REDIS_ERRORS as error:
             faults.raise_if_final(error)
-            if faults.is_passing(error):
+            if may_pass(error):
                 raise
             self._give_up(request_id, entry, asked, f"the request's keys can't be written: {error}")
             return None

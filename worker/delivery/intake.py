@@ -12,6 +12,7 @@ import structlog
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
+from penstock.producer.redis.faults import is_no_group, may_pass
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.claiming import Claimer, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
@@ -263,17 +264,17 @@ class Intake:
     async def _survive(self, error: Exception) -> None:
         self._requests.must_recover = True
         faults.raise_if_final(error)
-        if faults.is_no_group(error):
+        if is_no_group(error):
             try:
                 await self._entries.make_group()
             except faults.REDIS_ERRORS as refused:
                 faults.raise_if_final(refused)
-                if not faults.is_passing(refused):
+                if not may_pass(refused):
                     raise
                 error = refused
             else:
                 return
-        if not faults.is_passing(error):
+        if not may_pass(error):
             raise error
         self._readiness.lost_redis(_PART, error)
         await pause(self._stopping, self._backoff.next_s())

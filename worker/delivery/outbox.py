@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.engine.request import FinishReason, Output
+from penstock.producer.redis.faults import is_no_group, is_stale_id, may_pass
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import EndEntry
 from penstock.worker.config import WorkerConfig
@@ -27,7 +28,7 @@ from penstock.worker.delivery.writes import (
     RefreshWrite,
     Write,
 )
-from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Bill
 
 
@@ -225,7 +226,7 @@ class Outbox:
         Returns:
             what is to be done about it elsewhere; None, as for nearly all: nothing.
         """
-        if isinstance(answer, Exception) and faults.is_passing(answer):
+        if isinstance(answer, Exception) and may_pass(answer):
             self._unsettled.append(write)  # as it is: it may have arrived
             return None
         match write:
@@ -244,7 +245,7 @@ class Outbox:
 
     def _settle_chunk(self, write: ChunkWrite, answer: Any) -> Verdict | None:
         if isinstance(answer, Exception):
-            if not faults.is_stale_id(answer):
+            if not is_stale_id(answer):
                 return Bury(write.live, answer)
             self._unsettled.append(ProbeWrite.of(write))
         elif answer is None:  # NOMKSTREAM: the reply stream has expired or was deleted
@@ -286,7 +287,7 @@ class Outbox:
         return Finished(live, write.end, letter)
 
     def _settle_aside(self, write: Burial | AsideWrite | RefreshWrite, answer: Any) -> Verdict | None:
-        is_refused = isinstance(answer, Exception) and not faults.is_no_group(answer)
+        is_refused = isinstance(answer, Exception) and not is_no_group(answer)
         if isinstance(write, Burial) and is_refused:  # its entry leaves the queue all the same, or it never would
             self._removals.give_up(write)
             self.news.set()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.faults import may_pass
 from penstock.producer.redis.pipeline import Reconnected, execute
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.ending import observe_end, observe_letter, observe_loss, observe_refusal
@@ -86,7 +87,7 @@ class Publisher:
             batch, answers = await self._send(batch)
         except Exception as error:
             faults.raise_if_final(error)
-            if not faults.is_passing(error):
+            if not may_pass(error):
                 raise
             self._reconnects.note()
             answers = [error] * len(batch)
@@ -177,4 +178,4 @@ class Publisher:
 
 
 def _is_passing(answer: Any) -> bool:
-    return isinstance(answer, Exception) and faults.is_passing(answer)
+    return isinstance(answer, Exception) and may_pass(answer)

@@ -8,38 +8,14 @@ from collections.abc import Awaitable, Callable
 
 from redis import exceptions
 
-from penstock.producer.redis.connection import UNREACHABLE, may_pass
+from penstock.producer.redis.faults import is_no_group, is_refused, may_pass
 from penstock.worker.errors import RedisRefused
-from penstock.worker.hints import SCRIPT_DENIED, hint_for, is_about_the_password
+from penstock.worker.hints import hint_for
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
 REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """All that the Redis library raises of its own: no node of a cluster in reach is no RedisError."""
-
-_PASSING_TYPES = (*UNREACHABLE, exceptions.ClusterError, exceptions.RedisClusterException)
-_FINAL_TYPES = (
-    exceptions.AuthenticationError,
-    exceptions.AuthorizationError,
-    exceptions.NoPermissionError,
-    exceptions.AuthenticationWrongNumberOfArgsError,
-)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the same command may succeed later."""
-    if is_final(error):
-        return False
-    return isinstance(error, _PASSING_TYPES) or may_pass(error)
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether Redis will go on refusing what this worker does, whatever the request."""
-    return (
-        isinstance(error, _FINAL_TYPES)
-        or str(error).startswith(SCRIPT_DENIED)
-        or (isinstance(error, exceptions.RedisClusterException) and is_about_the_password(error))
-    )
 
 
 def raise_if_final(error: BaseException) -> None:
@@ -48,7 +24,7 @@ def raise_if_final(error: BaseException) -> None:
     Raises:
         RedisRefused: Redis will keep refusing what a worker must do.
     """
-    if is_final(error):
+    if is_refused(error):
         raise refusal(error) from error
 
 
@@ -67,7 +43,7 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
         try:
             await work()
         except REDIS_ERRORS as error:
-            if not is_passing(error):
+            if not may_pass(error):
                 raise refusal(error) from error
             readiness.lost_redis(part, error)
             await pause(stop, backoff.next_s())
@@ -88,21 +64,11 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
         raise_if_final(error)
         if is_no_group(error):  # the intake makes it
             return
-        if not is_passing(error):
+        if not may_pass(error):
             raise
         readiness.lost_redis(part, error)
     else:
         readiness.ready(part)
-
-
-def is_no_group(error: BaseException) -> bool:
-    """Whether the stream or its group is not there, as after FLUSHALL."""
-    return "NOGROUP" in str(error) or str(error).startswith("no such key")
-
-
-def is_stale_id(error: BaseException) -> bool:
-    """Whether XADD was refused because the stream has an entry with this id, or a later one."""
-    return "equal or smaller than the target stream top item" in str(error)
 
 
 class Backoff:

@@ -11,6 +11,7 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.consumers import is_worker
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.faults import is_no_group
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
@@ -218,7 +219,7 @@ class Reclaimer:
         try:
             consumers = await self._redis.xinfo_consumers(stream, keys.GROUP)
         except exceptions.ResponseError as error:
-            if faults.is_no_group(error):  # whoever reads the stream makes it
+            if is_no_group(error):  # whoever reads the stream makes it
                 return []
             raise
         return [consumer["name"].decode() for consumer in consumers]

@@ -12,7 +12,8 @@ from script_calls import run
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import faults, scripts
+from penstock.producer.redis.faults import is_stale_id
+from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim, EarlierClaim, NotClaimed, Standing
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
@@ -48,7 +49,7 @@ async def test_each_claim_takes_a_higher_epoch_and_fences_the_last(raw: RedisCli
     assert (first.has_journal, second.has_journal) == (False, True)
     with pytest.raises(exceptions.ResponseError) as refused:
         await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{first.epoch}-1")
-    assert faults.is_stale_id(refused.value)
+    assert is_stale_id(refused.value)
     assert await finish(raw, first) == b"fenced"
     entries = await raw.xrange(keys.reply("q", "r"))
     assert ranked(entry_id for entry_id, _ in entries) == ["1-0", "2-0"]

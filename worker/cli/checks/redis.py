@@ -13,7 +13,8 @@ from redis.asyncio import RedisCluster
 
 from penstock.producer import keys
 from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import UNREACHABLE, RedisClient, connect
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.faults import UNREACHABLE, is_no_group, is_not_permitted, is_refused
 from penstock.worker import hints
 from penstock.worker.cli.checks import Finding
 from penstock.worker.protocol import faults
@@ -39,7 +40,7 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
             try:
                 found += await look()
             except faults.REDIS_ERRORS as error:
-                if not _is_for_want_of_permission(error):
+                if not is_not_permitted(error):
                     return [*found, _unusable(error, address)]
                 found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
     finally:
@@ -47,13 +48,8 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
     return found
 
 
-def _is_for_want_of_permission(error: Exception) -> bool:
-    """It got in, and others of its questions may be answered."""
-    return isinstance(error, exceptions.NoPermissionError) or str(error).startswith(hints.SCRIPT_DENIED)
-
-
 def _unusable(error: Exception, address: Address) -> Finding:
-    is_refusal = faults.is_final(error) or not isinstance(error, UNREACHABLE)
+    is_refusal = is_refused(error) or not isinstance(error, UNREACHABLE)
     what = "refused" if is_refusal else "did not answer"
     return Finding("redis", "fail", f"Redis at {address} {what}: {str(error).rstrip('.')}", hints.hint_for(error))
 
@@ -139,7 +135,7 @@ async def _backlog(client: RedisClient, queue: str) -> Finding:
     try:
         groups = await client.xinfo_groups(stream)
     except exceptions.ResponseError as error:
-        if "no such key" not in str(error):
+        if not is_no_group(error):
             raise
         return Finding("queue", "ok", f"{queue}: nothing was sent to it yet")
     group = next((group for group in groups if group["name"] == keys.GROUP), None)
