@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -12,6 +13,7 @@ from hiredis import ReplyError
 from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.asyncio.client import Pipeline
+from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 
 import penstock.producer
 from penstock.producer.errors import ConnectionLost, ServerRefused
@@ -166,6 +168,29 @@ async def test_a_real_server_s_refusal_passes_by_whatever_way_it_comes(refusing:
     with pytest.raises(exceptions.RedisError) as refused:
         await refusing.eval("return redis.call('SET', KEYS[1], 1)", 1, "k")
     assert meaning_of(refused.value) is Meaning.LATER
+
+
+async def test_each_code_is_known_through_the_library_s_own_ways(redis_url: str) -> None:
+    expected = {**dict.fromkeys(PASSING.values(), True), FULL: True, **dict.fromkeys(REFUSED.values(), False)}
+    async with RefusingProxy(redis_url) as proxy, aclosing(connect(proxy.url, decode=False, retries=0)) as client:
+        pipelines = [client.pipeline(transaction=is_transaction) for is_transaction in (False, True)]
+        for answer, passes in expected.items():
+            proxy.refuse(answer)
+            calls = [client.set("k", "v"), client.eval("return redis.call('GET', KEYS[1])", 1, "k")]
+            errors = list(await asyncio.gather(*calls, return_exceptions=True))
+            for pipeline in pipelines:
+                pipeline.set("k", "v").pttl("k")
+                errors += await asyncio.gather(pipeline.execute(), return_exceptions=True)
+            assert all(isinstance(error, Exception) for error in errors), answer
+            assert [may_pass(error) for error in errors if isinstance(error, Exception)] == [passes] * 4, answer
+            assert any(is_refused(error) for error in errors if isinstance(error, Exception)) is not passes, answer
+        proxy.allow()
+        assert await client.get("k") is None
+        proxy.greeting = FULL
+        proxy.cut()
+        with pytest.raises(exceptions.RedisError) as refused:
+            await client.get("k")
+        assert may_pass(refused.value)
 
 
 @pytest.mark.every_server

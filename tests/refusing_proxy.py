@@ -1,0 +1,213 @@
+"""A proxy in front of Redis that speaks its protocol: it answers in the server's place, or holds answers back.
+
+It knows every command by its name, a script by the name that the code has for it, so that a test can ask which ones
+were sent and which were refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from hiredis import Reader, pack_command
+
+from penstock.producer.redis.pipeline import script_hash
+
+Command: TypeAlias = list[bytes]
+
+PASSING = {
+    "NOREPLICAS": "NOREPLICAS Not enough good replicas to write.",
+    "MISCONF": "MISCONF Errors writing to the AOF file: No space left on device",
+    "BUSY": "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    "OOM": "OOM command not allowed when used memory > 'maxmemory'.",
+    "READONLY": "READONLY You can't write against a read only replica.",
+    "LOADING": "LOADING Redis is loading the dataset in memory",
+    "MASTERDOWN": "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "CLUSTERDOWN": "CLUSTERDOWN The cluster is down",
+    "TRYAGAIN": "TRYAGAIN Multiple keys request during rehashing of slot",
+}
+"""What a server answers for a while, by code."""
+
+FULL = "ERR max number of clients reached"
+"""What it says to a new connection, before it closes it."""
+
+REFUSED = {
+    "NOPERM": "NOPERM User default has no permissions to run this command",
+    "WRONGPASS": "WRONGPASS invalid username-password pair or user is disabled.",
+    "NOAUTH": "NOAUTH Authentication required.",
+    "script": "ERR ACL failure in script: User default has no permissions to run the 'set' command",
+}
+"""What it answers until somebody changes what the user may do."""
+
+_GROUPS = ("XGROUP", "XINFO", "CLIENT", "CONFIG", "CLUSTER", "SCRIPT", "ACL", "COMMAND", "OBJECT", "MEMORY")
+_GREETING = ("AUTH", "HELLO", "SELECT", "CLIENT SETNAME", "CLIENT SETINFO", "PING")
+
+
+class RefusingProxy:
+    """Forwards to the server behind `url`, one command of a connection at a time.
+
+    Attributes:
+        seen: how often each command came, by name.
+        refused: how often each was answered here.
+        greeting: what new connections are told before they are closed; None: they are taken.
+        is_answering: while it is not set, no answer goes back; what came before is executed.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._server_port = parts.hostname or "127.0.0.1", parts.port or 6379
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.Task[None]] = set()
+        self._answer = b""
+        self._matches: Callable[[str], bool] = _is_work
+        self.port = 0
+        self.seen: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.greeting: str | None = None
+        self.is_answering = asyncio.Event()
+        self.is_answering.set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def refuse(self, answer: str, *names: str) -> None:
+        """From now on commands of these names get this error; without names, all but those that greet a server."""
+        self._answer = f"-{answer}\r\n".encode()
+        self._matches = names.__contains__ if names else _is_work
+
+    def allow(self) -> None:
+        """Ends what `refuse` began, and greets no more."""
+        self._answer, self.greeting = b"", None
+
+    def cut(self) -> None:
+        """Closes all connections there are."""
+        for link in list(self._links):
+            link.cancel()
+
+    async def __aenter__(self) -> RefusingProxy:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.greeting is not None:
+            writer.write(f"-{self.greeting}\r\n".encode())
+            writer.close()
+            return
+        link = asyncio.create_task(self._serve(reader, writer))
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+        await asyncio.wait({link})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server: asyncio.StreamWriter | None = None
+        try:
+            server_reader, server = await asyncio.open_connection(self._host, self._server_port)
+            commands: asyncio.Queue[Command] = asyncio.Queue()
+            ends = [
+                asyncio.create_task(_read_commands(reader, commands)),
+                asyncio.create_task(self._answer_all(commands, writer, server_reader, server)),
+            ]
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the server is to notice who has gone
+            finally:
+                for end in ends:
+                    end.cancel()
+                await asyncio.gather(*ends, return_exceptions=True)
+        except OSError:
+            pass
+        finally:
+            for end in (writer, server):
+                if end is not None:
+                    end.transport.abort()
+
+    async def _answer_all(
+        self,
+        commands: asyncio.Queue[Command],
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+    ) -> None:
+        while True:
+            command = await commands.get()
+            name = name_of(command)
+            self.seen[name] += 1
+            if self._answer and self._matches(name):
+                self.refused[name] += 1
+                answer = self._answer
+            else:
+                server.write(pack_command(tuple(command)))
+                answer = await _read_answer(server_reader)
+            await self.is_answering.wait()
+            writer.write(answer)
+            await writer.drain()
+
+
+async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[Command]) -> None:
+    parser = Reader()
+    while data := await reader.read(1 << 16):
+        parser.feed(data)
+        while (command := parser.gets()) is not False:
+            commands.put_nowait(command)
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> bytes:
+    """The bytes of one answer: nothing follows it, as one command is under way at a time."""
+    parser, parts = Reader(), []
+    while data := await reader.read(1 << 16):
+        parser.feed(data)
+        parts.append(data)
+        if parser.gets() is not False:
+            return b"".join(parts)
+    raise ConnectionResetError
+
+
+def name_of(command: Command) -> str:
+    """`XGROUP CREATE`, `claims.CLAIM`: a command by its first words, a script by module and name in the code."""
+    words = [word.decode(errors="replace").upper() for word in command[:2]]
+    if words[0] in ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO"):
+        text = command[1].decode()
+        digest = text if words[0].startswith("EVALSHA") else script_hash(text)
+        return script_names().get(digest, f"script {digest}")
+    return " ".join(words) if words[0] in _GROUPS and len(words) > 1 else words[0]
+
+
+_CALLS = re.compile(r"redis\.p?call\(")
+_names: dict[str, str] = {}
+_num_modules = 0
+
+
+def script_names() -> dict[str, str]:
+    """All scripts of the modules that are loaded, by hash."""
+    global _num_modules  # noqa: PLW0603
+    if len(sys.modules) != _num_modules:
+        _num_modules = len(sys.modules)
+        _names.update(_scripts())
+    return _names
+
+
+def _scripts() -> Iterator[tuple[str, str]]:
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("penstock."):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, str) and not name.startswith("__") and _CALLS.search(value):
+                    yield script_hash(value), f"{module_name.rpartition('.')[2]}.{name.lstrip('_')}"
+
+
+def _is_work(name: str) -> bool:
+    return name not in _GREETING
