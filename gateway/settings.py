@@ -11,6 +11,7 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
 
 PREFIX = "PENSTOCK_GATEWAY_"
@@ -43,7 +44,7 @@ def _setting(group: str, text: str, default: Any, shown: str | None = None, **mo
     return Field(default, description=text, json_schema_extra=extra, **more)
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(Rereadable, BaseSettings):
     """Every setting of a gateway. Nothing changes it once it is made."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)

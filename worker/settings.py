@@ -22,6 +22,7 @@ from penstock.engine.text.response.formats import FORMATS
 from penstock.gateway.settings import PREFIX as GATEWAY_PREFIX
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
 from penstock.worker.settings_loading import Program, SettingsError, load
@@ -58,7 +59,7 @@ def _worker(name: str, text: str, group: str = "Worker") -> Any:
     return _setting(group, text, _DEFAULTS[name])
 
 
-class Settings(BaseSettings):
+class Settings(Rereadable, BaseSettings):
     """Every setting. `load_settings` makes it; nothing changes it."""
 
     model_config = SettingsConfigDict(

@@ -7,17 +7,19 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+
+from penstock.producer.redis.credentials import Rereadable
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 FALLBACK_URL_VARIABLE = "REDIS_URL"
 DEFAULT_CONFIG = Path("penstock.toml")
 
-S = TypeVar("S", bound=BaseSettings)
+S = TypeVar("S", bound=Rereadable)
 
 
 class SettingsError(ValueError):
@@ -84,9 +86,11 @@ def load(
     for source in reversed(sources):
         joined.update(source.values)
     try:
-        return program.settings(**joined)
+        settings = program.settings(**joined)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item, sources) for item in error.errors())) from None
+    settings.reread_by(partial(load, program, programs, flags, config))
+    return settings
 
 
 def _sources(

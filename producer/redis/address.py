@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote
 
@@ -28,7 +28,8 @@ class Address:
     """A parsed Redis URL.
 
     `hosts` holds one pair for a single server, the start nodes of a cluster, or the sentinels; `path` is set for a unix
-    socket, `service` for Sentinel. `options` are keyword arguments for the connection.
+    socket, `service` for Sentinel. `options` are keyword arguments for the connection. `read_anew` gives the URL as
+    it is set by then, for user and password of new connections; None: they stay.
     """
 
     kind: Kind
@@ -42,6 +43,11 @@ class Address:
     sentinel_username: str | None = field(default=None, repr=False)
     sentinel_password: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    read_anew: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+
+    def reading(self, read_anew: Callable[[], str] | None) -> Address:
+        """The same place, whose user and password may change."""
+        return replace(self, read_anew=read_anew)
 
     def __str__(self) -> str:
         """The URL without user, password and options: for logs and error messages."""

@@ -24,6 +24,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, ServerRefused
 from penstock.producer.redis.address import Address, parse_url
+from penstock.producer.redis.credentials import Credentials
 from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_refused, may_pass, meaning_of
 
 RedisClient: TypeAlias = Redis | RedisCluster
@@ -131,6 +132,17 @@ def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) 
         kwargs["redis_connect_func"] = greet  # nodes found later are made with the client's own
 
 
+def renew_connections(redis: RedisClient) -> None:
+    """Has every connection there is made anew, at the latest after its next command, and greeted as of then."""
+    if isinstance(redis, Redis):
+        pool = redis.connection_pool
+        connections = (*pool._available_connections, *pool._in_use_connections)  # noqa: SLF001
+    else:
+        connections = tuple(each for node in redis.get_nodes() for each in node._connections)  # noqa: SLF001
+    for connection in connections:
+        connection.mark_for_reconnect()  # type: ignore[no-untyped-call]
+
+
 async def ensure_group(redis: RedisClient, queue: str) -> None:
     """Creates the consumer group of `queue` at entry 0, so that it sees what was queued before; fine if it exists."""
     await make_group(redis, keys.requests(queue))
@@ -149,7 +161,7 @@ def _client(url: str | Address, **common: Any) -> RedisClient:
     address = parse_url(url) if isinstance(url, str) else url
     # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
     options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
-    options.update(username=address.username, password=address.password)
+    options.update(_login(address))
     if address.kind == "unix":
         return Redis.from_pool(_Pool(connection_class=_UnixConnection, path=address.path, db=address.db, **options))
     options["socket_connect_timeout"] = CONNECT_TIMEOUT_S
@@ -161,6 +173,14 @@ def _client(url: str | Address, **common: Any) -> RedisClient:
     host, port = address.hosts[0]
     kind = _TlsConnection if address.tls else _Connection
     return Redis.from_pool(_Pool(connection_class=kind, host=host, port=port, db=address.db, **options))
+
+
+def _login(address: Address, *, is_sentinel: bool = False) -> dict[str, Any]:
+    if address.read_anew is not None:
+        return {"credential_provider": Credentials(address, is_sentinel=is_sentinel)}
+    if is_sentinel:
+        return {"username": address.sentinel_username, "password": address.sentinel_password}
+    return {"username": address.username, "password": address.password}
 
 
 class _Lean(AbstractConnection):
@@ -201,6 +221,8 @@ class _Pool(ConnectionPool):
     async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> AbstractConnection:
         connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
         try:
+            if connection.should_reconnect():  # type: ignore[no-untyped-call]
+                await connection.disconnect()
             await self.ensure_connection(connection)
         except BaseException:
             await self.release(connection)
@@ -251,8 +273,7 @@ class _SentinelRedis(Redis):
             options["ssl"] = True
         to_sentinels = {
             **{name: value for name, value in options.items() if name.startswith("ssl")},
-            "username": address.sentinel_username,
-            "password": address.sentinel_password,
+            **_login(address, is_sentinel=True),
             "socket_timeout": CONNECT_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1),

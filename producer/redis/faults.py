@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum, auto
+from typing import Literal, TypeAlias
 
 from hiredis import ReplyError
 from redis import exceptions
@@ -49,8 +50,11 @@ UNREACHABLE = (
 """
 
 _PASSING = {Meaning.AWAY, Meaning.LOADING, Meaning.LATER, Meaning.NO_SCRIPT}
+Trouble: TypeAlias = Literal["away", "passing", "refused", "other"]
+"""In one word, as metrics have it."""
+
 _ABOUT_PASSWORDS = {Meaning.WRONG_PASSWORD, Meaning.NO_PASSWORD, Meaning.NEEDLESS_PASSWORD}
-_REFUSED = {*_ABOUT_PASSWORDS, Meaning.NOT_PERMITTED}
+_REFUSED = {*_ABOUT_PASSWORDS, Meaning.NOT_PERMITTED, Meaning.UNKNOWN_COMMAND}
 
 _LATER = (
     "OOM", "MISCONF", "NOREPLICAS", "READONLY", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "FAILOVER",
@@ -141,8 +145,15 @@ def may_pass(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether the server will go on refusing until somebody changes the user's password or permissions."""
+    """Whether the server will go on refusing until somebody changes it, or the user's password or permissions."""
     return meaning_of(error) in _REFUSED
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """What kind of trouble an error means for whoever depends on Redis."""
+    if is_away(error):
+        return "away"
+    return "passing" if may_pass(error) else "refused" if is_refused(error) else "other"
 
 
 def is_away(error: BaseException) -> bool:

@@ -51,7 +51,7 @@ def serve(settings: Settings) -> None:
         load = partial(load_model, settings.model, settings.engine_config())
         config = settings.worker_config()
         telemetry = load_telemetry("penstock-worker", config.name) if settings.otel else None
-        asyncio.run(_run(WorkerService(config, settings.redis_url, load, telemetry)))
+        asyncio.run(_run(WorkerService(config, settings.address(), load, telemetry)))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ PASSING = [
 OF_THE_REQUEST = [
     exceptions.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"),
     exceptions.ResponseError("ERR The ID specified in XADD is equal or smaller than the target stream top item"),
-    exceptions.ResponseError("ERR unknown command"),
+    exceptions.ResponseError("ERR value is not an integer or out of range"),
 ]
 
 
