@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +39,7 @@ from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.sharding import Placement, place, split_model
 from penstock.engine.stats import DeviceMemory, EngineInfo
 
-DEFAULT_BUILD_DIR = Path.home() / ".cache" / "penstock"
+DEFAULT_BUILD_DIR = Path(os.path.expanduser("~/.cache/penstock"))  # noqa: PTH111 - raises nothing without a home
 
 _SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache at most, where its size is not set
 _SHARE_OF_STATES = 0.25  # that states kept for prefixes take beside the pages of these prefixes, at most
@@ -60,6 +61,7 @@ class Deployment:
     kv_dtype: str
     matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves matmuls to XLA
     fallback: str | None  # why the C++ kernels that `auto` asks for cannot be had; None where nothing is missing
+    unkept: str | None = None  # why compiled programs cannot be kept; None where they are, or are not to be
 
     @property
     def platform(self) -> str:
@@ -189,6 +191,7 @@ class Deployment:
             attention=self.attention.name,
             matmul=self.matmul,
             fallback=self.fallback,
+            unkept=self.unkept,
             vocab_size=self.model.vocab_size,
         )
 
@@ -235,7 +238,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
     max_model_len = config.max_model_len or model.max_position
     model = split_model(_with_activations(model, config.activations), config.tensor_parallel, config.expert_parallel)
     model = _with_windows_that_matter(model, max_model_len)
-    native = NativeLibrary((config.compile_cache_dir or DEFAULT_BUILD_DIR) / "native")
+    native = NativeLibrary(_build_dir(config.compile_cache_dir))
     attention = _attention(config, platform, model, native)
     placement = None
     if is_abstract or len(devices) > 1:
@@ -262,6 +265,12 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         matmul_library=library,
         fallback=native.missing,
     )
+
+
+def _build_dir(compile_cache_dir: Path | None) -> Path | None:
+    """None: this user has no home folder."""
+    directory = compile_cache_dir or DEFAULT_BUILD_DIR
+    return None if directory.parts[:1] == ("~",) else directory / "native"
 
 
 def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary) -> AttentionBackend:

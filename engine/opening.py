@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +25,9 @@ def open_model(
     model: str | Path, config: EngineConfig, progress: ReportProgress | None
 ) -> tuple[Decoder, Tokenizer, GenerationDefaults, Deployment]:
     """Raises CheckpointError and ConfigError, as `Engine.from_checkpoint`."""
-    if config.compile_cache_dir is not None:
-        keep_compilations(config.compile_cache_dir)
+    unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)
-    deployment = deploy(config, read_model_config(path, config.dtype, config.weights))
+    deployment = replace(deploy(config, read_model_config(path, config.dtype, config.weights)), unkept=unkept)
     tokenizer = Tokenizer.from_dir(path, config.chat_format)
     defaults = read_generation_defaults(open_checkpoint(path))
     library = deployment.matmul_library

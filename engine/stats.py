@@ -29,6 +29,7 @@ class EngineInfo:
     vocab_size: int  # token ids are below it
     num_state_slots: int = 0  # for states of layers that keep such, of sequences and of prefixes
     state_cache_bytes: int = 0  # of all of them, over all devices
+    unkept: str | None = None  # why compiled programs cannot be kept; None where they are, or are not to be
 
 
 class KindStats(NamedTuple):

@@ -224,8 +224,8 @@ class WorkerService:
         health = None if self._health is None else f"{self.config.health_host}:{self._health.port}"
         queue, worker, redis = self.config.queue, self.config.name, str(self._address)
         _log.info(STARTED, **describe(model.name, model.info, queue=queue, worker=worker, redis=redis, health=health))
-        if model.info is not None and model.info.fallback is not None:
-            _log.warning("no_native_kernels", why=model.info.fallback, hint=NO_COMPILER_HINT)
+        if model.info is not None:
+            _warn_of_missing(model.info)
 
     def _connect(self) -> RedisClient:
         return connect(self._address, decode=False, retries=0, name=self._client_name)
@@ -307,6 +307,14 @@ async def _loaded(model: asyncio.Future[Model]) -> Model:
         raise
     except Exception as error:
         raise EngineFailed(f"the model could not be loaded: {error}") from error
+
+
+def _warn_of_missing(info: EngineInfo) -> None:
+    """What makes an engine slow to serve or to start, and no answer wrong."""
+    if info.fallback is not None:
+        _log.warning("no_native_kernels", why=info.fallback, hint=NO_COMPILER_HINT)
+    if info.unkept is not None:
+        _log.warning("compilations_not_kept", why=info.unkept, hint="set compile_cache_dir to a folder it may write to")
 
 
 def _warn_of_ignored(defaults: GenerationDefaults) -> None:

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import structlog
 from pydantic import BeforeValidator, ByteSize, Field, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -26,6 +27,8 @@ from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
 from penstock.worker.settings_loading import Program, SettingsError, load
+
+_log = structlog.get_logger(__name__)
 
 PREFIX = "PENSTOCK_"
 DEMO_MODEL = "demo"
@@ -285,8 +288,12 @@ class Settings(Rereadable, BaseSettings):
             SettingsError: a value is out of range.
         """
         values = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
-        if self.compile_cache_dir is not None:
-            values["compile_cache_dir"] = self.compile_cache_dir.expanduser()
+        try:
+            if self.compile_cache_dir is not None:
+                values["compile_cache_dir"] = self.compile_cache_dir.expanduser()
+        except RuntimeError as error:  # this user has no home folder
+            _log.warning("compilations_not_kept", why=str(error), hint="set compile_cache_dir, or HOME")
+            values["compile_cache_dir"] = None
         try:
             return EngineConfig(**values)
         except ConfigError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import jax
 from jax import monitoring
+from jax._src import compilation_cache
+from jax._src.compilation_cache_interface import CacheInterface
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from penstock.engine import kept_files
 
 _Options = dict[str, str | bool]
 
@@ -40,19 +45,48 @@ _OVERLAPPED: _Options = {
 
 _switching = threading.Lock()
 
+_ENTRY_SUFFIX = "-program"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def keep_compilations(directory: Path) -> None:
-    """Makes this process look compiled functions up in `directory`, and store there what it compiles itself."""
-    directory.mkdir(parents=True, exist_ok=True)
+def keep_compilations(directory: Path) -> str | None:
+    """Makes this process look compiled functions up in `directory`, and store there what it compiles itself.
+
+    None, or why nothing can be stored there.
+    """
     settings = {
         "jax_compilation_cache_dir": str(directory),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
+    compilation_cache.get_file_cache = _checked_cache
     for name, value in settings.items():
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"probe")
+    except OSError as error:
+        return str(error)
+    return None
+
+
+class _CheckedCache(CacheInterface):
+    """In place of jax's own, which writes entries where they are read, and maps whatever it reads as a program."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory
+
+    def get(self, key: str) -> bytes | None:
+        return kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
+
+    def put(self, key: str, value: bytes) -> None:
+        with suppress(OSError):  # the next start compiles it again
+            kept_files.keep(self._path / f"{key}{_ENTRY_SUFFIX}", value)
+
+
+def _checked_cache(path: str) -> tuple[CacheInterface, str]:
+    return _CheckedCache(Path(path)), path
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
+from penstock.engine import kept_files
 from penstock.engine.scheduling.pace import StepTimes
 
 _FOLDER = "step_times"
@@ -45,13 +46,13 @@ class StepMemory:
         if self._path is None:
             return None
         try:
-            kept = json.loads(self._path.read_text())
+            kept = json.loads(kept_files.recall(self._path) or b"")
             times = StepTimes(
                 _by_bucket(kept["prompt_s"]), _by_bucket(kept["decode_s"]), float(kept["pair_s"]),
                 _by_bucket(kept["few_s"]),
             )  # fmt: skip
             return Measured(times, {int(rows): int(steps) for rows, steps in kept["loops"].items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def keep(self, measured: Measured) -> None:
@@ -63,11 +64,8 @@ class StepMemory:
             "prompt_s": times.prompt_s, "decode_s": times.decode_s, "few_s": times.few_s, "pair_s": times.pair_s,
             "loops": measured.loops,
         }  # fmt: skip
-        scratch = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            scratch.write_text(json.dumps(kept))
-            scratch.replace(self._path)
+            kept_files.keep(self._path, json.dumps(kept).encode())
 
 
 def _by_bucket(kept: Mapping[str, float]) -> dict[int, float]:

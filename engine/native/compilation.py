@@ -10,10 +10,11 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import jax
+
+from penstock.engine import kept_files
 
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
@@ -33,16 +34,20 @@ class NativeUnavailableError(Exception):
     """The kernels cannot be had on this machine; the message says why."""
 
 
+class UnusableFolderError(NativeUnavailableError):
+    """They cannot be written to this folder, or not be loaded from it; another one may do."""
+
+
 def build_here(build_dir: Path) -> Path:
-    """The library for this very processor, in `build_dir`; built unless it is there.
+    """The library for this very processor, in `build_dir`; built unless it is there as it was written.
 
     Raises:
+        UnusableFolderError: `build_dir` can't be written to.
         NativeUnavailableError: there is no compiler, or it failed.
     """
-    compiler = find_compiler()
     library = build_dir / f"kernels-{fingerprint(NATIVE, _processor())}.so"
-    if not library.exists():
-        compile_library(compiler, NATIVE, library)
+    if not kept_files.is_whole(library):
+        compile_library(find_compiler(), NATIVE, library)
     return library
 
 
@@ -63,12 +68,22 @@ def fingerprint(flags: Sequence[str], processor: str = "") -> str:
 
 
 def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Sources are compiled side by side; the library is there as a whole or not at all.
+    """Builds `library` unless it is whole by then, as another process may have built it meanwhile.
 
     Raises:
+        UnusableFolderError: its folder can't be written to.
         NativeUnavailableError: the compiler failed.
     """
-    library.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with kept_files.alone_in(library.parent):
+            if not kept_files.is_whole(library):
+                _build(compiler, flags, library)
+    except OSError as error:
+        raise UnusableFolderError(f"{library.parent} can't be written to: {error}") from error
+
+
+def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
+    """Sources are compiled side by side; the library is there as a whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
         common = (compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", "-c")
@@ -77,8 +92,7 @@ def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
             list(threads.map(_run, commands))
         linked = Path(scratch) / library.name
         _run((compiler, "-shared", *map(str, objects), "-o", str(linked)))
-        with suppress(FileExistsError):  # another process was faster
-            os.link(linked, library)
+        kept_files.install(linked, library)
 
 
 def _run(command: Sequence[str]) -> None:

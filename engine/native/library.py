@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.native.compilation import NativeUnavailableError, build_here
+from penstock.engine.native.compilation import NativeUnavailableError, UnusableFolderError, build_here
 from penstock.engine.native.shipping import shipped_library
 
 ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
@@ -22,12 +24,13 @@ SURVEY = "penstock_survey"
 """What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
 _loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
+_found: dict[Path | None, ctypes.CDLL] = {}  # by the folder that was asked for, whatever became of its files since
 
 
 class NativeLibrary:
-    """The kernels as `build_dir` holds them, built when they are first asked for."""
+    """The kernels as `build_dir` holds them, built when they are first asked for. None: no folder can be had."""
 
-    def __init__(self, build_dir: Path) -> None:
+    def __init__(self, build_dir: Path | None) -> None:
         self._build_dir = build_dir
         self.missing: str | None = None
         """Why they cannot be had, once `load_for` could not have them."""
@@ -48,17 +51,38 @@ class NativeLibrary:
         return None
 
 
-def load_library(build_dir: Path) -> ctypes.CDLL:
+def load_library(build_dir: Path | None) -> ctypes.CDLL:
     """Takes what was shipped for this processor, or else builds what is not built yet, in `build_dir`.
 
     A process loads it once, from whichever folder is asked for first: XLA refuses a second kernel of the same name.
+    Where nothing can be kept in `build_dir`, or nothing be loaded from it, it is built for this process alone.
 
     Raises:
-        NativeUnavailableError: there is no compiler, or it failed.
+        NativeUnavailableError: there is no compiler, or it failed, or what it built cannot be loaded.
     """
-    path = shipped_library() or build_here(build_dir)
+    if build_dir not in _found:
+        _found[build_dir] = _find(build_dir)
+    return _found[build_dir]
+
+
+def _find(build_dir: Path | None) -> ctypes.CDLL:
+    with suppress(UnusableFolderError):
+        if (shipped := shipped_library()) is not None:
+            return _load(shipped)
+    with suppress(UnusableFolderError):
+        if build_dir is not None:
+            return _load(build_here(build_dir))
+    with tempfile.TemporaryDirectory(prefix="penstock-native-") as scratch:  # what is mapped outlives its file
+        return _load(build_here(Path(scratch)))
+
+
+def _load(path: Path) -> ctypes.CDLL:
     if path.name not in _loaded:
-        _loaded[path.name] = _register(ctypes.CDLL(str(path)))
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:  # a folder without leave to execute, another libc
+            raise UnusableFolderError(f"the kernels cannot be loaded: {error}") from error
+        _loaded[path.name] = _register(library)
     return _loaded[path.name]
 
 

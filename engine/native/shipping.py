@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.engine import kept_files
 from penstock.engine.native.compilation import CPUINFO, compile_library, find_compiler, fingerprint
 
 SHIPPED_DIR = Path(__file__).parent / "shipped"
@@ -58,7 +59,7 @@ def shipped_library(directory: Path | None = None) -> Path | None:
         return None
     features = _features()
     fit = (_place(directory, each) for each in _targets() if each.features <= features)
-    return next((path for path in fit if path.exists()), None)
+    return next((path for path in fit if kept_files.is_whole(path)), None)
 
 
 def build_all(directory: Path = SHIPPED_DIR) -> Iterator[Path]:
@@ -70,7 +71,7 @@ def build_all(directory: Path = SHIPPED_DIR) -> Iterator[Path]:
     compiler = find_compiler()
     for target in _targets():
         path = _place(directory, target)
-        if not path.exists():
+        if not kept_files.is_whole(path):
             compile_library(compiler, target.flags, path)
         yield path
 

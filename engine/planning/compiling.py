@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from penstock.engine import kept_files
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.compilation import no_kept_compilations, printed
 from penstock.engine.execution.steps import Cache, Steps
@@ -167,7 +168,7 @@ def _recalled(path: Path | None) -> Bucket | None:
     if path is None:
         return None
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(kept_files.recall(path) or b"")
         traffics = {name: Traffic(**fields.pop(name)) for name in ("traffic", "full_traffic")}
         layer, links = fields.pop("layer"), fields.pop("links")
         parts = {
@@ -175,7 +176,7 @@ def _recalled(path: Path | None) -> Bucket | None:
             "links": None if links is None else LinkTime(**links),
         }
         return Bucket(**{**fields, **traffics, **parts, "is_kept": True})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -183,11 +184,8 @@ def _keep(path: Path | None, bucket: Bucket) -> None:
     """Whole or not at all. A folder that cannot be written to costs the next plan its time, and no more."""
     if path is None:
         return
-    scratch = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(dataclasses.asdict(bucket)))
-        scratch.replace(path)
+        kept_files.keep(path, json.dumps(dataclasses.asdict(bucket)).encode())
 
 
 def _versions() -> str:

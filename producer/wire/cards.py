@@ -30,6 +30,8 @@ class ModelCard(BaseModel):
     vocab_size: int | None = None  # token ids are below it
     max_model_len: int | None = None  # prompt and generated tokens of one sequence
     dtype: str | None = None
+    attention: str | None = None  # which kernels compute it, such as `native`, `xla` or `triton`
+    matmul: str | None = None
     max_body_bytes: int | None = None  # the limits of the worker's settings
     max_prompt_tokens: int | None = None
     max_n: int | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
+from harms import HARMS
 
-from penstock.engine import ConfigError
+from penstock.engine import ConfigError, kept_files
 from penstock.engine.native import NativeLibrary, NativeUnavailableError, load_library
 from penstock.engine.native.compilation import SOURCES, build_here
 
@@ -59,13 +62,111 @@ def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytes
     first = build_here(tmp_path / "built")
     assert first.read_text() == "built\n"
     assert build_here(tmp_path / "built") == first
-    assert list((tmp_path / "built").iterdir()) == [first]
+    assert sorted((tmp_path / "built").iterdir()) == [first, first.with_name(f"{first.name}.sha256")]
     assert len((tmp_path / "calls").read_text().splitlines()) == len(SOURCES) + 1  # and to link them
     monkeypatch.setattr("penstock.engine.native.compilation._processor", lambda: "another")
     assert build_here(tmp_path / "built") != first  # what was built for one processor does not run on another
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler of a library that says 7, at the end of which a line is added to this file."""
+    (tmp_path / "seven.cc").write_text('extern "C" int seven() { return 7; }')
+    link = (
+        f'echo built >> "{tmp_path}/builds"; exec {shutil.which("c++")} -shared -fPIC "{tmp_path}/seven.cc" -o "$last"'
+    )
+    (tmp_path / "bin").mkdir()
+    script(tmp_path / "bin" / "c++", f'for last; do :; done; case "$*" in *" -c "*) : > "$last";; *) {link};; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr("penstock.engine.native.library._register", lambda library: library)
+    forget(monkeypatch)
+    (tmp_path / "builds").touch()
+    return tmp_path / "builds"
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_loaded", "_found"):
+        monkeypatch.setattr(f"penstock.engine.native.library.{name}", {})
+
+
+def says_seven(build_dir: Path | None, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """As a process that starts anew finds it."""
+    forget(monkeypatch)
+    return bool(load_library(build_dir).seven() == 7)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("suffix", ["", ".sha256"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_harmed_library_is_built_anew_before_it_is_mapped(
+    harm: str, suffix: str, builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert says_seven(tmp_path / "built", monkeypatch)
+    (library,) = (tmp_path / "built").glob("*.so")
+    HARMS[harm](library.with_name(library.name + suffix))
+    is_harmless = kept_files.is_whole(library)  # the end of a line
+    assert says_seven(tmp_path / "built", monkeypatch)
+    assert kept_files.is_whole(library)
+    assert says_seven(tmp_path / "built", monkeypatch)
+    assert len(builds.read_text().splitlines()) == 2 - is_harmless
+
+
+@NEEDS_COMPILER
+def test_what_is_there_needs_no_compiler(builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_here(tmp_path / "built")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert says_seven(tmp_path / "built", monkeypatch)
+
+
+@NEEDS_COMPILER
+def test_a_library_that_is_in_use_outlives_its_file(builds: Path, tmp_path: Path) -> None:
+    library = load_library(tmp_path / "built")
+    shutil.rmtree(tmp_path / "built")
+    assert library.seven() == 7
+    assert load_library(tmp_path / "built") is library
+    assert len(builds.read_text().splitlines()) == 1
+
+
+@NEEDS_COMPILER
+def test_a_folder_that_cannot_be_written_to_or_run_from_is_done_without(
+    builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert says_seven(tmp_path / "file" / "native", monkeypatch)
+    assert says_seven(None, monkeypatch)
+    load = ctypes.CDLL
+    noexec = tmp_path / "noexec"
+
+    def refuse(path: str) -> ctypes.CDLL:
+        if path.startswith(str(noexec)):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    assert says_seven(noexec, monkeypatch)
+    monkeypatch.setattr("tempfile.tempdir", str(noexec))
+    forget(monkeypatch)
+    with pytest.raises(NativeUnavailableError, match="failed to map segment"):
+        load_library(noexec)
+    assert NativeLibrary(noexec).load_for("attention", "auto") is None
+    with pytest.raises(ConfigError, match=r"matmul 'native' cannot be built: .*failed to map segment"):
+        NativeLibrary(noexec).load_for("matmul", "native")
+
+
+@NEEDS_COMPILER
+def test_of_two_processes_one_builds(builds: Path, tmp_path: Path) -> None:
+    threads = [threading.Thread(target=build_here, args=[tmp_path / "built"]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(builds.read_text().splitlines()) == 1
+
+
+@NEEDS_COMPILER
 def test_a_process_loads_it_once_whatever_the_folder(tmp_path: Path) -> None:
     """XLA refuses a second kernel of the same name, as two models with different cache folders would bring it."""
     built = build_here(Path.home() / ".cache" / "penstock" / "native")

@@ -1,0 +1,87 @@
+"""Files that outlive a process: written whole or not at all, and never trusted after they were harmed.
+
+A digest tells whether a file is what was written: one that a full disk cut short, a crash left empty or a disk changed
+is as if it were not there. It protects from accidents, not from somebody who may write to the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_DIGEST_SUFFIX = ".sha256"
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Writes a file that `recall` reads. Raises OSError: the folder can't be written to."""
+    _replace(path, hashlib.sha256(data).digest() + data)
+
+
+def recall(path: Path) -> bytes | None:
+    """What was kept; None if nothing was, or it was harmed, or it can't be read."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    digest, data = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None
+
+
+def install(source: Path, path: Path) -> None:
+    """Moves a file of the same folder's file system to `path`, with its digest beside it.
+
+    It takes the place of the one that is there in one step: who has mapped the old one goes on with it.
+
+    Raises:
+        OSError: the folder can't be written to.
+    """
+    with source.open("rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+        os.fsync(file.fileno())
+    source.replace(path)
+    _replace(_digest_file(path), f"{digest}\n".encode())
+
+
+def is_whole(path: Path) -> bool:
+    """Whether `path` is what `install` put there."""
+    try:
+        return _digest_file(path).read_bytes().strip() == hashlib.sha256(path.read_bytes()).hexdigest().encode()
+    except OSError:
+        return False
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Other processes that want to make the same file there wait meanwhile, where the file system has locks.
+
+    Raises:
+        OSError: the folder is not there, and can't be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_name(path.name + _DIGEST_SUFFIX)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        scratch.write_bytes(data)  # not synced: what a crash leaves of it has another digest
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

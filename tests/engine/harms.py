@@ -1,0 +1,40 @@
+"""What becomes of files: a full disk, a crash before anything reached it, a hand that slipped, bits that turned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _changed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Replaces the file, as who has it open or mapped is not to be disturbed."""
+
+    def harm(path: Path) -> None:
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(change(data))
+
+    return harm
+
+
+def _flipped(place: float) -> Callable[[bytes], bytes]:
+    def flip(data: bytes) -> bytes:
+        at = min(len(data) - 1, int(len(data) * place))
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+    return flip
+
+
+HARMS: dict[str, Callable[[Path], None]] = {
+    "empty": _changed(lambda data: b""),
+    "junk": _changed(lambda data: b"no program"),
+    "cut in half": _changed(lambda data: data[: len(data) // 2]),
+    "cut by a byte": _changed(lambda data: data[:-1]),
+    "longer": _changed(lambda data: data + b"\0"),
+    "zeros": _changed(lambda data: bytes(len(data))),
+    "zeros at the end": _changed(lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2)),
+    "first byte": _changed(_flipped(0)),
+    "a byte": _changed(_flipped(0.6)),
+    "last byte": _changed(_flipped(1)),
+    "gone": Path.unlink,
+}
