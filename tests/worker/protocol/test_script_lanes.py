@@ -197,6 +197,42 @@ async def test_what_is_over_or_cancelled_is_swept(raw: RedisClient) -> None:
     assert await lanes_are_empty(raw)
 
 
+async def test_a_cancel_is_kept_until_its_entry_has_a_place(raw: RedisClient) -> None:
+    """Whatever came before it: of that, one sweep gives places to no more than may hold up the server."""
+    await add(raw, 2 * NEW_PER_SCRIPT)
+    (own_id,) = await add(raw)
+    (named,) = await add(raw, id="named")
+    await raw.set(keys.seen("q", "named"), named)
+    await raw.sadd(keys.cancelled("q"), "named", own_id)
+    swept = [await sweep(raw) for _ in range(4)]
+    assert swept[0] == []
+    assert {entry for some in swept for entry in some} == {own_id, named}
+    assert not await raw.exists(keys.cancelled("q"))
+
+
+async def test_what_waits_again_keeps_its_deadline_and_its_cancel(raw: RedisClient) -> None:
+    late = (await raw.xadd(STREAM, {"tenant": "a", "timeout_s": "60"}, id="1700000000000-0")).decode()
+    (kept,) = await add(raw, tenant="a", timeout_s=86_400)
+    (cancelled,) = await add(raw, id="named")
+    assert set(await take(raw, 3, worker="other")) == {late, kept, cancelled}
+    assert await sweep(raw) == []
+    put_back = scripts.put_back("q", worker="other", entry_ids=[late, kept, cancelled])
+    assert await run(raw, put_back) == 3
+    await raw.set(keys.seen("q", "named"), cancelled)
+    await raw.sadd(keys.cancelled("q"), "named")
+    assert set(await sweep(raw)) == {late, cancelled}
+    assert await take(raw, 3) == [kept]
+    assert await lanes_are_empty(raw)
+
+
+async def test_only_what_a_worker_has_waits_again_by_it(raw: RedisClient) -> None:
+    (entry,) = await add(raw)
+    await take(raw, worker="w")
+    for worker, times in (("other", 0), ("w", 1), ("w", 0)):
+        assert await run(raw, scripts.put_back("q", worker=worker, entry_ids=[entry, "5-5"])) == times
+    assert await take(raw, 2) == [entry]
+
+
 async def test_a_running_request_is_not_swept(raw: RedisClient) -> None:
     entry = (await raw.xadd(STREAM, {"timeout_s": "60"}, id="1700000000000-0")).decode()
     assert await take(raw, worker="other") == [entry]

@@ -1,0 +1,144 @@
+"""What gives way to others, and that nothing of it is let go of before it is published."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import structlog
+from delivery_lab import make_live
+from patience import WAIT_S
+
+from penstock.engine.driver import EngineDriver
+from penstock.engine.request import Output
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.choices import ChoiceBuffer
+from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.handing_back import MAX_HANDBACKS, HandingBack
+from penstock.worker.delivery.outbox import Outbox
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
+from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import scripts
+from penstock.worker.protocol.scripts import Claim
+from penstock.worker.readiness import Readiness
+
+STREAM = keys.requests("q")
+BATCH = GenerateRequest(prompt="x", priority=-5)
+
+
+@dataclass
+class Desk:
+    """A worker whose publisher writes nothing until it is started."""
+
+    redis: RedisClient
+    requests: RequestTable
+    outbox: Outbox
+    publisher: Publisher
+    driver: EngineDriver
+    handing_back: HandingBack
+
+    async def run(self, request_id: str) -> LiveRequest:
+        """A request that was taken and claimed, and is in the engine."""
+        await self.redis.xadd(STREAM, {"id": request_id, "prompt": "x", "priority": "-5"})
+        take = scripts.take("q", worker="w", count=1, max_body_bytes=10_000, max_bytes=10_000)
+        [[entry_id, *_]], *_ = await self.redis.execute_command(*take)
+        claim = await self.claim(request_id, entry_id.decode(), "w")
+        entry = QueueEntry(entry_id.decode(), {}, 0)
+        live = LiveRequest("q", request_id, entry, claim, time.monotonic(), BATCH, structlog.get_logger())
+        live.resume([ChoiceBuffer(0)])
+        self.requests.add(live)
+        live.start()
+        return live
+
+    async def claim(self, request_id: str, entry_id: str, worker: str) -> Claim:
+        command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance=worker, ttl_ms=10**6)
+        claim = scripts.parse_claim(await self.redis.execute_command(*command), worker)
+        assert isinstance(claim, Claim)
+        return claim
+
+    async def owner(self, live: LiveRequest) -> str:
+        [pending] = await self.redis.xpending_range(STREAM, keys.GROUP, live.entry_id, live.entry_id, 1)
+        return str(pending["consumer"].decode())
+
+    async def tokens(self, live: LiveRequest) -> list[str]:
+        """On its reply."""
+        entries = await self.redis.xrange(keys.reply("q", live.id))
+        return [token for _, fields in entries for token in fields.get(b"tokens", b"").decode().split(",") if token]
+
+
+@pytest.fixture
+async def desk(raw: RedisClient) -> AsyncIterator[Desk]:
+    config, metrics, requests = WorkerConfig(queue="q", name="w"), Metrics(), RequestTable(lambda _: None)
+    at_once, driver = Coalescing(0, 0, lambda _: None), EngineDriver(FakeEngine())
+    outbox = Outbox(config, requests, at_once, has_nodes=False)
+    publisher = Publisher(raw, outbox, at_once, metrics, Readiness())
+    await driver.start()
+    handing_back = HandingBack(raw, config, driver, outbox, publisher, metrics)
+    yield Desk(raw, requests, outbox, publisher, driver, handing_back)
+    await driver.stop()
+
+
+@pytest.mark.parametrize("gives_back", ["make_room", "give_back_all"])
+async def test_it_is_let_go_of_once_all_is_published(desk: Desk, gives_back: str) -> None:
+    live = await desk.run("r")
+    for at in range(3):
+        desk.outbox.push(live, Output("r", 0, at, (at,), "a"))
+    work = desk.handing_back.make_room(1) if gives_back == "make_room" else desk.handing_back.give_back_all()
+    giving = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    await desk.driver.hand_over()  # after the one that it has asked for
+    for _ in range(30):  # time for what it would send if it did not wait
+        await desk.redis.ping()
+    assert await desk.owner(live) == "w"
+    assert not giving.done()
+    publishing = asyncio.create_task(desk.publisher.run())
+    await asyncio.wait({giving, publishing}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+    assert giving.done()
+    await giving
+    await end_tasks([publishing])
+    assert await desk.tokens(live) == ["0", "1", "2"]
+    assert await desk.owner(live) == (keys.WAITING if gives_back == "make_room" else keys.UNOWNED)
+    assert desk.requests.get("r") is None
+    assert (await desk.claim("r", live.entry_id, "heir")).handbacks == 1
+
+
+LIVES: dict[str, tuple[bool, dict[str, Any]]] = {
+    "batch work": (True, {}),
+    "one that did so before": (True, {"handbacks": MAX_HANDBACKS - 1}),
+    "one that did so often": (False, {"handbacks": MAX_HANDBACKS}),
+    "one that did so more often": (False, {"handbacks": MAX_HANDBACKS + 1}),
+    "one of the usual priority": (False, {"asked": GenerateRequest(prompt="x")}),
+    "one of a higher priority": (False, {"asked": GenerateRequest(prompt="x", priority=1)}),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+async def test_what_gives_way(desk: Desk, name: str) -> None:
+    gives_way, claim = LIVES[name]
+    live = make_live(**{"asked": BATCH, **claim})
+    desk.requests.add(live)
+    able = {}
+    for live.phase in Phase:
+        able[live.phase] = desk.handing_back.num_able
+    assert able == {phase: int(gives_way and phase is Phase.RUNNING) for phase in Phase}
+
+
+async def test_what_gives_way_already_makes_room_for_one_alone(desk: Desk) -> None:
+    live = await desk.run("r")
+    desk.outbox.push(live, Output("r", 0, 0, (0,), "a"))
+    giving = asyncio.create_task(desk.handing_back.make_room(1))
+    await asyncio.sleep(0)
+    assert desk.handing_back.num_able == 0
+    await end_tasks([giving])
+    assert desk.handing_back.num_able == 1
