@@ -6,18 +6,22 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
 from copy import copy
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.producer.bulk import BulkResult, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
+from penstock.producer.connections import Connections
+from penstock.producer.errors import ConnectionLost
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
+from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.telemetry.loading import client_spans
-from penstock.producer.transport import Connections, Transport, check_name
+from penstock.producer.transport import Transport, check_name
 from penstock.producer.wire import AnswerEntry, CallName, ModelCard
 
 if TYPE_CHECKING:
@@ -122,7 +126,7 @@ class AsyncClient:
             Whatever `submit` and `Handle.stream` raise.
         """
         transport = self._transport
-        return send_and_follow(transport, prompt, sampling, enqueue=transport.enqueue, timeout_s=timeout)
+        return send_and_follow(transport, prompt, sampling, send=transport.send, timeout_s=timeout)
 
     async def generate(
         self,
@@ -147,7 +151,10 @@ class AsyncClient:
         timeout: float | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[BulkResult, None]:
-        """Generates for many prompts, at most `max_in_flight` at a time, and waits while the queue is full.
+        """Generates for many prompts, at most `max_in_flight` at a time, and waits while they are not taken.
+
+        It waits while the queue is full, and while Redis takes nothing for a reason that passes (`ServerRefused` with
+        `is_passing`): without end, but for `timeout`. While Redis is away it waits for `reconnect_timeout_s`.
 
         One result comes for each prompt, with a `reply` or an `error`: a prompt that fails does not end the others.
         Leaving the loop early cancels what is in flight.
@@ -157,19 +164,29 @@ class AsyncClient:
             max_in_flight: how many requests may be waiting or running.
             ordered: whether results come in the order of the prompts, or as they are completed.
             progress: True shows a bar on stderr; a function is called with a BulkProgress after each change.
-            timeout: seconds for each reply, from its enqueue.
+            timeout: seconds for each prompt, from when it is first sent to the end of its reply; None: without end.
             sampling: the same options for all prompts.
 
         Raises (while iterating):
+            ConnectionLost: this client has never reached Redis, within 5 s. There are no results then.
             ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
         """
         transport = self._transport
+        patience = Patience(transport.connections)
+        send = partial(transport.send_with_patience, patience)
 
         def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
-            enqueue = transport.enqueue_when_not_full
-            return send_and_follow(transport, prompt, sampling, enqueue=enqueue, timeout_s=timeout).read_to_end()
+            return send_and_follow(transport, prompt, sampling, send=send, timeout_s=timeout).read_to_end()
 
-        return run_bulk(generate, prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
+        return run_bulk(
+            generate,
+            prompts,
+            sampling,
+            max_in_flight=max_in_flight,
+            ordered=ordered,
+            progress=progress,
+            is_hopeless=lambda error: isinstance(error, ConnectionLost) and patience.is_hopeless,
+        )
 
     def handle(self, request_id: str, *, queue: str | None = None) -> Handle:
         """A handle on a request that was sent before, by any process.

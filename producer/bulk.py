@@ -52,13 +52,15 @@ async def run_bulk(
     max_in_flight: int,
     ordered: bool,
     progress: bool | ProgressCallback,
+    is_hopeless: Callable[[PenstockError], bool] = lambda _: False,
 ) -> AsyncGenerator[BulkResult, None]:
-    """See `AsyncClient.map`."""
+    """See `AsyncClient.map`. An error that `is_hopeless` is that of all prompts: it is raised."""
     if max_in_flight < 1:
         raise ValueError(f"max_in_flight {max_in_flight} is below 1")
     if "id" in sampling:
         raise ValueError(f"one id {sampling['id']!r} can't name many requests; put ids into GenerateRequests")
-    run = _Bulk(generate, sampling, max_in_flight, total=len(prompts) if isinstance(prompts, Sized) else None)
+    total = len(prompts) if isinstance(prompts, Sized) else None
+    run = _Bulk(generate, sampling, max_in_flight, total=total, is_hopeless=is_hopeless)
     with shown(progress) as report:
         run.report = report
         pump = asyncio.create_task(run.pump(prompts))
@@ -73,10 +75,19 @@ async def run_bulk(
 class _Bulk:
     """The state of one `map`."""
 
-    def __init__(self, generate: Generate, sampling: Sampling, max_in_flight: int, total: int | None) -> None:
+    def __init__(
+        self,
+        generate: Generate,
+        sampling: Sampling,
+        max_in_flight: int,
+        *,
+        total: int | None,
+        is_hopeless: Callable[[PenstockError], bool],
+    ) -> None:
         self.report: ProgressCallback = ignore
         self._generate = generate
         self._sampling = sampling
+        self._is_hopeless = is_hopeless
         self._progress = BulkProgress(total=total)
         self._started_at = time.monotonic()
         self._in_flight_budget = asyncio.Semaphore(max_in_flight)
@@ -138,7 +149,7 @@ class _Bulk:
                 completion_tokens=now.completion_tokens + (result.reply.usage.completion_tokens if result.reply else 0),
             )
             self._finished.put_nowait(result)
-        except Exception as error:  # a mistake in the call, or in the caller's callback: it ends the loop there
+        except Exception as error:  # hopeless, or a mistake in the call or the caller's callback: it ends the loop
             self._finished.put_nowait(error)
         finally:
             self._in_flight_budget.release()
@@ -147,6 +158,8 @@ class _Bulk:
         try:
             return BulkResult(index, prompt, await self._generate(prompt, self._sampling), None)
         except PenstockError as error:
+            if self._is_hopeless(error):
+                raise
             return BulkResult(index, prompt, None, error)
 
     def _advance(self, **changes: int) -> None:

@@ -19,8 +19,8 @@ from penstock.producer.transport import State, Transport
 from penstock.producer.wire import GenerateRequest, ReplyEntry
 
 T = TypeVar("T")
-Enqueue: TypeAlias = Callable[[GenerateRequest], Awaitable[bool]]
-"""Sends a request, and tells whether it was sent before."""
+Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
+"""Returns once the request was sent, and its reply can be followed."""
 
 
 class ReplyStream:
@@ -133,7 +133,7 @@ class Handle:
 
 
 def send_and_follow(
-    transport: Transport, prompt: Prompt, sampling: Sampling, *, enqueue: Enqueue, timeout_s: float | None
+    transport: Transport, prompt: Prompt, sampling: Sampling, *, send: Send, timeout_s: float | None
 ) -> ReplyStream:
     """The chunks of the reply to a request that is enqueued when iteration starts.
 
@@ -146,9 +146,7 @@ def send_and_follow(
     request = build_request(prompt, sampling, fresh_id=fresh_id)
     request_id = request.id or ""
     assembler = Assembler(request_id)
-    follow = partial(
-        _sent, transport, assembler=assembler, enqueue=enqueue, own=request_id == fresh_id, timeout_s=timeout_s
-    )
+    follow = partial(_sent, transport, assembler=assembler, send=send, own=request_id == fresh_id, timeout_s=timeout_s)
     if (spans := transport.spans) is None:
         return ReplyStream(request_id, follow(request), assembler)
     chunks = spans.followed(transport.queue, request, spans.here(), follow, lambda: assembler.reply)
@@ -191,7 +189,7 @@ async def _sent(
     transport: Transport,
     request: GenerateRequest,
     assembler: Assembler,
-    enqueue: Enqueue,
+    send: Send,
     own: bool,
     timeout_s: float | None,
 ) -> AsyncGenerator[Sequence[Chunk], None]:
@@ -202,11 +200,12 @@ async def _sent(
         transport.own(request_id)
     try:
         try:
-            if await deadline.bound(enqueue(request)):
-                await deadline.bound(transport.check_present(transport.queue, request_id))
+            await deadline.bound(send(request))
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise
+        if subscription.is_lost:  # sending has had more patience than reading, and there was nothing to read yet
+            subscription = transport.reader.follow(transport.queue, request_id)
         following = _Following(subscription, assembler, deadline)
         while chunks := await following.next():
             yield chunks

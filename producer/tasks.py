@@ -45,6 +45,11 @@ class Joined(Generic[T]):
             self._task.add_done_callback(self._ended)
         return await asyncio.shield(self._task)
 
+    async def close(self) -> None:
+        """Ends what runs; who waits for it is cancelled."""
+        if self._task is not None:
+            await end_tasks([self._task])
+
     def _ended(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,19 +13,19 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.calls import Caller
+from penstock.producer.connections import Connections
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
-from penstock.producer.ids import new_id, random_slot
+from penstock.producer.ids import new_id
+from penstock.producer.patience import Patience
 from penstock.producer.queue_status import QueueStatus, ServedWatch, query_card, query_queues, query_status
 from penstock.producer.reading.entries import decode_fields, position
-from penstock.producer.reading.reader import ENDED, ReplyReader, find_gone
+from penstock.producer.reading.reader import ENDED, find_gone
 from penstock.producer.redis import durable
-from penstock.producer.redis.address import parse_url
 from penstock.producer.redis.cancelling import cancel
-from penstock.producer.redis.connection import RedisClient, answered, connect, ensure_group
+from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
-from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_newest, read_range
-from penstock.producer.tasks import end_tasks
+from penstock.producer.tasks import Joined, end_tasks
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ModelCard, ReplyEntry
 
 if TYPE_CHECKING:
@@ -43,38 +36,7 @@ State = Literal["unknown", "queued", "running", "lost", "finished"]
 and the takeover by another one is due. `unknown`: see `UnknownRequest`."""
 
 CLOSE_TIMEOUT_S = 2.0
-COMMAND_RETRIES = 5
-MAX_COMMANDS_IN_FLIGHT = 16
 HISTORY_PAGE = 1000
-
-
-class Connections:
-    """What all queues of one client share: connections to Redis, one of which reads all replies."""
-
-    def __init__(self, url: str, *, reconnect_timeout_s: float, answer_timeout_s: float | None = None) -> None:
-        self.address = parse_url(url)
-        self._answer_timeout_s = answer_timeout_s
-        self.commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
-        self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
-        self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
-        self.slot = random_slot() if self.address.kind == "cluster" else None
-        self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
-        self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
-
-    @asynccontextmanager
-    async def redis(self) -> AsyncIterator[RedisClient]:
-        """The client for commands, once there is a connection to spare, with its errors turned into ours."""
-        async with self.answered(), self._gate:
-            yield self.commands
-
-    def answered(self) -> AbstractAsyncContextManager[None]:
-        """Turns the errors of what is asked in the block into ours; it may take `answer_timeout_s`."""
-        return answered(self.address, self._answer_timeout_s)
-
-    async def close(self) -> None:
-        await self.reader.close()
-        await self.batcher.close()
-        await self.commands.aclose()
 
 
 class Transport:
@@ -108,7 +70,7 @@ class Transport:
         self._redis = connections.redis
         self.caller = Caller(self.address, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
-        self._setup = asyncio.Lock()
+        self._setup = Joined(self._set_up)  # else each would wait for the failure of all before, while Redis is away
         self._is_set_up = False
         self._owned: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -143,7 +105,7 @@ class Transport:
     async def _enqueue(self, request: GenerateRequest) -> bool:
         assert request.id is not None  # noqa: S101  build_request has seen to it
         if not self._is_set_up:
-            await self._set_up()
+            await self._setup.run()
         async with self.connections.answered():
             added = await self._add(request.id, request.to_entry())
         if isinstance(added, Full):
@@ -175,16 +137,23 @@ class Transport:
                 return added
         return await add(looks_ahead=False)
 
-    async def enqueue_when_not_full(self, request: GenerateRequest) -> bool:
-        """Like `enqueue`, but waits while the queue is full, asking again after 0.1 to 2 s."""
-        delay_s = 0.1
+    async def send(self, request: GenerateRequest) -> None:
+        """As `enqueue`, and sees to it that a request that was sent before can be followed.
+
+        Raises:
+            As `enqueue` and `check_present`.
+        """
+        if await self.enqueue(request):
+            await self.check_present(self.queue, request.id or "")
+
+    async def send_with_patience(self, patience: Patience, request: GenerateRequest) -> None:
+        """As `send`, but waits while the queue is full, or Redis is away or takes nothing; what it raises then is
+        `patience`'s.
+        """
         with self._traced(request) as traced:
-            while True:
-                try:
-                    return await self._enqueue(traced)
-                except QueueFull:
-                    await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
-                    delay_s = min(2.0, delay_s * 2)
+            was_sent = await patience.persist(partial(self._enqueue, traced))
+        if was_sent:
+            await patience.persist(partial(self.check_present, self.queue, request.id or ""))
 
     def _traced(self, request: GenerateRequest) -> AbstractContextManager[GenerateRequest]:
         """The request as it is to be sent, within the trace that it is a part of."""
@@ -224,7 +193,7 @@ class Transport:
         """Ends `own`, from a place that must not wait. Harmless for a request that is not owned (any more)."""
         if request_id in self._owned:
             self._owned.discard(request_id)
-            if cancel:
+            if cancel and self.connections.has_connected:  # else it was never sent
                 task = asyncio.get_running_loop().create_task(self._try_to_cancel(request_id))
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
@@ -307,23 +276,23 @@ class Transport:
     async def close(self) -> None:
         """Leaves the connections, which other queues may use."""
         owned, self._owned = self._owned, set()
+        if not self.connections.has_connected:
+            owned.clear()  # none was ever sent
         cancels = {*self._background, *(asyncio.create_task(self._try_to_cancel(each)) for each in owned)}
         if cancels:
             await asyncio.wait(cancels, timeout=CLOSE_TIMEOUT_S)
             await end_tasks(cancels)
+        await self._setup.close()
         await self.caller.close()
         await self._served.close()
 
     async def _set_up(self) -> None:
         """What comes before the first request of a client."""
-        async with self._setup:
-            if self._is_set_up:
-                return
-            async with self._redis() as redis:
-                await ensure_group(redis, self.queue)
-                if self._is_durable:
-                    await durable.probe(redis, keys.requests(self.queue))
-            self._is_set_up = True
+        async with self._redis() as redis:
+            await ensure_group(redis, self.queue)
+            if self._is_durable:
+                await durable.probe(redis, keys.requests(self.queue))
+        self._is_set_up = True
 
     async def _confirm(self, request_id: str) -> None:
         async with self._redis() as redis:

@@ -121,6 +121,11 @@ class Subscription:
         """Whether the next entry is there and is a chunk."""
         return bool(self._arrived) and isinstance(item := self._arrived[0], tuple) and item[1].get(b"type") == b"chunk"
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no entry, and none to come, as Redis has stayed away for too long."""
+        return bool(self._arrived) and isinstance(self._arrived[0], ConnectionLost)
+
     def close(self) -> None:
         """Stops following. Harmless when repeated."""
         self._line.remove(self)

@@ -9,8 +9,10 @@ import pytest
 from fakes import eventually
 
 from penstock.producer import QueueFull, ReplyGone, UnknownRequest, keys, transport
+from penstock.producer.connections import Connections
+from penstock.producer.patience import Patience
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.transport import Connections, Transport, check_name
+from penstock.producer.transport import Transport, check_name
 from penstock.producer.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
 
 pytestmark = pytest.mark.every_server
@@ -41,7 +43,7 @@ async def test_a_full_queue_is_waited_for_where_that_is_wanted(redis: RedisClien
     await line.enqueue(request("b"))
     with pytest.raises(QueueFull):
         await line.enqueue(request("c"))
-    waiting = asyncio.create_task(line.enqueue_when_not_full(request("c")))
+    waiting = asyncio.create_task(line.send_with_patience(Patience(line.connections), request("c")))
     ((entry_id, _),) = await redis.xrange(keys.requests("q"), count=1)
     await redis.xdel(keys.requests("q"), entry_id)
     await waiting

@@ -1,0 +1,60 @@
+"""What all queues of one client share: connections to Redis, one of which reads all replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from penstock.producer.ids import random_slot
+from penstock.producer.reading.reader import ReplyReader
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, answered, connect, on_new_connections
+from penstock.producer.redis.pipeline import Batcher
+
+COMMAND_RETRIES = 5
+MAX_COMMANDS_IN_FLIGHT = 16
+
+
+class Connections:
+    """One client's.
+
+    Attributes:
+        address: where Redis is; it shows no password.
+        reconnect_timeout_s: for how long Redis may stay away.
+        has_connected: whether a server has ever answered.
+        is_closed: nothing is to be sent any more.
+    """
+
+    def __init__(self, url: str, *, reconnect_timeout_s: float, answer_timeout_s: float | None = None) -> None:
+        self.address = parse_url(url)
+        self.reconnect_timeout_s = reconnect_timeout_s
+        self.has_connected = False
+        self.is_closed = False
+        self._answer_timeout_s = answer_timeout_s
+        self.commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
+        on_new_connections(self.commands, self._note_connection)
+        self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
+        self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
+        self.slot = random_slot() if self.address.kind == "cluster" else None
+        self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
+        self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
+
+    @asynccontextmanager
+    async def redis(self) -> AsyncIterator[RedisClient]:
+        """The client for commands, once there is a connection to spare, with its errors turned into ours."""
+        async with self.answered(), self._gate:
+            yield self.commands
+
+    def answered(self) -> AbstractAsyncContextManager[None]:
+        """Turns the errors of what is asked in the block into ours; it may take `answer_timeout_s`."""
+        return answered(self.address, self._answer_timeout_s)
+
+    async def close(self) -> None:
+        self.is_closed = True
+        await self.reader.close()
+        await self.batcher.close()
+        await self.commands.aclose()
+
+    async def _note_connection(self) -> None:
+        self.has_connected = True
