@@ -18,14 +18,13 @@ from penstock.producer.errors import (
     PenstockError,
     QueueFull,
     RequestRefused,
-    ServerRefused,
 )
 from penstock.producer.ids import new_id
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.calls import Sent, drop_answers, send_call
-from penstock.producer.redis.connection import connect_blocking, redis_errors
+from penstock.producer.redis.connection import as_ours, connect_blocking, redis_errors
 from penstock.producer.redis.enqueue import Execute
-from penstock.producer.redis.faults import UNREACHABLE
+from penstock.producer.redis.faults import UNREACHABLE, may_pass
 from penstock.producer.redis.streams import Streams, read_streams
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, CallName, decode_answer
@@ -113,13 +112,13 @@ class Caller:
             try:
                 await self._read_once()
                 backoff_s = FIRST_BACKOFF_S
-            except UNREACHABLE as error:  # each call has a time-out of its own
-                log.debug("answers can't be read: %s", error)
+            except (exceptions.RedisError, *UNREACHABLE) as error:
+                if not may_pass(error):
+                    self._fail(as_ours(error, self._address))
+                    return
+                log.debug("answers can't be read: %s", error)  # each call has a time-out of its own
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
-            except exceptions.RedisError as error:
-                self._fail(ServerRefused(f"Redis at {self._address} refused: {error}"))
-                return
 
     async def _read_once(self) -> None:
         streams = await read_streams(

@@ -8,6 +8,8 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from redis import exceptions
 
@@ -16,8 +18,8 @@ from penstock.producer.errors import ConnectionLost, PenstockError, ReplyGone, S
 from penstock.producer.ids import new_id, slot_of
 from penstock.producer.reading.entries import Position, decode_fields, entry_id, position
 from penstock.producer.redis.address import Address
-from penstock.producer.redis.connection import Fields, RedisClient, connect_blocking
-from penstock.producer.redis.faults import UNREACHABLE
+from penstock.producer.redis.connection import Fields, RedisClient, as_ours, connect_blocking
+from penstock.producer.redis.faults import UNREACHABLE, is_refused, may_pass
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_streams
 from penstock.producer.tasks import end_tasks
@@ -123,8 +125,8 @@ class Subscription:
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no entry, and none to come, as Redis has stayed away for too long."""
-        return bool(self._arrived) and isinstance(self._arrived[0], ConnectionLost)
+        """Whether there is no entry, and none to come, as Redis has stayed away or refused for too long."""
+        return bool(self._arrived) and isinstance(error := self._arrived[0], PenstockError) and may_pass(error)
 
     def close(self) -> None:
         """Stops following. Harmless when repeated."""
@@ -187,6 +189,7 @@ class _Line:
         self._paused: set[Subscription] = set()
         self._not_empty = asyncio.Event()
         self._reading: dict[str, Position] | None = None  # what the XREAD in flight asks for
+        self._readable: Mapping[str, Position] = {}  # what the last XREAD that had an answer asked for
         self._num_wakes = 0
         self._wakes: set[asyncio.Task[None]] = set()
         self._checked_at = time.monotonic()
@@ -226,7 +229,7 @@ class _Line:
 
     async def close(self) -> None:
         await end_tasks([self._task, *self._wakes])
-        self._fail_all(ConnectionLost, "the client was closed")
+        self._fail_all(lambda: ConnectionLost("the client was closed"))
         if self._num_wakes:
             # Where that fails or takes long, the key is left to expire.
             with contextlib.suppress(exceptions.RedisError, *UNREACHABLE):
@@ -244,8 +247,6 @@ class _Line:
                 await self._read_once()
                 await self._check_quiet_ones()
                 lost_at, num_failures = None, 0
-            except exceptions.AuthenticationError as error:
-                self._fail_all(ServerRefused, f"Redis at {self._address} refused: {error}")
             except Exception as error:  # whatever it is, those who wait must hear of it in the end
                 if await self._failed_by_own_fault(error):
                     continue
@@ -255,10 +256,17 @@ class _Line:
                 level = logging.WARNING if num_failures == 1 else logging.DEBUG
                 unexpected = not isinstance(error, (exceptions.RedisError, *UNREACHABLE))
                 log.log(level, "reading replies from %s failed: %s", self._address, error, exc_info=unexpected)
-                if time.monotonic() - lost_at > self._give_up_after_s:
-                    self._fail_all(ConnectionLost, f"no connection to Redis at {self._address}: {error}")
+                if time.monotonic() - lost_at > self._give_up_after_s or self._never_got_in(error):
+                    self._fail_all(partial(as_ours, error, self._address))
                     lost_at, num_failures = None, 0
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.02 * 2 ** min(num_failures, 10)))
+
+    def _never_got_in(self, error: Exception) -> bool:
+        """Whether Redis refuses for good, and has never let this client in; whom it has, it may let in again."""
+        return is_refused(error) and not self._readable
+
+    def _was_readable(self, sub: Subscription) -> bool:
+        return sub.key in self._readable or sub.furthest > (0, 0)
 
     async def _read_once(self) -> None:
         asked = {key: _lowest(subscriptions) for key, subscriptions in self._followed.items()}
@@ -270,6 +278,7 @@ class _Line:
             found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=BLOCK_S)
         finally:
             self._reading = None
+        self._readable = asked
         for raw_key, entries in found:
             key = raw_key.decode()
             read_from = asked.get(key)
@@ -302,6 +311,9 @@ class _Line:
                 pipe.exists(sub.key)
                 pipe.xrange(sub.key, entry_id(sub.cursor), entry_id(sub.cursor))
             answers = await pipe.execute(raise_on_error=False)
+        for answer in answers:
+            if isinstance(answer, Exception) and may_pass(answer):
+                raise answer
         for sub, status, exists, entries in zip(subs, answers[::3], answers[1::3], answers[2::3], strict=True):
             was_read = sub.furthest > (0, 0)
             if exists == 0 and isinstance(status, bytes) and (was_read or status.decode() in ENDED):
@@ -329,27 +341,31 @@ class _Line:
                 sub.fail(_expired(sub))
 
     async def _failed_by_own_fault(self, error: Exception) -> bool:
-        """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers get the error."""
-        if not isinstance(error, exceptions.ResponseError) or isinstance(error, UNREACHABLE):
+        """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers get the error.
+
+        A permission that there was is not theirs: somebody has taken it away, and may give it back.
+        """
+        if may_pass(error) or not isinstance(error, exceptions.ResponseError):
             return False
         any_failed = False
         for key, readers in [(self._wake_key, self._all()), *((sub.key, [sub]) for sub in self._all())]:
             try:
                 await read_streams(self._commands, {key: "0-0"}, count=1, block_s=None)
-            except UNREACHABLE:
-                return False
-            except exceptions.ResponseError as own_error:
-                any_failed = True
-                for sub in readers:
+            except (exceptions.RedisError, *UNREACHABLE) as own_error:
+                if may_pass(own_error):
+                    return False
+                denied = is_refused(own_error)
+                for sub in [sub for sub in readers if not (denied and self._was_readable(sub))]:
+                    any_failed = True
                     sub.fail(ServerRefused(f"stream {key} can't be read: {own_error}"))
         return any_failed
 
     def _all(self) -> list[Subscription]:
         return [*self._paused, *(sub for subscribers in self._followed.values() for sub in subscribers)]
 
-    def _fail_all(self, kind: type[PenstockError], message: str) -> None:
+    def _fail_all(self, error: Callable[[], PenstockError]) -> None:
         for sub in self._all():
-            sub.fail(kind(message))
+            sub.fail(error())
 
 
 async def find_gone(redis: RedisClient, readers: list[tuple[str, str, Position]]) -> list[bool]:

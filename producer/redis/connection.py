@@ -22,10 +22,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
 from penstock.producer import keys
-from penstock.producer.errors import ConnectionLost, ServerRefused
+from penstock.producer.errors import ConnectionLost, PenstockError, ServerRefused
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.credentials import Credentials
-from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_refused, may_pass, meaning_of
+from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_away, may_pass, meaning_of
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -86,16 +86,19 @@ def redis_errors(address: Address) -> Iterator[None]:
         yield
         if task and task.cancelling() > num_cancels:
             raise asyncio.CancelledError
-    except UNREACHABLE as error:
-        if is_refused(error):
-            raise ServerRefused(f"Redis at {address} refused: {error}") from error
-        raise ConnectionLost(f"no connection to Redis at {address}: {error}") from error
-    except exceptions.InvalidResponse as error:
-        raise ConnectionLost(
-            f"no connection to Redis at {address}: what answers there is not Redis: {error}"
-        ) from error
-    except exceptions.RedisError as error:
-        raise ServerRefused(f"Redis at {address} refused: {error}", is_passing=may_pass(error)) from error
+    except PenstockError:
+        raise
+    except (exceptions.RedisError, *UNREACHABLE) as error:
+        raise as_ours(error, address) from error
+
+
+def as_ours(error: Exception, address: Address) -> ConnectionLost | ServerRefused:
+    """Our error for one of the Redis library's, which names the server."""
+    if isinstance(error, exceptions.InvalidResponse):
+        return ConnectionLost(f"no connection to Redis at {address}: what answers there is not Redis: {error}")
+    if is_away(error):
+        return ConnectionLost(f"no connection to Redis at {address}: {error}")
+    return ServerRefused(f"Redis at {address} refused: {error}", is_passing=may_pass(error))
 
 
 @asynccontextmanager

@@ -439,7 +439,7 @@ async def test_tokens_written_again_after_a_failover_are_dropped(redis_url: str)
 
 
 async def test_an_unreachable_server_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.producer.transport.COMMAND_RETRIES", 1)
+    monkeypatch.setattr("penstock.producer.connections.COMMAND_RETRIES", 1)
     secret = "s3cr3t"
     client = AsyncClient(f"redis://user:{secret}@127.0.0.1:1/0", reconnect_timeout_s=0.1)
     started = time.monotonic()

@@ -111,6 +111,7 @@ async def test_what_was_sent_and_left_no_trace_is_gone_and_not_waited_for(redis:
 
 
 async def test_what_only_one_waiter_knew_is_cancelled_when_it_goes(redis: RedisClient, line: Transport) -> None:
+    await line.status()  # connects: without a connection nothing was sent
     for request_id in ("kept", "gone", "closed"):
         line.own(request_id)
     line.disown("kept", cancel=False)
