@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ from penstock.worker.delivery.sweeping import sweep_forever
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, WorkerError
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import faults
+from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.readiness import Readiness
 
@@ -68,7 +67,7 @@ class Session:
         readiness: Readiness,
         spans: RequestSpans | None = None,
     ) -> None:
-        instance = secrets.token_hex(8)
+        instance = scripts.new_instance(round(config.heartbeat_ttl_s * 1000))
         self._redis = redis
         self._config = config
         self._digest = card.digest

@@ -29,6 +29,7 @@ MAX_AT_ONCE = 8  # calls that one worker answers; the others are left to workers
 BYTES_PER_READ = 4 << 20
 HOLD_S = 1.0  # between two signs of life for the calls in hand
 IDLE_MS = 3000  # a call without such a sign for so long is taken over
+LATE_S = 2.0  # after a blocking read should have ended by the server's clock: what it brings then is taken over
 MAX_TRIES = 3  # workers that a call may take down
 ANSWER_TTL_MS = 60_000
 
@@ -115,9 +116,16 @@ class CallServer:
     async def _wait_for_one(self) -> list[QueueEntry]:
         """A call that comes soon; one that comes to nobody's knowledge, as this is cancelled, is taken over."""
         block_ms = min(self._config.block_ms, round(HOLD_S * 1000))
-        answer = await self._blocking.xreadgroup(
-            keys.GROUP, self._config.name, {keys.calls(self._config.queue): ">"}, count=1, block=block_ms
-        )
+        calls = keys.calls(self._config.queue)
+        try:
+            async with asyncio.timeout(block_ms / 1000 + LATE_S) as limit:
+                answer = await self._blocking.xreadgroup(
+                    keys.GROUP, self._config.name, {calls: ">"}, count=1, block=block_ms
+                )
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return []  # the server counts by its clock, which may have been set back
         return [
             QueueEntry.of(entry_id.decode(), fields, self._config.max_body_bytes)
             for _, entries in stream_entries(answer)

@@ -7,6 +7,7 @@ may bring one, and it brings one at a time.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import ID_PATTERN, entry_size
 from penstock.worker.config import WorkerConfig
 from penstock.worker.protocol import scripts
+from penstock.worker.protocol.faults import REDIS_ERRORS
 from penstock.worker.protocol.scripts import Bill
 
 BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
 LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"
 ENTRIES_PER_READ = 256  # for how long one script may hold the server
 SWEPT_PER_READ = 64
+LATE_S = 0.25  # after a blocking read should have ended by the server's clock
 BEGINNING = 1000  # as in `lanes.lua`: bytes of a prompt that is at home somewhere
 
 
@@ -104,6 +107,7 @@ class EntryReader:
         self._has_more = False  # entries that have no place in a lane yet
         self._told_room = 0  # for how many more sequences others believe that there is room here
         self._left_ms: int | None = None  # after which an entry may be taken that was left to another worker
+        self._waking: asyncio.Task[None] | None = None
 
     async def make_group(self) -> None:
         """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
@@ -195,9 +199,13 @@ class EntryReader:
     ) -> list[QueueEntry]:
         """A new entry, unless another worker should have it; none once it is time to look again whose turn it is."""
         requests, nudges = keys.requests(self._config.queue), keys.nudges(self._config.queue, self._config.name)
-        answer = await self._blocking.xreadgroup(
-            keys.GROUP, self._config.name, {requests: ">", nudges: ">"}, count=1, block=block_ms
-        )
+        late = asyncio.get_running_loop().call_later(block_ms / 1000 + LATE_S, self._wake_soon)
+        try:
+            answer = await self._blocking.xreadgroup(
+                keys.GROUP, self._config.name, {requests: ">", nudges: ">"}, count=1, block=block_ms
+            )
+        finally:
+            late.cancel()
         found = []
         for stream, entries in stream_entries(answer):
             if stream == nudges.encode():
@@ -208,6 +216,14 @@ class EntryReader:
                     for entry_id, fields in entries
                 ]
         return [entry for entry in found if not await self._pass_on(entry, lowest, room)]
+
+    def _wake_soon(self) -> None:
+        """The server counts for how long a read is blocked by its clock, which may have been set back."""
+        self._waking = asyncio.create_task(self._try_to_wake(), name="wake")
+
+    async def _try_to_wake(self) -> None:
+        with suppress(*REDIS_ERRORS):  # the read has a time limit of its own
+            await self.wake()
 
     async def _pass_on(self, entry: QueueEntry, lowest: int, room: int) -> bool:
         """Whether the entry waits for others now."""

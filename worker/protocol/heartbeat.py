@@ -12,7 +12,7 @@ from penstock.producer import keys
 from penstock.producer.consumers import is_worker
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import is_no_group
-from penstock.producer.redis.pipeline import Command
+from penstock.producer.redis.pipeline import Command, execute_one
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
@@ -191,19 +191,20 @@ class Reclaimer:
 
     async def look(self, shortest_s: float) -> None:
         """Looks unless another worker did, less than `shortest_s` ago."""
-        looked = keys.looked(self._config.queue)
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.set(looked, self._config.name, nx=True, px=round(1000 * shortest_s))
-        pipeline.pttl(looked)
-        is_first, left_ms = await pipeline.execute()
-        self._rest_s = max(0, left_ms) / 1000
+        rest_ms = max(1, round(1000 * shortest_s))
+        command = scripts.look(self._config.queue, worker=self._config.name, rest_ms=rest_ms)
+        is_first, left_ms = await execute_one(self._redis, command)
+        self._rest_s = left_ms / 1000
         if is_first:
             await self.scan()
 
     async def scan(self) -> None:
-        for stream in (keys.requests(self._config.queue), keys.calls(self._config.queue)):
-            for name in await self._lapsed(await self._consumers(stream)):
+        for stream in (keys.requests(self._config.queue), calls := keys.calls(self._config.queue)):
+            consumers = await self._consumers(stream)
+            for name in await self._lapsed(consumers):
                 await self._retire(stream, name)
+            if stream == calls and consumers:
+                await execute_one(self._redis, scripts.redate_calls(self._config.queue))
 
     async def _lapsed(self, consumers: list[str]) -> list[str]:
         """Those of `consumers` whose heartbeat is gone."""
@@ -211,8 +212,8 @@ class Reclaimer:
         found = []
         for start in range(0, len(others), BEATS_PER_READ):
             page = others[start : start + BEATS_PER_READ]
-            beats = await self._redis.mget([keys.heartbeat(self._config.queue, name) for name in page])
-            found += [name for name, beat in zip(page, beats, strict=True) if beat is None]
+            places = await execute_one(self._redis, scripts.lapsed(self._config.queue, page))
+            found += [page[place - 1] for place in places]
         return found
 
     async def _consumers(self, stream: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
@@ -28,7 +27,7 @@ class Reservation:
         self._redis = redis
         self._config = config
         self._readiness = readiness
-        self._instance = secrets.token_hex(8)
+        self._instance = scripts.new_instance(round(config.heartbeat_ttl_s * 1000))
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
         self._rival: scripts.Rival | None = None
 

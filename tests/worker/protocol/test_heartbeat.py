@@ -243,7 +243,8 @@ async def author(raw: RedisClient) -> bytes | None:
 
 async def test_the_card_says_what_is_served_as_long_as_somebody_does(raw: RedisClient, make: Make) -> None:
     one = await serving(make("i1", name="one", max_n=3))
-    fields = {b"model": b"m", b"worker": b"one", b"version": b"1", b"tokenizer": b"t", b"max_n": b"3"}
+    ours = {b"model": b"m", b"version": b"1", b"tokenizer": b"t", b"ttl_ms": b"1000000"}
+    fields = {**ours, b"worker": b"one", b"max_n": b"3"}
     assert await raw.hgetall(CARD) == fields
     assert 500_000 < await raw.pttl(CARD) <= LONG_S * 1000
     two = await serving(make("i2", ttl_s=0.3, name="two"))

@@ -1,9 +1,10 @@
--- After clock.lua, members.lua and homes.lua. KEYS: heartbeat, drain, serving, card, digests, heartbeat of those with this
+-- After clock.lua, cut.lua, members.lua and homes.lua. KEYS: heartbeat, drain, serving, card, digests, heartbeat of those with this
 -- model, homes, nudges.
 --
 -- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
 -- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
--- always that of one that serves, if any does.
+-- always that of one that serves, if any does. The card says itself what time to live it was set with, as workers with longer
+-- ones may have set it.
 local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(ARGV, 1, 7)
 local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
 local function read(key)
@@ -11,7 +12,10 @@ local function read(key)
   return type(value) == 'string' and value or ''  -- what is no string is none of ours
 end
 local holder = read(KEYS[1])
-if holder ~= '' and holder ~= instance then return {holder, redis.call('PEXPIRETIME', KEYS[1]), clock()} end
+if holder ~= '' and holder ~= instance then
+  cut(KEYS[1], holder)
+  return {holder, redis.call('PEXPIRETIME', KEYS[1]), clock()}
+end
 
 local mine = {}
 for i = 8, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
@@ -21,7 +25,12 @@ if theirs.err then  -- somebody wrote something else here
   redis.call('DEL', card)
   theirs = {}
 end
-local author = theirs[1]
+local author, left = theirs[1], math.max(0, redis.call('PTTL', card))
+local longest = author and tonumber(redis.call('HMGET', card, 'ttl_ms')[1] or '')
+if longest and longest > 0 and left > longest then
+  left = longest
+  redis.call('PEXPIRE', card, left)
+end
 if author and must_match == '1' and holder ~= instance then  -- it joins, or its key has lapsed
   for place, field in ipairs(compared) do
     local other, own = theirs[place + 1] or '', mine[field] or ''
@@ -30,6 +39,7 @@ if author and must_match == '1' and holder ~= instance then  -- it joins, or its
 end
 
 redis.call('SET', KEYS[1], instance, 'PX', ttl)
+left = string.format('%d', math.max(left, tonumber(ttl)))
 redis.call('PEXPIRE', KEYS[8], ttl)
 if is_serving == '1' then
   local until_ms = redis.pcall('ZSCORE', serving, worker)
@@ -43,13 +53,16 @@ if digest ~= '' then
     redis.call('DEL', digests)
     redis.call('HSET', digests, worker, digest)
   end
-  redis.call('PEXPIRE', digests, math.max(redis.call('PTTL', digests), tonumber(ttl)))
-  if is_serving == '1' then redis.call('SET', KEYS[6], worker, 'PX', model_ttl) end
+  redis.call('PEXPIRE', digests, left)
+  if is_serving == '1' then redis.call('SET', KEYS[6], worker .. '/' .. model_ttl, 'PX', model_ttl) end
 end
-local left = redis.call('PTTL', card)
-if not author or author == worker or (is_serving == '1' and not redis.call('ZSCORE', serving, author)) then
+local is_mine = not author or author == worker or (is_serving == '1' and not redis.call('ZSCORE', serving, author))
+if is_mine then
   redis.call('DEL', card)
   redis.call('HSET', card, unpack(ARGV, 8))
 end
-redis.call('PEXPIRE', card, math.max(left, tonumber(ttl)))
+if is_mine or left == ttl then  -- else somebody has set it for longer
+  redis.call('HSET', card, 'ttl_ms', left)
+  redis.call('PEXPIRE', card, left)
+end
 return {read(KEYS[2]), redis.call('EXISTS', serving)}

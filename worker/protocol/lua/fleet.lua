@@ -27,7 +27,7 @@ local function fleet()
     local at, of_slots, of_rate, of_reply, of_token = string.match(parts[i + 1], '^(%d+) (%S+) (%S+) (%S+) (%S+)$')
     local room, speed = tonumber(of_slots or ''), tonumber(of_rate or '')
     local tokens, size = tonumber(of_reply or ''), tonumber(of_token or '')
-    if not (room and speed and tokens and size) or now - tonumber(at) > LAPSE then
+    if not (room and speed and tokens and size) or math.abs(now - tonumber(at)) > LAPSE then
       gone[#gone + 1] = parts[i]
     elseif room > 0 then  -- one that drains has none for anybody
       count, places = count + 1, places + room

@@ -56,9 +56,11 @@ local function home_of(homes, serving, slot, name)
 end
 
 -- How long (ms) an entry, by its id and size, is left to a home that is full: from when it came, no longer than it takes to
--- compute its prompt elsewhere. So it costs nothing where more waits than can be run.
+-- compute its prompt elsewhere. So it costs nothing where more waits than can be run. One that came later than now, by its id, was
+-- dated before the server's clock was set back, or is behind one that was: it is not left.
 local function left_to_full(entry, size, now, most)
-  return math.min(most, size / BYTES_PER_MS) - (now - string.match(entry, '^%d+'))
+  local since = now - string.match(entry, '^%d+')
+  return since < 0 and 0 or math.min(most, size / BYTES_PER_MS) - since
 end
 
 -- Wakes a worker that waits for new entries: it looks again whose turn it is.

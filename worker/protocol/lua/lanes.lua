@@ -2,10 +2,10 @@
 --
 -- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
 -- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
--- that tells it, within one XCLAIM, from one that a worker has.
+-- that tells it, within one XCLAIM, from one that a worker has, whatever the server's clock says.
 local passed = KEYS[9]
 local WAITING = 'waiting'
-local SINCE, LONG = 1, 10 ^ 12  -- ms: when the former were delivered, and what no worker has had an entry for
+local SINCE, LEAST = 1, 3600000  -- ms: when the former were delivered, and before when nothing was to a worker
 local PATIENCE = 60000  -- ms: when one without a deadline is due, beside those of its tenant that have one
 local BYTES_PER_TOKEN = 4  -- of a prompt that is not tokenized yet
 local BEGINNING = 1000  -- bytes of a prompt: those that begin alike go where that is known
@@ -52,7 +52,7 @@ local function place(entry, fields)
   return {
     tenant = tenant, priority = priority, size = size, slot = slot,
     rank = string.format('%.0f', (1000 - priority) * SPAN + before),
-    expires = timeout and string.format('%.0f', since + timeout),
+    expires = timeout and string.format('%.0f', math.min(since, clock()) + timeout),  -- ids of old count on where it was set back
     member = string.format('%c%s-%s/%d/%s', 64 + #number, number, ms, size, slot or ''),
   }
 end
@@ -138,7 +138,9 @@ local function lane_new(limit)
 end
 
 -- Gives entries to this worker if they wait; answers those that do.
-local function claim(ids) return redis.call('XCLAIM', requests, group, worker, string.format('%.0f', LONG), unpack(ids)) end
+local function claim(ids)
+  return redis.call('XCLAIM', requests, group, worker, string.format('%.0f', math.max(1, clock() - LEAST)), unpack(ids))
+end
 
 -- Notes that an entry that waited, wherever its place is, is this worker's now. Answers whether there is room for more.
 local function take_out(entry, fields)

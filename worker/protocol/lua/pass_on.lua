@@ -27,6 +27,6 @@ local other = owner or (free == 0 and with_room()) or nil
 if not other and found.priority >= lowest then return 0 end
 put_back(entry, found)
 keep_counts()
-if has_room then redis.call('ZADD', passed, 'NX', number(now), entry) end
+if has_room then redis.call('ZADD', passed, 'LT', number(now), entry) end
 if other and (has_room or not owner) then nudge(nudge_of, other) end
 return 1

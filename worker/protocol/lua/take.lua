@@ -62,6 +62,7 @@ local function look_up(entries)
   for _, each in ipairs(entries) do
     if each.slot ~= '' then
       each.home, each.since, at = home[each.slot], tonumber(since[at]), at + 1
+      if each.since and each.since > now then each.since = nil end  -- the clock was set back: it is left from now on
     end
   end
 end
@@ -188,7 +189,7 @@ local function leave(tenants)
       left_ms = math.min(left_ms or steal_after, ms)
     end
   end
-  if #new > 0 then redis.call('ZADD', passed, 'NX', unpack(new)) end
+  if #new > 0 then redis.call('ZADD', passed, 'LT', unpack(new)) end
 end
 
 -- Answers how many were taken out of the band.
@@ -230,7 +231,8 @@ local function is_found(entry)
 end
 
 local aged = count > 0 and oldest() or nil
-if aged and now - string.match(aged, '^%d+') <= AGED then aged = nil end
+local since_aged = aged and now - string.match(aged, '^%d+')  -- below 0 where the clock was set back: for how long, nobody knows
+if since_aged and since_aged >= 0 and since_aged <= AGED then aged = nil end
 local overtakes = aged and overtakes_of(aged) or 0
 if aged and lowest <= -1000 and overtakes >= tonumber(ARGV[7]) then take_oldest(aged) end
 local below = '+inf'

@@ -8,7 +8,7 @@ need no script at all.
 waits, `presence` those on a worker's heartbeat, `calls` those on the stream of calls.
 """
 
-from penstock.worker.protocol.scripts.calls import answer_call, take_calls
+from penstock.worker.protocol.scripts.calls import answer_call, redate_calls, take_calls
 from penstock.worker.protocol.scripts.claims import (
     MAX_EPOCH,
     Claim,
@@ -54,7 +54,10 @@ from penstock.worker.protocol.scripts.presence import (
     Rival,
     announce,
     beat,
+    lapsed,
     leave,
+    look,
+    new_instance,
     parse_beat,
     parse_reserve,
     release,
@@ -90,8 +93,11 @@ __all__ = [
     "end_unclaimed",
     "find",
     "finish",
+    "lapsed",
     "leave",
+    "look",
     "measure",
+    "new_instance",
     "newest",
     "parse_beat",
     "parse_claim",
@@ -100,6 +106,7 @@ __all__ = [
     "pass_on",
     "pending",
     "put_back",
+    "redate_calls",
     "release",
     "report",
     "reserve",

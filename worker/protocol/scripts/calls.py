@@ -10,9 +10,11 @@ from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, Envelope
 
 _TAKE = load("penstock.worker.protocol", "clock", "overdue", "owned", "sized", "take_calls")
+_REDATE = load("penstock.worker.protocol", "redate")
 _ANSWER = load("penstock.worker.protocol", "clock", "overdue", "owned", "answer_call")
 
 MAX_DROPPED = 256  # overdue calls in one script
+MAX_REDATED = 1000  # in one script
 
 
 def take_calls(
@@ -38,6 +40,11 @@ def take_calls(
     """
     limits = (count, max_body_bytes, max_bytes, idle_ms, DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, MAX_DROPPED)
     return call(_TAKE, (keys.calls(queue),), (keys.GROUP, worker, *limits, *in_hand))
+
+
+def redate_calls(queue: str) -> Command:
+    """Has calls in hand that seem to be taken in the future, by a clock that was set back, count as taken now."""
+    return call(_REDATE, (keys.calls(queue),), (keys.GROUP, MAX_REDATED))
 
 
 def answer_call(

@@ -90,4 +90,6 @@ def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
     lives.
     """
     arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
-    return call(_RETIRE, (stream, keys.heartbeat(queue, consumer), keys.digests(queue), keys.room(queue)), arguments)
+    of_queue = (keys.digests(queue), keys.room(queue), keys.serving(queue))
+    key_names = (stream, keys.heartbeat(queue, consumer), *of_queue, keys.nudges(queue, consumer))
+    return call(_RETIRE, key_names, arguments)

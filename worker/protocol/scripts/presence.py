@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,13 @@ from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
 _ANNOUNCE = load("penstock.worker.protocol", "clock", "members", "announce")
-_BEAT = load("penstock.worker.protocol", "clock", "members", "homes", "beat")
+_BEAT = load("penstock.worker.protocol", "clock", "cut", "members", "homes", "beat")
+_LAPSED = load("penstock.worker.protocol", "clock", "cut", "lapsed")
 _LEAVE = load("penstock.worker.protocol", "leave")
+_LOOK = load("penstock.worker.protocol", "look")
 _RELEASE = load("penstock.worker.protocol", "release")
 _REPORT = load("penstock.worker.protocol", "clock", "members", "report")
-_RESERVE = load("penstock.worker.protocol", "reserve")
+_RESERVE = load("penstock.worker.protocol", "clock", "cut", "reserve")
 _UNREPORT = load("penstock.worker.protocol", "unreport")
 
 
@@ -55,6 +58,16 @@ class Beaten:
 
     drain_mark: str  # the instance that is to drain, "" for none
     is_served: bool  # whether any worker serves the queue
+
+
+def new_instance(ttl_ms: int) -> str:
+    """A name for this process, of which no other has the same. It says for how long the process's keys last at most.
+
+    Time to live is the server's to count. Where its clock is set back, the keys of a process that died would outlive
+    it by that much. So whoever looks at them cuts them to what the name says (`cut.lua`): processes of one queue may
+    differ, and nobody but a key's owner knows it otherwise.
+    """
+    return f"{secrets.token_hex(8)}/{ttl_ms}"
 
 
 def beat(
@@ -107,6 +120,19 @@ def parse_beat(answer: Any) -> Beaten | Rival:
     if len(texts) == 2:
         return Beaten(texts[0], bool(texts[1]))
     return Rival(*texts) if len(texts) == 3 else OtherModel(*texts)
+
+
+def look(queue: str, *, worker: str, rest_ms: int) -> Command:
+    """Asks whether `worker` is to look for the dead, and after how many milliseconds to ask again, `rest_ms` at most.
+
+    It is, with 1, unless another did so less than `rest_ms` ago.
+    """
+    return call(_LOOK, (keys.looked(queue),), (worker, rest_ms))
+
+
+def lapsed(queue: str, workers: Sequence[str]) -> Command:
+    """Asks for the places, from 1 on, of those `workers` whose heartbeat is gone. There must be one at least."""
+    return call(_LAPSED, [keys.heartbeat(queue, worker) for worker in workers], ())
 
 
 def announce(queue: str, *, ttl_ms: int) -> Command:

@@ -1,0 +1,55 @@
+"""A server whose wall clock tests set back and forward; those of the tests' own processes stay as they are."""
+
+from __future__ import annotations
+
+import mmap
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.worker.local.embedded import EmbeddedServer
+
+_SOURCE = Path(__file__).with_name("shifted_clock.c")
+
+
+def can_shift() -> bool:
+    """Whether there is a compiler, and a loader that puts what it makes before the C library."""
+    return sys.platform == "linux" and shutil.which("cc") is not None
+
+
+class ShiftedServer(EmbeddedServer):
+    """A running server whose clock `set_ahead` sets.
+
+    Args:
+        program: of the server; it must be linked dynamically.
+        folder: for what is built.
+    """
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        library, shift, wrapper = folder / "shifted_clock.so", folder / "shift", folder / "server"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)
+        shift.write_bytes(bytes(8))
+        environment = f"LD_PRELOAD={shlex.quote(str(library))} CLOCK_SHIFT_FILE={shlex.quote(str(shift))}"
+        wrapper.write_text(f'#!/bin/sh\n{environment} exec {shlex.quote(str(program))} "$@"\n')
+        wrapper.chmod(0o700)
+        with shift.open("r+b") as file:
+            self._shift = mmap.mmap(file.fileno(), 8)
+        super().__init__(wrapper)
+
+    def set_ahead(self, seconds: float) -> None:
+        """Of the real clock; below 0: behind it."""
+        self._shift[:] = struct.pack("<q", round(seconds * 1_000_000))
+
+    @contextmanager
+    def ahead(self, seconds: float) -> Iterator[None]:
+        """As `set_ahead`, for as long as the block lasts."""
+        self.set_ahead(seconds)
+        try:
+            yield
+        finally:
+            self.set_ahead(0)

@@ -1,0 +1,120 @@
+"""The server's clock is set back or forward: the dead are found in time all the same, nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from clocks import ShiftedServer
+from patience import WAIT_S
+from structlog.testing import capture_logs
+from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
+from worker_process import WorkerProcess
+
+from penstock.producer import AsyncClient, keys
+from penstock.producer.redis.connection import RedisClient, connect
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+
+FAR_S = 100_000.0  # no test waits for so long
+SHORT_S = 90.0
+
+
+@pytest.fixture
+async def redis(shifted: ShiftedServer) -> AsyncIterator[RedisClient]:
+    client = connect(shifted.url, decode=True)
+    yield client
+    await client.aclose()
+
+
+def is_chunk(entry: object) -> bool:
+    return getattr(entry, "type", None) == "chunk"
+
+
+Step = Callable[[ShiftedServer, WorkerProcess], None]
+
+
+def back_then_death(server: ShiftedServer, victim: WorkerProcess) -> None:
+    server.set_ahead(-FAR_S)
+    victim.kill()
+
+
+def death_then_back(server: ShiftedServer, victim: WorkerProcess) -> None:
+    victim.kill()
+    server.set_ahead(-FAR_S)
+
+
+def death_while_back(server: ShiftedServer, victim: WorkerProcess) -> None:
+    server.set_ahead(-FAR_S)
+    victim.kill()
+    server.set_ahead(0)
+
+
+def forward_then_death(server: ShiftedServer, victim: WorkerProcess) -> None:
+    server.set_ahead(SHORT_S)
+    victim.kill()
+
+
+def death_then_forward(server: ShiftedServer, victim: WorkerProcess) -> None:
+    victim.kill()
+    server.set_ahead(SHORT_S)
+
+
+def forward_and_back(server: ShiftedServer, victim: WorkerProcess) -> None:
+    server.set_ahead(SHORT_S)
+    victim.kill()
+    server.set_ahead(-SHORT_S)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [back_then_death, death_then_back, death_while_back, forward_then_death, death_then_forward, forward_and_back],
+)
+async def test_the_dead_are_found_whatever_the_clock_does(
+    shifted: ShiftedServer, redis: RedisClient, tmp_path: Path, step: Step
+) -> None:
+    """By a worker that is blocked in a read when the clock is set."""
+    engine = {"step_s": 0.005}
+    make = WorkerProcess(shifted.url, tmp_path / "log", engine=engine, name="victim", heartbeat_ttl_s=2.0)
+    with make as victim, capture_logs() as logs:
+        await send(redis, prompt="p", id="r", max_tokens=4000)
+        await read_until(redis, "r", is_chunk)
+        async with running_worker(shifted.url, FakeEngine(), name="heir", heartbeat_ttl_s=30.0):
+            step(shifted, victim)
+            reply = await read_reply(redis, "r")
+            await eventually(lambda: is_queue_empty(redis))
+            left_ms = await redis.pttl(keys.looked("q"))
+    assert reply.owners[0] == "victim"
+    assert reply.owners[-1] == "heir"
+    assert reply.text() == expected_text("p", "r", 4000)
+    assert left_ms <= 100
+    assert "redis_unavailable" not in {event["event"] for event in logs}  # no read was blocked for longer than it asked
+
+
+async def test_running_requests_outlive_any_steps(shifted: ShiftedServer, redis: RedisClient, tmp_path: Path) -> None:
+    """Each step forward takes both workers for dead, and each step back lets what a dead one left live on."""
+    engine = {"step_s": 0.002}
+    with (
+        WorkerProcess(shifted.url, tmp_path / "one", engine=engine, name="one") as one,
+        WorkerProcess(shifted.url, tmp_path / "two", engine=engine, name="two"),
+    ):
+        async with AsyncClient(shifted.url, queue="q") as client:
+            handles = [await client.submit(f"p{i}", max_tokens=2000, tenant=f"t{i % 3}") for i in range(6)]
+            readers = [asyncio.create_task(handle.result(timeout=WAIT_S)) for handle in handles]
+            await read_until(redis, handles[0].id, is_chunk)
+            for ahead_s in (SHORT_S, 0.0, -SHORT_S, -FAR_S, 3.0, -3.0, 2 * SHORT_S):
+                shifted.set_ahead(ahead_s)
+                await eventually(lambda: have_short_lives(redis, "one", "two"))
+            one.kill()
+            replies = await asyncio.gather(*readers)
+            await eventually(lambda: is_queue_empty(redis))
+    for i, reply in enumerate(replies):
+        assert reply.text == expected_text(f"p{i}", reply.request_id, 2000)
+        assert list(reply.choices[0].tokens) == expected_tokens(f"p{i}".encode(), reply.request_id, 0, 2000)
+
+
+async def have_short_lives(redis: RedisClient, *workers: str) -> bool:
+    """Whether each has a heartbeat, set by the clock as it is now or cut to it."""
+    lives = [await redis.pttl(keys.heartbeat("q", worker)) for worker in workers]
+    return all(0 < left_ms <= 1000 for left_ms in lives)
