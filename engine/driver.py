@@ -147,12 +147,17 @@ class EngineDriver:
     def forget(self, request_id: str) -> None:
         """Like `abort`, but the sink is not called again. The id stays in use until the engine has let go of it."""
         if request_id in self._active:
-            self._active[request_id].sink = _ignore
+            self._active[request_id].sink = self._note_forgotten
             self.abort(request_id)
 
     def is_active(self, request_id: str) -> bool:
         """Whether the engine still holds anything of this request."""
         return request_id in self._active
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine holds nothing at all."""
+        return not self._active
 
     async def hand_over(self) -> None:
         """Delivers what was generated so far. Returns after the current step, at once if the thread is not running."""
@@ -246,6 +251,9 @@ class EngineDriver:
                     del self._active[output.request_id]
             active.sink(output)
 
+    def _note_forgotten(self, _: Output) -> None:
+        self._notify_capacity()  # whoever waits for the id, or for an idle engine, looks again
+
     def _end(self, failure: BaseException | None) -> None:
         ended = self._running()[1]
         if failure is None:
@@ -274,7 +282,3 @@ def _failed(request: Request, index: int, error: Exception) -> Output:
 
 def _is_urgent(output: Output) -> bool:
     return output.offset == 0 or output.finish_reason is not None
-
-
-def _ignore(output: Output) -> None:
-    """The sink of a forgotten request."""

@@ -43,6 +43,7 @@ class WorkerConfig:
     allow_other_fleet: bool = False  # whether to join workers that have another model, tokenizer or template
     model_wait_s: float = 300.0  # half-written replies wait for a worker with the model that began them
     target_wait_s: float = 60.0  # within which what waits is to begin, in the number of workers that the queue asks for
+    suspect_wait_s: float = 10.0  # what runs goes before a request that was there at two crashes, and must run alone
     max_attempts: int = 3  # workers that a request may take down in a row without getting any further
 
     reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh
@@ -77,6 +78,7 @@ class WorkerConfig:
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in (
             "model_wait_s",
+            "suspect_wait_s",
             "steal_after_ms",
             "flush_interval_ms",
             "max_flush_interval_ms",

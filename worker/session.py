@@ -32,6 +32,7 @@ from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.reporting import Reporting, Work
 from penstock.worker.delivery.requests import Phase, RequestTable
 from penstock.worker.delivery.restore import Restorer
+from penstock.worker.delivery.suspects import Suspects
 from penstock.worker.delivery.sweeping import sweep_forever
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, WorkerError
@@ -92,6 +93,7 @@ class Session:
             driver,
             self._outbox,
             self._handing_back,
+            Suspects(self.requests, driver, self._handing_back, wait_s=config.suspect_wait_s),
             self._heartbeat,
             readiness,
         )

@@ -204,6 +204,11 @@ class Settings(Rereadable, BaseSettings):
         "How soon what waits is to begin: the queue asks for as many workers (`penstock_wanted_workers`). "
         "It is to be the same for all workers of a queue.",
     )
+    suspect_wait_s: float = _worker(
+        "suspect_wait_s",
+        "How long a request that was there when two workers in a row died waits for a moment to run alone; "
+        "then what runs beside it waits again.",
+    )
     max_attempts: int = _worker(
         "max_attempts", "Workers that a request may take down in a row before it goes to the dead-letter stream."
     )

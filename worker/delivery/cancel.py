@@ -10,8 +10,9 @@ from penstock.engine.request import FinishReason
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import execute
+from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.requests import LiveRequest, Phase
+from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
 from penstock.worker.protocol import faults
 from penstock.worker.readiness import Readiness
 
@@ -19,7 +20,10 @@ _PART = "cancel"  # in readiness
 
 
 class CancelWatch:
-    """Looks for cancel flags with one pipeline per poll, and only while something runs. Needs no help from readers."""
+    """Looks for cancel flags with one pipeline per poll, and only while it has requests. Needs no help from readers.
+
+    Deadlines wait for no answer from Redis.
+    """
 
     def __init__(
         self, redis: RedisClient, outbox: Outbox, driver: EngineDriver, readiness: Readiness, *, poll_s: float
@@ -33,40 +37,50 @@ class CancelWatch:
 
     async def run(self) -> None:
         """Watches until cancelled."""
-        while True:
-            while not len(self._requests):
-                self._readiness.ready(_PART)  # nobody needs it
-                await self._requests.changed.wait()
-            await asyncio.sleep(self._until_next(time.monotonic()))
-            self._expire(time.monotonic())
-            await faults.survive(self._poll(), _PART, self._readiness)
+        poll: asyncio.Task[None] | None = None
+        try:
+            while True:
+                while not (len(self._requests) or self._requests.parked):
+                    self._readiness.ready(_PART)  # nobody needs it
+                    await self._requests.changed.wait()
+                await asyncio.sleep(self._until_next(time.monotonic()))
+                self._expire(time.monotonic())
+                if poll is None or poll.done():
+                    if poll is not None:
+                        poll.result()
+                    poll = asyncio.create_task(faults.survive(self._poll(), _PART, self._readiness), name="cancel poll")
+        finally:
+            await end_tasks([] if poll is None else [poll])
 
     def _until_next(self, now_s: float) -> float:
-        deadlines = [live.deadline_s for live in self._watched() if live.deadline_s is not None]
+        deadlines = [each.deadline_s for each in self._watched() if each.deadline_s is not None]
         return max(0.01, min([self._poll_s, *(deadline_s - now_s for deadline_s in deadlines)]))
 
     def _expire(self, now_s: float) -> None:
-        for live in self._watched():
-            if live.is_overdue(now_s):
-                self._end(live, "expired")
+        for each in self._watched():
+            if each.is_overdue(now_s):
+                self._end(each, "expired")
 
     async def _poll(self) -> None:
-        lives = self._watched()
-        if not lives:
+        watched = self._watched()
+        if not watched:
             return
-        answers = await execute(self._redis, [("EXISTS", keys.cancel(live.queue, live.id)) for live in lives])
-        for live, is_cancelled in zip(lives, answers, strict=True):
+        answers = await execute(self._redis, [("EXISTS", keys.cancel(each.queue, each.id)) for each in watched])
+        for each, is_cancelled in zip(watched, answers, strict=True):
             if isinstance(is_cancelled, Exception):
                 raise is_cancelled
             if is_cancelled:
-                self._end(live, "cancelled")
+                self._end(each, "cancelled")
 
-    def _watched(self) -> list[LiveRequest]:
-        """One that is still being restored asks for itself."""
-        return [live for live in self._requests if live.phase in (Phase.ADMITTED, Phase.RUNNING)]
+    def _watched(self) -> list[LiveRequest | Parked]:
+        """Until its journal is read, nobody knows what a request's end would have to say."""
+        lives = (live for live in self._requests if Phase.RESTORED <= live.phase <= Phase.RUNNING)
+        return [*lives, *self._requests.parked.values()]
 
-    def _end(self, live: LiveRequest, reason: FinishReason) -> None:
-        if live.is_running:
+    def _end(self, live: LiveRequest | Parked, reason: FinishReason) -> None:
+        if isinstance(live, Parked):
+            self._requests.end_parked(live)
+        elif live.is_running:
             self._driver.abort(live.id, reason)
         elif live.phase < Phase.ENDED:
             self._outbox.end(live, reason)

@@ -30,8 +30,16 @@ SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash
 class Suspect(Exception):
     """The request was there at several crashes: it is to be claimed again when it can run alone.
 
-    Until then it counts as queued, so that it has no part in the crash of another suspect.
+    Until then it counts as queued, so that it has no part in the crash of another suspect. `live` is what it would be.
     """
+
+    def __init__(self, live: LiveRequest) -> None:
+        super().__init__(live.id)
+        self.live = live
+
+
+class Occupied(Exception):
+    """A suspect runs alone here. The request was given back, and its entry is to wait again."""
 
 
 class Claimer:
@@ -71,6 +79,7 @@ class Claimer:
 
         Raises:
             Suspect: it must run alone.
+            Occupied: nothing may run beside what runs here.
             RedisError: the server is in trouble; the entry stays pending, and claiming it again is safe.
             RedisRefused: the server will go on refusing.
         """
@@ -83,20 +92,33 @@ class Claimer:
         claim = await self._take_epoch(request_id, entry, asked)
         if claim is None:
             return None
-        received_s = time.monotonic()
-        if SUSPECT_STRIKES <= claim.strikes < self._config.max_attempts and not alone:
-            await self._redis.execute_command(
-                *scripts.return_request(self._config.queue, request_id, epoch=claim.epoch, handbacks=0)
-            )
-            raise Suspect
         log = _logger_of(request_id, asked)
-        live = LiveRequest(self._config.queue, request_id, entry, claim, received_s, asked, log)
+        live = LiveRequest(self._config.queue, request_id, entry, claim, time.monotonic(), asked, log)
+        if not alone:
+            await self._check_company(live)
         self._replace(live)
         if self._spans is not None:
             live.trace = self._spans.begin(live, taken_s)
         self._metrics.claims.inc()
         self._metrics.resumed.inc(claim.has_journal)
         return live
+
+    async def _check_company(self, live: LiveRequest) -> None:
+        """Passes what may run beside others, or need not run at all; gives back what may not."""
+        is_suspect = SUSPECT_STRIKES <= live.claim.strikes < self._config.max_attempts
+        if not (is_suspect or self._requests.alone) or self._is_over(live):
+            return
+        returning = scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=0)
+        await self._redis.execute_command(*returning)
+        raise Suspect(live) if is_suspect else Occupied
+
+    def _is_over(self, live: LiveRequest) -> bool:
+        """Whether it ends without a run."""
+        claim = live.claim
+        if isinstance(live.asked, WireError) or claim.is_cancelled or claim.is_of_other_model:
+            return True
+        deadline_s = live.deadline_of(live.asked.timeout_s)
+        return claim.strikes >= self._config.max_attempts or (deadline_s is not None and deadline_s <= time.monotonic())
 
     def _replace(self, live: LiveRequest) -> None:
         previous = self._requests.get(live.id)

@@ -117,15 +117,15 @@ class EntryReader:
             await self._redis.xgroup_create(nudges, keys.GROUP, id="0", mkstream=True)
         await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
-    async def take(self, count: int) -> list[QueueEntry]:
+    async def take(self, count: int, *, waits: bool = True) -> list[QueueEntry]:
         """Up to `count` entries that nobody owns, else those whose turn it is. If there are none it waits for a new
-        one, but not for long.
+        one, but not for long, or not at all.
 
         Never cancel it: the entry would be pending here and known to nobody.
         """
         if adopted := await self._adopt(count):
             return adopted
-        if taken := await self._take(count):
+        if (taken := await self._take(count)) or not waits:
             return taken
         left_ms = round((self._adopt_at_s - time.monotonic()) * 1000)
         if self._left_ms is not None:
@@ -140,6 +140,11 @@ class EntryReader:
         if taken := await self._take(count, lowest=lowest, room=0):
             return taken
         return await self._wait_for_one(self._config.block_ms, lowest=lowest, room=0)
+
+    async def put_back(self, entry_id: str) -> None:
+        """Lets an entry wait again that is pending here."""
+        queue, worker = self._config.queue, self._config.name
+        await execute_one(self._redis, scripts.put_back(queue, worker=worker, entry_ids=[entry_id]))
 
     async def wake(self) -> None:
         """Has a read that waits look again whose turn it is."""

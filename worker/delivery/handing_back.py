@@ -63,7 +63,7 @@ class HandingBack:
         lives = list(self._requests)
         entry_ids = [*(live.entry_id for live in lives), *self._requests.parked]
         release = scripts.disown(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
-        await self._give_back(lives, release)
+        await self._give_back(lives, release, handbacks=1)
 
     @property
     def num_able(self) -> int:
@@ -79,16 +79,38 @@ class HandingBack:
             RedisError: the server is in trouble; they are claimed again here.
         """
         lives = sorted(self._able(), key=lambda live: (_priority(live), live.prompt_tokens + live.completion_tokens))
-        lives = lives[:count]
+        await self._let_wait(lives[:count], handbacks=1)
+
+    async def make_way(self) -> None:
+        """Has everything wait again that has not ended, so that a suspect can run alone. It counts as no hand-back.
+
+        Nothing of it is this worker's when the suspect begins: whatever that does to the worker is not theirs to pay.
+
+        Raises:
+            RedisError: the server is in trouble; they are claimed again here.
+        """
+        preparing = [live for live in self._requests if live.phase < Phase.RUNNING]
+        for live in preparing:
+            self._requests.remove(live)  # so that none of them gets to the engine any more
+        try:
+            await self._let_wait([live for live in self._requests if live.is_running], preparing, handbacks=0)
+        except faults.REDIS_ERRORS:
+            self._requests.recover()
+            raise
+
+    async def _let_wait(
+        self, lives: Sequence[LiveRequest], others: Sequence[LiveRequest] = (), *, handbacks: int
+    ) -> None:
+        """Puts requests back that the engine has, and others that it has not."""
         ids = {live.id for live in lives}
         self._leaving |= ids
         try:
             await self._stop(lives)
             await self._publisher.wait_published(lives)
-            left = [live for live in lives if not (live.has_ended or live.is_gone)]
+            left = [*others, *(live for live in lives if not (live.has_ended or live.is_gone))]
             entry_ids = [live.entry_id for live in left]
             release = scripts.put_back(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
-            await self._give_back(left, release)
+            await self._give_back(left, release, handbacks)
         except faults.REDIS_ERRORS:
             for live in lives:
                 if not live.is_gone:
@@ -116,8 +138,10 @@ class HandingBack:
             self._driver.forget(live.id)
             self._outbox.flush_soon(live)
 
-    async def _give_back(self, lives: Sequence[LiveRequest], release: Command) -> None:
-        returns = [scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=1) for live in lives]
+    async def _give_back(self, lives: Sequence[LiveRequest], release: Command, handbacks: int) -> None:
+        returns = [
+            scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=handbacks) for live in lives
+        ]
         for answer in await execute(self._redis, returns) if returns else ():
             if isinstance(answer, Exception):
                 raise answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,12 +14,13 @@ from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
 from penstock.producer.redis.faults import is_no_group, may_pass
 from penstock.producer.tasks import end_tasks
-from penstock.worker.delivery.claiming import Claimer, Suspect
+from penstock.worker.delivery.claiming import Claimer, Occupied, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
 from penstock.worker.delivery.handing_back import GIVES_WAY_BELOW, HandingBack
 from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.requests import LiveRequest, Parked
 from penstock.worker.delivery.restore import Restorer, ending_failed
+from penstock.worker.delivery.suspects import Suspects
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.heartbeat import Heartbeat
 from penstock.worker.readiness import Readiness
@@ -46,6 +47,7 @@ class Intake:
         driver: EngineDriver,
         outbox: Outbox,
         handing_back: HandingBack,
+        suspects: Suspects,
         heartbeat: Heartbeat,
         readiness: Readiness,
     ) -> None:
@@ -56,6 +58,7 @@ class Intake:
         self._outbox = outbox
         self._requests = outbox.requests
         self._handing_back = handing_back
+        self._suspects = suspects
         self._heartbeat = heartbeat
         self._readiness = readiness
         self._stopping = asyncio.Event()
@@ -106,14 +109,13 @@ class Intake:
             await end_tasks(self._tasks)
 
     async def _round(self) -> None:
-        if (self._requests.must_recover or self._heartbeat.is_contested) and (left_s := await self._heartbeat.beat()):
-            # Another process has the name, and what is pending under it: claiming that would fence the other one.
-            await pause(self._stopping, left_s)
+        if not await self._look_for_own():
             return
-        if self._requests.must_recover:
-            self._requests.must_recover = False
-            await self._recover()
-        await self._run_suspects()
+        if (suspect := self._suspects.next) is not None:
+            await self._run_alone(suspect)
+            if (spare := self._spare) and not self._is_held_up:  # others come first, before the next suspect
+                await self._take_on_all(await self._entries.take(spare, waits=not self._requests.parked))
+            return
         await self._wait_for_capacity()
         if self._is_interrupted:
             return
@@ -122,12 +124,28 @@ class Intake:
         else:
             await self._take_urgent()
 
+    async def _look_for_own(self) -> bool:
+        """Takes on what is pending here and not known. False: another process has the name, and what is pending under
+        it. Claiming that would fence the other one.
+        """
+        self._raise_failure()
+        if (self._requests.must_recover or self._heartbeat.is_contested) and (left_s := await self._heartbeat.beat()):
+            await pause(self._stopping, left_s)
+            return False
+        if self._requests.must_recover:
+            self._requests.must_recover = False
+            await self._recover()
+        return True
+
     async def _take_on(self, entry: QueueEntry, *, alone: bool = False) -> LiveRequest | None:
-        """The way of one entry to the engine. None: it waits until it can run alone, or it leaves the queue."""
+        """The way of one entry to the engine. None: it waits, perhaps until it can run alone, or leaves the queue."""
         try:
             live = await self._claimer.claim(entry, alone=alone)
-        except Suspect:
-            self._requests.parked[entry.id] = entry
+        except Suspect as suspect:
+            self._suspects.park(suspect.live, entry)
+            return None
+        except Occupied:
+            await self._entries.put_back(entry.id)
             return None
         if live is None:
             return None
@@ -191,6 +209,10 @@ class Intake:
     @property
     def _is_interrupted(self) -> bool:
         """Whether there is something to do before anything is taken."""
+        return self._is_held_up or self._suspects.next is not None
+
+    @property
+    def _is_held_up(self) -> bool:
         return self._stopping.is_set() or self._requests.must_recover
 
     async def _wait_for_capacity(self) -> None:
@@ -239,21 +261,31 @@ class Intake:
     def _known(self) -> set[str]:
         return self._requests.entry_ids | self._outbox.leaving
 
-    async def _run_suspects(self) -> None:
-        """Runs requests that were there at several crashes one by one, so that no other pays for them."""
-        parked = self._requests.parked
-        while parked:
-            while self._requests.is_busy and not self._stopping.is_set():
-                await self._requests.changed.wait()
-            if self._stopping.is_set():
+    async def _run_alone(self, suspect: Parked) -> None:
+        """Runs a request that was there at several crashes, and nothing beside it, so that no other pays for it."""
+        requests, entry, live = self._requests, suspect.entry, None
+        requests.alone = entry.id
+        try:
+            await self._suspects.make_way(suspect)
+            await self._until(lambda: self._suspects.is_quiet)
+            if self._stopping.is_set() or requests.parked.pop(entry.id, None) is None:
                 return
-            entry = parked.pop(next(iter(parked)))
             _log.warning("running_alone", entry=entry.id)
-            live = await self._take_on(entry, alone=True)
-            while live is not None and self._requests.get(live.id) is live and not self._stopping.is_set():
+            if (live := await self._take_on(entry, alone=True)) is not None:
+                await self._until(lambda: requests.get(live.id) is not live)
+        finally:
+            requests.alone = None
+            self._suspects.note_run(live)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Waits, or until `stop`. What is found pending here meanwhile ends if it may, and waits again if not."""
+        while not (self._stopping.is_set() or holds()):
+            if self._failures or self._requests.must_recover or self._heartbeat.is_contested:
+                await self._try(self._look_for_own())  # trouble with Redis is no reason to run anything beside it
+            else:
                 await self._requests.changed.wait()
 
-    async def _try(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _try(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
             self._backoff.reset()

@@ -13,7 +13,7 @@ from penstock.producer.redis.connection import Fields
 from penstock.producer.wire import GenerateRequest, Message
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.constraints import callable_tools, grammar_source
-from penstock.worker.delivery.threads import Threads
+from penstock.worker.delivery.threads import Threads, Wait, to_the_end
 
 if TYPE_CHECKING:
     from penstock.engine.structured import Grammar
@@ -149,17 +149,23 @@ class Preparer:
 
 
 async def prepare(
-    preparer: Preparer, threads: Threads, asked: GenerateRequest, fields: Fields, now_s: float
+    preparer: Preparer,
+    threads: Threads,
+    asked: GenerateRequest,
+    fields: Fields,
+    now_s: float,
+    wait: Wait = to_the_end,
 ) -> Preparation:
-    """As `Preparer.prepare`, off the event loop; `fields` are those of the queue entry."""
+    """As `Preparer.prepare`, off the event loop; `fields` are those of the queue entry, `wait` may give up."""
 
     def read() -> Preparation:
         return preparer.read(asked, now_s)
 
-    preparation = await (threads.run(read, fields) if asked.messages is None else threads.run_chat(read))
+    is_chat = asked.messages is not None
+    preparation = await (threads.run_chat(read, wait) if is_chat else threads.run(read, fields, wait))
     if preparation.grammar_source is None:
         return preparation
-    return await threads.run_grammar(lambda: preparer.compile(preparation))
+    return await threads.run_grammar(lambda: preparer.compile(preparation), wait)
 
 
 def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:

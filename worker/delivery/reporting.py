@@ -31,7 +31,8 @@ RATE_WINDOW_S = 2.0
 
 _PART = "reporting"  # in readiness
 _PHASES: dict[Phase, ReportedPhase] = {
-    Phase.CLAIMED: "preparing", Phase.ADMITTED: "preparing", Phase.RUNNING: "running", Phase.ENDED: "ending",
+    Phase.CLAIMED: "preparing", Phase.RESTORED: "preparing", Phase.ADMITTED: "preparing",
+    Phase.RUNNING: "running", Phase.ENDED: "ending",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 An entry of the queue goes through these phases, forwards only:
 
-    taking -> [parked ->] CLAIMED -> ADMITTED -> RUNNING -> ENDED -> GONE
+    taking -> [parked ->] CLAIMED -> RESTORED -> ADMITTED -> RUNNING -> ENDED -> GONE
 
 `taking` and `parked` entries have no claim yet; the table knows them by their ids. From the claim on there is a
 `LiveRequest`. Any phase may be followed by ENDED (refused, cancelled, expired) or GONE (another owner, the reply lost).
@@ -11,11 +11,12 @@ After GONE nothing is written for the request; its entry leaves the queue by way
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.engine.request import FinishReason, Output
 from penstock.producer import keys
@@ -27,6 +28,7 @@ from penstock.worker.delivery.tracing import UNTRACED, Trace
 from penstock.worker.protocol.scripts import Bill, Claim
 from penstock.worker.tasks import Signal
 
+_T = TypeVar("_T")
 Asked: TypeAlias = GenerateRequest | WireError
 """What a client wants, or why that can't be read."""
 
@@ -38,11 +40,31 @@ TOKEN_WEIGHTS = (1, 2)
 class Phase(IntEnum):
     """Where a claimed request stands."""
 
-    CLAIMED = 1  # its journal is read, its prompt tokenized
-    ADMITTED = 2  # ready for the engine
-    RUNNING = 3  # the engine has it
-    ENDED = 4  # nothing more will be generated; its end is to be written
-    GONE = 5  # its end is written, or it is somebody else's: nothing more may be written
+    CLAIMED = 1  # its journal is read: until then nobody knows what an end would have to say
+    RESTORED = 2  # its prompt is tokenized, its grammar compiled
+    ADMITTED = 3  # ready for the engine
+    RUNNING = 4  # the engine has it
+    ENDED = 5  # nothing more will be generated; its end is to be written
+    GONE = 6  # its end is written, or it is somebody else's: nothing more may be written
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A suspect: it is pending here, claimed by nobody, until it can run alone."""
+
+    queue: str
+    id: str  # of the request
+    entry: QueueEntry
+    priority: int
+    deadline_s: float | None  # monotonic
+    due_s: float  # monotonic: when what runs has to give way to it
+
+    def is_overdue(self, now_s: float) -> bool:
+        return self.deadline_s is not None and now_s >= self.deadline_s
+
+
+class Over(Exception):
+    """A request ended, or is gone, while something was made for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +126,7 @@ class LiveRequest:
         "is_dead",
         "is_resumed",
         "log",
+        "over",
         "phase",
         "prompt_tokens",
         "queue",
@@ -123,6 +146,7 @@ class LiveRequest:
         log: Any,
     ) -> None:
         self.phase = Phase.CLAIMED
+        self.over: asyncio.Future[None] | None = None  # done once it has ended or is gone; of one that is waited for
         self.queue = queue
         self.id = request_id
         self.entry_id = entry.id
@@ -152,8 +176,12 @@ class LiveRequest:
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
         self.reply.has_begun = self.is_resumed
-        if timeout_s is not None:
-            self.deadline_s = self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
+        self.deadline_s = self.deadline_of(timeout_s)
+        self._move(max(self.phase, Phase.RESTORED))
+
+    def deadline_of(self, timeout_s: float | None) -> float | None:
+        """`timeout_s` after the enqueue, by the server's clock as of the claim (monotonic)."""
+        return None if timeout_s is None else self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
     def admit(self, num_prompt_tokens: int) -> None:
         self.prompt_tokens = num_prompt_tokens
@@ -191,7 +219,7 @@ class LiveRequest:
         """One that has ended keeps its end."""
         if self.phase < Phase.ENDED:
             self.finish_reason = reason
-            self.phase = Phase.ENDED
+            self._move(Phase.ENDED)
 
     def fail(self, code: str, message: str, *, is_dead: bool = False) -> None:
         """Ends with an error; `is_dead`: the entry goes to the dead letters."""
@@ -200,7 +228,25 @@ class LiveRequest:
             self.end("error")
 
     def let_go(self) -> None:
-        self.phase = Phase.GONE
+        self._move(Phase.GONE)
+
+    async def unless_over(self, work: asyncio.Future[_T]) -> _T:
+        """What `work` makes.
+
+        Raises:
+            Over: this ended, or is gone: `work` is given up.
+        """
+        self.over = self.over or asyncio.get_running_loop().create_future()
+        if self.phase >= Phase.ENDED:
+            self._move(self.phase)
+        try:
+            ends: list[asyncio.Future[Any]] = [work, self.over]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self.over.done():
+                raise Over
+            return work.result()
+        finally:
+            work.cancel()
 
     def is_overdue(self, now_s: float) -> bool:
         """Whether its time is up. Once it was, it has no deadline any more: its end is under way."""
@@ -245,7 +291,12 @@ class LiveRequest:
     def _advance(self, phase: Phase) -> None:
         if phase <= self.phase:
             raise ValueError(f"request {self.id!r} is {self.phase.name} and can't become {phase.name}")
+        self._move(phase)
+
+    def _move(self, phase: Phase) -> None:
         self.phase = phase
+        if self.over is not None and phase >= Phase.ENDED and not self.over.done():
+            self.over.set_result(None)
 
 
 class RequestTable:
@@ -259,7 +310,8 @@ class RequestTable:
         self._abort = abort
         self._by_id: dict[str, LiveRequest] = {}
         self.taking: set[str] = set()  # entries on their way from the queue to the engine
-        self.parked: dict[str, QueueEntry] = {}  # entries of suspects, pending here until they can run alone
+        self.parked: dict[str, Parked] = {}  # suspects, by entry
+        self.alone: str | None = None  # the entry of the suspect that runs alone, or is about to
         self.ended = Ended()
         self.must_recover = True  # entries may be pending here that are not in this table
         self.changed = Signal()  # fires when a request comes or goes, or the engine has news of one
@@ -285,6 +337,15 @@ class RequestTable:
     def add(self, live: LiveRequest) -> None:
         self._by_id[live.id] = live
         self.changed.fire()
+
+    def park(self, suspect: Parked) -> None:
+        self.parked[suspect.entry.id] = suspect
+        self.changed.fire()
+
+    def end_parked(self, suspect: Parked) -> None:
+        """It need not run any more: the intake claims it, and finds out why."""
+        if self.parked.pop(suspect.entry.id, None) is not None:
+            self.recover()
 
     def remove(self, live: LiveRequest) -> None:
         """Nothing is left to do for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from penstock.engine.driver import DriverStopped
 from penstock.engine.errors import RequestError
@@ -18,7 +18,7 @@ from penstock.worker.delivery.admission import check_limits, to_engine_request
 from penstock.worker.delivery.journal import Journal, JournalError, read_journal
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.preparation import Preparer, prepare
-from penstock.worker.delivery.requests import LiveRequest
+from penstock.worker.delivery.requests import LiveRequest, Over
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.protocol import faults
 
@@ -52,7 +52,7 @@ class Restorer:
             RedisError: the server is in trouble; the entry stays pending, to be claimed again.
         """
         request = None
-        with ending_failed(live, self._outbox):
+        with suppress(Over), ending_failed(live, self._outbox):
             if isinstance(live.asked, WireError):
                 self._outbox.fail(live, live.asked.code, live.asked.message, is_dead=True)
             else:
@@ -65,8 +65,10 @@ class Restorer:
         live.resume(journal.choices(), asked.timeout_s)
         if self._ends_unrun(live):
             return None
-        preparation = await prepare(self._preparer, self._threads, asked, live.fields, _enqueued_s(live))
-        if live.is_gone:  # meanwhile: another owner has it
+        preparation = await prepare(
+            self._preparer, self._threads, asked, live.fields, _enqueued_s(live), live.unless_over
+        )
+        if live.is_gone:  # before: another owner has it
             return None
         live.admit(len(preparation.prompt_token_ids))
         if live.outcome is not None:  # only the end is missing
@@ -106,7 +108,7 @@ def ending_failed(live: LiveRequest, outbox: Outbox) -> Iterator[None]:
     """What cannot be served, or raises what nobody expects, ends with an error; the others never notice.
 
     Raises:
-        RedisError, DriverStopped: no fault of the request.
+        RedisError, DriverStopped, Over: no fault of the request.
     """
     try:
         yield
@@ -118,7 +120,7 @@ def ending_failed(live: LiveRequest, outbox: Outbox) -> Iterator[None]:
     except faults.REDIS_ERRORS:  # its entry is pending and known to nobody
         outbox.requests.remove(live)
         raise
-    except DriverStopped:
+    except (DriverStopped, Over):
         raise
     except Exception:
         live.log.exception("admission_failed")

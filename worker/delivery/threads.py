@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from penstock.producer.redis.connection import Fields
 
@@ -15,6 +15,16 @@ TOKENIZER_THREADS = 2
 CHAT_THREADS = 2  # a chat template renders in as many processes at once
 GRAMMAR_THREADS = 2  # grammars are tried in as many processes at once
 SMALL_BYTES = 4096  # an entry of this size is read and tokenized sooner than a thread has taken it on
+
+
+class Wait(Protocol):
+    """Waits for what a thread does; it may give up. What no thread has begun by then is not done."""
+
+    def __call__(self, work: asyncio.Future[_T]) -> Awaitable[_T]: ...
+
+
+async def to_the_end(work: asyncio.Future[_T]) -> _T:
+    return await work
 
 
 class Threads:
@@ -29,16 +39,16 @@ class Threads:
         for threads in (self._prompts, self._chats, self._grammars):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, function: Callable[[], _T], fields: Fields) -> _T:
+    async def run(self, function: Callable[[], _T], fields: Fields, wait: Wait = to_the_end) -> _T:
         """What `function` makes of a queue entry; in a thread, unless the entry is small."""
         if sum(map(len, fields.values())) <= SMALL_BYTES:
             return function()
-        return await asyncio.get_running_loop().run_in_executor(self._prompts, function)
+        return await wait(asyncio.get_running_loop().run_in_executor(self._prompts, function))
 
-    async def run_chat(self, function: Callable[[], _T]) -> _T:
+    async def run_chat(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
         """Always in a thread: a small chat may make much text."""
-        return await asyncio.get_running_loop().run_in_executor(self._chats, function)
+        return await wait(asyncio.get_running_loop().run_in_executor(self._chats, function))
 
-    async def run_grammar(self, function: Callable[[], _T]) -> _T:
+    async def run_grammar(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
         """Always in a thread: a small grammar may take long to compile."""
-        return await asyncio.get_running_loop().run_in_executor(self._grammars, function)
+        return await wait(asyncio.get_running_loop().run_in_executor(self._grammars, function))

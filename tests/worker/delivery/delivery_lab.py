@@ -62,13 +62,18 @@ def make_live(
     entry_id: str = f"{ENQUEUED_MS}-0",
     asked: GenerateRequest | WireError | None = None,
     epoch: int = 5,
+    is_restored: bool = True,
     **claim: Any,
 ) -> LiveRequest:
-    """A request that was claimed at `NOW_S` on the monotonic clock; nothing of it was published."""
+    """A request that was claimed at `NOW_S` on the monotonic clock; nothing of it was published.
+
+    Unless it `is_restored`, its journal is still to be read.
+    """
     entry = QueueEntry(entry_id, {b"prompt": b"x"}, 7)
     asked = asked or GenerateRequest(id=request_id, prompt="x", n=n)
     live = LiveRequest("q", request_id, entry, make_claim(epoch, **claim), NOW_S, asked, structlog.get_logger())
-    live.resume([ChoiceBuffer(index) for index in range(n)])
+    if is_restored:
+        live.resume([ChoiceBuffer(index) for index in range(n)])
     return live
 
 

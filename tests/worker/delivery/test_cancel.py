@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from delivery_lab import NOW_S, Bench, FixedClock, make_live
 from redis import exceptions
+from worker_harness import eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -17,7 +19,8 @@ from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery import cancel
 from penstock.worker.delivery.cancel import CancelWatch
 from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.requests import LiveRequest, Phase
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
 from penstock.worker.errors import RedisRefused
 from penstock.worker.readiness import Readiness
 
@@ -47,8 +50,9 @@ class Watch:
         self.subject = CancelWatch(redis, self.bench.outbox, self.driver, self.readiness, poll_s=0.01)
 
     def add(self, request_id: str, phase: Phase, timeout_s: float | None = None) -> LiveRequest:
-        live = make_live(request_id)
-        live.resume([ChoiceBuffer(0)], timeout_s)
+        live = make_live(request_id, is_restored=False)
+        if phase >= Phase.RESTORED:
+            live.resume([ChoiceBuffer(0)], timeout_s)
         if phase >= Phase.ADMITTED:
             live.admit(1)
         if phase >= Phase.RUNNING:
@@ -103,13 +107,14 @@ async def test_the_engine_ends_what_it_has_and_the_outbox_what_it_has_not(watch:
 
 
 async def test_only_what_runs_or_is_ready_to_is_asked_for(watch: Watch) -> None:
-    """One that is being restored asks for itself, one that has ended keeps its end."""
-    for phase in (Phase.CLAIMED, Phase.ADMITTED, Phase.RUNNING, Phase.ENDED):
-        watch.add(phase.name, phase)
+    """Until its journal is read nobody knows what its end would say; one that has ended keeps its end."""
+    for phase in Phase:
+        if phase < Phase.GONE:
+            watch.add(phase.name, phase)
         await watch.flag(phase.name)
     async with watch.running():
         (asked,) = await watch.polls(1)
-    assert asked == [keys.cancel("q", name) for name in ("ADMITTED", "RUNNING")]
+    assert asked == [keys.cancel("q", name) for name in ("RESTORED", "ADMITTED", "RUNNING")]
     assert watch.bench.requests.get("CLAIMED").phase is Phase.CLAIMED  # type: ignore[union-attr]
     assert watch.bench.requests.get("ENDED").finish_reason == "stop"  # type: ignore[union-attr]
 
@@ -149,6 +154,43 @@ def test_what_it_would_not_end_does_not_hurry_it(watch: Watch, phase: Phase) -> 
     subject = CancelWatch(watch.redis, watch.bench.outbox, watch.driver, watch.readiness, poll_s=60.0)
     watch.add("r", phase, timeout_s=0.5)
     assert subject._until_next(NOW_S) == 60.0
+
+
+async def test_a_deadline_waits_for_no_answer(
+    watch: Watch, stopped: FixedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis holds back what it has to say of the flags."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def held(*_: Any) -> list[Any]:
+        asked.set()
+        await answered.wait()
+        return [0]
+
+    monkeypatch.setattr(cancel, "execute", held)
+    live = watch.add("r", Phase.ADMITTED, timeout_s=1.0)
+    async with watch.running():
+        await asked.wait()
+        stopped.now_s += 1.0
+        await eventually(lambda: live.finish_reason == "expired")
+        assert not answered.is_set()
+        answered.set()
+
+
+@pytest.mark.parametrize("why", ["cancelled", "expired"])
+async def test_a_suspect_that_need_not_run_is_claimed_to_be_ended(watch: Watch, stopped: FixedClock, why: str) -> None:
+    entry, requests = QueueEntry("7-7", {b"prompt": b"x"}, 7), watch.bench.requests
+    stays = replace(entry, id="8-8")
+    async with watch.running():
+        requests.must_recover = False
+        requests.park(Parked("q", "s", entry, 0, deadline_s=NOW_S + 1, due_s=NOW_S + 9))
+        requests.park(Parked("q", "stays", stays, 0, deadline_s=None, due_s=NOW_S + 9))
+        if why == "cancelled":
+            await watch.flag("s")
+        else:
+            stopped.now_s += 1
+        await eventually(lambda: requests.must_recover)
+    assert requests.parked.keys() == {"8-8"}
 
 
 async def test_nothing_is_asked_while_nothing_is_there(watch: Watch) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable, ServerClock
+from penstock.worker.delivery.requests import LiveRequest, Over, Parked, Phase, RequestTable, ServerClock
 
 
 @pytest.fixture
@@ -21,6 +21,8 @@ def table() -> RequestTable:
 
 def bring_to(live: LiveRequest, phase: Phase) -> LiveRequest:
     match phase:
+        case Phase.RESTORED:
+            live.resume([ChoiceBuffer(0)])
         case Phase.ADMITTED:
             live.admit(1)
         case Phase.RUNNING:
@@ -43,7 +45,7 @@ def test_a_request_never_goes_back(phase: Phase) -> None:
 
 
 def test_what_a_request_says_of_its_phase() -> None:
-    live = make_live()
+    live = make_live(is_restored=False)
     seen = []
     for phase in Phase:
         bring_to(live, phase)
@@ -164,7 +166,7 @@ def test_an_error_of_the_engine_is_told_and_its_cause_logged() -> None:
 
 def test_the_table_knows_entries_before_they_are_claimed(table: RequestTable) -> None:
     table.taking.add("1-1")
-    table.parked["2-2"] = QueueEntry("2-2", {}, 0)
+    table.park(Parked("q", "p", QueueEntry("2-2", {}, 0), 0, None, 0.0))
     live = make_live(entry_id="3-3")
     table.add(live)
     assert table.entry_ids == {"1-1", "2-2", "3-3"}
@@ -173,7 +175,7 @@ def test_the_table_knows_entries_before_they_are_claimed(table: RequestTable) ->
 
 @pytest.mark.parametrize(
     ("phase", "is_busy"),
-    [(Phase.CLAIMED, False), (Phase.ADMITTED, False), (Phase.RUNNING, True), (Phase.ENDED, True)],
+    [(Phase.RESTORED, False), (Phase.ADMITTED, False), (Phase.RUNNING, True), (Phase.ENDED, True)],
 )
 def test_only_what_runs_or_has_yet_to_end_keeps_suspects_waiting(
     table: RequestTable, phase: Phase, is_busy: bool
@@ -215,3 +217,26 @@ async def test_whoever_waits_for_the_table_wakes_at_each_change(table: RequestTa
         assert not waiter.done()
         change()
         await waiter
+
+
+@pytest.mark.parametrize("phase", [Phase.ENDED, Phase.GONE])
+@pytest.mark.parametrize("comes_first", [False, True])
+async def test_what_is_made_for_a_request_is_given_up_once_it_is_over(phase: Phase, comes_first: bool) -> None:
+    live, work = make_live(), asyncio.get_running_loop().create_future()
+    if comes_first:
+        bring_to(live, phase)
+    waiting = asyncio.ensure_future(live.unless_over(work))
+    await asyncio.sleep(0)
+    bring_to(live, phase)
+    with pytest.raises(Over):
+        await waiting
+    assert work.cancelled()
+
+
+async def test_what_is_made_for_a_request_is_what_it_gets() -> None:
+    live, work = make_live(), asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(live.unless_over(work))
+    await asyncio.sleep(0)
+    bring_to(live, Phase.ADMITTED)
+    work.set_result("made")
+    assert await waiting == "made"

@@ -1,0 +1,89 @@
+"""Requests that were there at several crashes: which of them runs alone next, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from penstock.engine.driver import EngineDriver
+from penstock.producer.wire import GenerateRequest
+from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.handing_back import HandingBack
+from penstock.worker.delivery.requests import LiveRequest, Parked, RequestTable
+
+
+class Suspects:
+    """A suspect waits for a moment at which nothing else runs here, and for `wait_s` at most.
+
+    Then what runs has to wait again, whatever its priority: once for each suspect. One that comes back after that stops
+    what is taken until nothing runs. Whenever one has run, it is the others' turn: suspects do not follow each other
+    while something else waits, so each has its own `wait_s`.
+
+    Args:
+        requests: of this worker.
+        driver: of the engine, which must be idle.
+        handing_back: has others wait again.
+        wait_s: how long what runs goes first.
+    """
+
+    def __init__(
+        self, requests: RequestTable, driver: EngineDriver, handing_back: HandingBack, *, wait_s: float
+    ) -> None:
+        self._requests = requests
+        self._driver = driver
+        self._handing_back = handing_back
+        self._wait_s = wait_s
+        self._not_due_before_s = 0.0  # monotonic: until then others come first
+        self._made_way_for: set[str] = set()  # entries of suspects
+
+    def park(self, live: LiveRequest, entry: QueueEntry) -> None:
+        """Lets a request wait until it can run alone."""
+        asked = live.asked if isinstance(live.asked, GenerateRequest) else None
+        suspect = Parked(
+            live.queue,
+            live.id,
+            entry,
+            priority=asked.priority if asked else 0,
+            deadline_s=live.deadline_of(asked.timeout_s if asked else None),
+            due_s=time.monotonic() + self._wait_s,
+        )
+        self._requests.park(suspect)
+        self._look_after(self._wait_s)
+
+    @property
+    def next(self) -> Parked | None:
+        """The one whose moment has come: of the highest priority, and of those the one that was parked first."""
+        parked = list(self._requests.parked.values())
+        if not parked:
+            return None
+        if not self.is_quiet:
+            now_s = time.monotonic()
+            parked = [each for each in parked if now_s >= max(each.due_s, self._not_due_before_s)]
+        return max(parked, key=lambda each: each.priority, default=None)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing runs here, is about to, or has not written its end."""
+        return not self._requests.is_busy and self._driver.is_idle
+
+    async def make_way(self, suspect: Parked) -> None:
+        """Has what runs wait again, once for each suspect.
+
+        Raises:
+            RedisError: the server is in trouble; what ran is claimed again here.
+        """
+        entry_id = suspect.entry.id
+        if not self.is_quiet and entry_id not in self._made_way_for:
+            self._made_way_for.add(entry_id)
+            await self._handing_back.make_way()
+
+    def note_run(self, live: LiveRequest | None) -> None:
+        """One has run, or was found to need no run."""
+        if live is not None and live.finish_reason is not None:
+            self._made_way_for.discard(live.entry_id)
+        self._not_due_before_s = time.monotonic() + self._wait_s
+        if self._requests.parked:
+            self._look_after(self._wait_s)
+
+    def _look_after(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds + 0.001, self._requests.changed.fire)
