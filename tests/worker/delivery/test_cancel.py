@@ -226,11 +226,11 @@ async def test_a_refusal_ends_the_watch(watch: Watch) -> None:
 
 async def test_a_flag_that_cannot_be_read_is_told(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answers(*_: Any) -> list[Any]:
-        return [exceptions.ResponseError("ERR unknown command")]
+        return [exceptions.ResponseError("ERR value is out of range")]
 
     monkeypatch.setattr(cancel, "execute", answers)
     watch.add("r", Phase.RUNNING)
     async with watch.running() as task:
         await asyncio.wait({task})
-        with pytest.raises(exceptions.ResponseError, match="unknown command"):
+        with pytest.raises(exceptions.ResponseError, match="out of range"):
             task.result()

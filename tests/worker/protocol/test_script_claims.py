@@ -189,6 +189,63 @@ async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
     assert await try_claim(raw, "b", entry="2-2") == NotClaimed("done")
 
 
+@pytest.mark.parametrize("status", ["done", "dead"])
+async def test_what_comes_after_the_end_changes_nothing(raw: RedisClient, status: Literal["done", "dead"]) -> None:
+    frozen, claimed = await claim(raw, "a"), await claim(raw, "b")
+    assert await finish(raw, claimed, status=status) == b"ok"
+    before = await raw.hgetall(keys.state("q", "r")), await raw.xrange(keys.reply("q", "r"))
+    assert before[0][b"crashes"] == b"1"
+    assert await finish(raw, claimed, last=1, status=status) == b"already"
+    assert await run(raw, scripts.absolve("q", "r", epoch=frozen.epoch)) == 0
+    assert (await raw.hgetall(keys.state("q", "r")), await raw.xrange(keys.reply("q", "r"))) == before
+
+
+async def test_an_end_of_an_earlier_claim_by_the_same_process_is_refused(raw: RedisClient) -> None:
+    first, second = await claim(raw), await claim(raw)
+    assert await finish(raw, first) == b"fenced"
+    assert await finish(raw, second) == b"ok"
+
+
+async def test_an_end_of_a_reply_that_is_gone_is_lost(raw: RedisClient) -> None:
+    claimed = await claim(raw)
+    await raw.delete(keys.reply("q", "r"))
+    assert await finish(raw, claimed) == b"lost"
+
+
+AHEAD = 2**52  # an epoch above any of the clock
+REPLIES: dict[str, tuple[dict[str, str], bytes]] = {
+    "none": ({}, b"ok"),
+    "claimed": ({"type": "own"}, b"ok"),
+    "begun": ({"type": "chunk", "text": "end"}, b"ok"),
+    "begun, of other words": ({"text": "type", "kind": "end"}, b"ok"),
+    "ended": ({"finish_reason": "stop", "type": "end"}, b"already"),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+async def test_what_cannot_be_claimed_ends_once(raw: RedisClient, name: str) -> None:
+    last, expected = REPLIES[name]
+    reply = keys.reply("q", "r")
+    if last:
+        await raw.xadd(reply, last, id=f"{AHEAD}-7")
+    command = scripts.end_unclaimed("q", "r", ttl_ms=5000, fields=END)
+    assert [await run(raw, command) for _ in range(2)] == [expected, b"already"]
+    entries = await raw.xrange(reply)
+    assert len(entries) == bool(last) + (expected == b"ok")
+    assert entries[-1][1][b"type"] == b"end"
+    if expected == b"ok":
+        assert 0 < await raw.pttl(reply) <= 5000
+        assert int(entries[-1][0].split(b"-")[0]) > AHEAD * bool(last)
+    assert await try_claim(raw) == NotClaimed("done")
+
+
+@pytest.mark.parametrize("epoch", [scripts.MAX_EPOCH, 2**60])
+async def test_above_the_highest_epoch_nothing_ends(raw: RedisClient, epoch: int) -> None:
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{epoch}-0")
+    assert await run(raw, scripts.end_unclaimed("q", "r", ttl_ms=5000, fields=END)) == b"unwritable"
+    assert await raw.xlen(keys.reply("q", "r")) == 1
+
+
 async def test_an_end_without_state_is_an_end(raw: RedisClient) -> None:
     assert await finish(raw, await claim(raw)) == b"ok"
     await raw.delete(keys.state("q", "r"))
