@@ -180,6 +180,21 @@ def is_stale_id(error: BaseException) -> bool:
     return meaning_of(error) is Meaning.STALE_ID
 
 
+def code_of(error: BaseException) -> str:
+    """The server's own word for an error, such as MISCONF, whatever it is wrapped in; empty: it has none."""
+    if isinstance(error, BaseExceptionGroup):
+        return code_of(max(error.exceptions, key=lambda each: meaning_of(each).value))
+    code: str | None = getattr(error, "status_code", None)
+    if code not in (None, "ERR", "EXECABORT"):
+        return code or ""
+    if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException | ReplyError):
+        for text in _unwrapped(str(error)):
+            found = _CODE.match(text)
+            if found is not None and found[1] in _CODES:
+                return found[1]
+    return "" if error.__cause__ is None else code_of(error.__cause__)
+
+
 def _said_by(error: BaseException) -> Meaning | None:
     """By the code, or else by the text. None: neither says anything, as in what an error is raised from."""
     if not isinstance(error, (exceptions.RedisError, exceptions.RedisClusterException, ReplyError)):

@@ -22,7 +22,8 @@ from penstock.worker.cli.checks.model import check_model
 from penstock.worker.cli.checks.redis import _version, check_redis
 
 ALL_CHECKS = [
-    *("packages", "redis", "maxmemory-policy", "appendonly", "permissions", "queue", "dead letters"),
+    *("packages", "redis", "maxmemory-policy", "appendonly", "disk", "memory", "writes"),
+    *("permissions", "queue", "dead letters"),
     *("compiler", "devices", "model", "weights", "tokenizer", "generation"),
 ]
 

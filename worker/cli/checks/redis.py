@@ -14,9 +14,10 @@ from redis.asyncio import RedisCluster
 from penstock.producer import keys
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.faults import UNREACHABLE, is_no_group, is_not_permitted, is_refused
+from penstock.producer.redis.faults import is_away, is_no_group, is_not_permitted, may_pass
 from penstock.worker import hints
 from penstock.worker.cli.checks import Finding
+from penstock.worker.cli.checks.redis_writes import check_state, check_write, fix_for, words_of
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import NAMED_AT_MOST, denied
 
@@ -33,25 +34,32 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
     address = parse_url(url)
     client = connect(address, decode=True, retries=0)
     found: list[Finding] = []
-    looks = (partial(_servers, client, address), partial(_permissions, client, queue), partial(_queue, client, queue),
-             partial(_dead, client, queue))  # fmt: skip
+    looks = {
+        "redis": partial(_servers, client, address),
+        "writes": partial(check_write, client, queue),
+        "permissions": partial(_permissions, client, queue),
+        "queue": partial(_queue, client, queue),
+        "dead letters": partial(_dead, client, queue),
+    }
     try:
-        for name, look in zip(("redis", "permissions", "queue", "dead letters"), looks, strict=True):
+        for name, look in looks.items():
             try:
                 found += await look()
             except faults.REDIS_ERRORS as error:
-                if not is_not_permitted(error):
+                if is_not_permitted(error):
+                    found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
+                elif may_pass(error) and not is_away(error) and found:  # the server said more than that before
+                    found.append(Finding(name, "fail", f"Redis refused: {words_of(error)}", fix_for(error)))
+                else:
                     return [*found, _unusable(error, address)]
-                found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
     finally:
         await client.aclose()
     return found
 
 
 def _unusable(error: Exception, address: Address) -> Finding:
-    is_refusal = is_refused(error) or not isinstance(error, UNREACHABLE)
-    what = "refused" if is_refusal else "did not answer"
-    return Finding("redis", "fail", f"Redis at {address} {what}: {str(error).rstrip('.')}", hints.hint_for(error))
+    what = "did not answer" if is_away(error) else "refused"
+    return Finding("redis", "fail", f"Redis at {address} {what}: {words_of(error)}", fix_for(error))
 
 
 async def _permissions(client: RedisClient, queue: str) -> list[Finding]:
@@ -64,11 +72,13 @@ async def _permissions(client: RedisClient, queue: str) -> list[Finding]:
 
 async def _servers(client: RedisClient, address: Address) -> list[Finding]:
     if not isinstance(client, RedisCluster):
-        return _server(await client.info(), str(address))
+        info = await client.info()
+        return [*_server(info, str(address)), *await check_state(client, info, str(address))]
     await client.initialize()
     findings = []
     for node in client.get_primaries():
-        findings += _server(await client.info(target_nodes=node), node.name)
+        info = await client.info(target_nodes=node)
+        findings += [*_server(info, node.name), *await check_state(client, info, node.name, node)]
     return findings
 
 
@@ -123,7 +133,14 @@ def _persistence(info: Mapping[str, Any]) -> Finding:
 def _role(info: Mapping[str, Any]) -> list[Finding]:
     if info.get("role") == "master":
         return []
-    return [Finding("role", "fail", "this server is a replica: it takes no requests", "use the URL of its primary")]
+    return [
+        Finding(
+            "role",
+            "fail",
+            "this server is a replica: it takes no requests",
+            "use the URL of its primary, or redis+sentinel://",
+        )
+    ]
 
 
 async def _queue(client: RedisClient, queue: str) -> list[Finding]:
