@@ -40,6 +40,7 @@ class WorkerConfig:
     max_flush_interval_ms: int = 200  # what that is stretched to while the engine is short of processors
     cancel_poll_ms: int = 200
     drain_timeout_s: float = 30.0
+    refused_drain_after_s: float = 300.0  # for so long Redis may refuse for good before the worker gives up
     allow_other_fleet: bool = False  # whether to join workers that have another model, tokenizer or template
     model_wait_s: float = 300.0  # half-written replies wait for a worker with the model that began them
     target_wait_s: float = 60.0  # within which what waits is to begin, in the number of workers that the queue asks for
@@ -83,6 +84,7 @@ class WorkerConfig:
             "flush_interval_ms",
             "max_flush_interval_ms",
             "drain_timeout_s",
+            "refused_drain_after_s",
             "max_stop_strings",
             "max_stop_chars",
         ):

@@ -14,6 +14,7 @@ from penstock.engine.request import FinishReason
 from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats
 from penstock.gateway.exposition import Registry
 from penstock.producer.queue_load import BandLoad, QueueLoad
+from penstock.producer.redis.faults import Trouble
 from penstock.producer.version import __version__
 from penstock.worker.engine_metrics import EngineCollector
 
@@ -139,6 +140,11 @@ class Metrics:
     def _show_queue(self) -> None:
         self._live = self._gauge("live_requests", "Requests claimed and not ended.")
         self._ready = self._gauge("ready", "1 if the worker can serve.")
+        self._trouble = self._gauge(
+            "redis_trouble",
+            "1 while Redis is away, refuses for a while (passing) or for good (refused), or answers otherwise (other).",
+            "kind",
+        )
         self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
         self._queue_pending = self._gauge("queue_pending", "Entries that some worker has, or that were given back.")
         self._queue_lag = self._gauge("queue_lag", "Entries that wait for their turn.")
@@ -154,6 +160,8 @@ class Metrics:
         self._fleet_rate = self._gauge(
             "fleet_tokens_per_second", "What they compute while requests wait; 0: not known yet."
         )
+        for kind in get_args(Trouble):
+            self._trouble.labels(kind=kind)
         self.set_letters(request=0, malformed=0)
         self.set_load(QueueLoad())
 
@@ -162,9 +170,11 @@ class Metrics:
         self.registry.set_labels(model=name)
         self._engine.info = info
 
-    def set_service(self, *, num_live: int, is_ready: bool) -> None:
+    def set_service(self, *, num_live: int, is_ready: bool, trouble: Trouble | None = None) -> None:
         self._live.set(num_live)
         self._ready.set(is_ready)
+        for kind in get_args(Trouble):
+            self._trouble.labels(kind=kind).set(kind == trouble)
 
     def set_letters(self, *, request: int, malformed: int) -> None:
         self._letters_kept.labels(kind="request").set(request)

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 import structlog
 
+from penstock.producer.redis.faults import Trouble, is_refused, trouble_of, word_of
 from penstock.worker.hints import hint_for, public_reason
 
 _log = structlog.get_logger(__name__)
 
 REMINDER_S = 60.0
+SETTLED_S = 5.0
+"""Trouble that comes back sooner is the same: where one command is refused, others succeed in between."""
 
 
 class Readiness:
     """A worker is ready while no part of it is not. Each part of the service keeps its own reason here.
 
-    When Redis goes away, all parts notice, one after the other and again with each try. The log has one line about it,
-    one a minute while it lasts, and one when the last part has Redis again.
+    When Redis goes away, or refuses, all parts notice, one after the other and again with each try. The log has one
+    line about it, one a minute while it lasts, and one when the last part has Redis again.
 
     Args:
         redis: where it is, for the log.
         clock: seconds.
+
+    Attributes:
+        refused: set while Redis refuses some part for good, and until nothing was refused for `SETTLED_S`.
+        refusal: what it answered last.
     """
 
     def __init__(self, redis: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis
         self._clock = clock
         self._reasons: dict[str, str] = {}
-        self._without_redis: set[str] = set()
+        self._troubles: dict[str, Trouble] = {}  # by part, of those without Redis
+        self._words: set[str] = set()  # what was wrong since it began
+        self._is_said = False
         self._lost_s = self._logged_s = 0.0
+        self._back_s = -SETTLED_S
+        self._refused_s = self._refused_last_s = 0.0
+        self.refused = asyncio.Event()
+        self.refusal: Exception | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -41,25 +56,61 @@ class Readiness:
         """Why the worker is not ready, by part."""
         return self._reasons
 
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong with Redis, the worst of what its parts meet."""
+        return max(self._troubles.values(), key=get_args(Trouble).index, default=None)
+
+    @property
+    def refused_for_s(self) -> float:
+        """For how long Redis has refused, for good, what some part still asks of it; 0: it does not."""
+        return self._clock() - self._refused_s if "refused" in self._troubles.values() else 0.0
+
     def not_ready(self, part: str, reason: str) -> None:
         self._reasons[part] = reason
 
     def ready(self, part: str) -> None:
         self._reasons.pop(part, None)
-        if part in self._without_redis:
-            self._without_redis.remove(part)
-            if not self._without_redis:
-                _log.info("redis_back", redis=self._redis, after_s=round(self._clock() - self._lost_s, 1))
+        now_s = self._clock()
+        if self._troubles.pop(part, None) is not None and not self._troubles:
+            self._back_s = now_s
+            if self._is_said:
+                self._is_said = False
+                _log.info("redis_back", redis=self._redis, after_s=round(now_s - self._lost_s, 1))
+        if self.refused.is_set() and not self.refused_for_s and now_s - self._refused_last_s >= SETTLED_S:
+            self.refused.clear()
 
     def lost_redis(self, part: str, error: Exception) -> None:
         """A part has no answer from Redis, or one that it cannot go on with, and will try again."""
         self.not_ready(part, public_reason(error))
         now_s = self._clock()
-        if not self._without_redis:
-            self._lost_s = self._logged_s = now_s
-            _log.warning("redis_unavailable", redis=self._redis, error=str(error), hint=hint_for(error))
+        if is_refused(error):
+            self._note_refusal(error, now_s)
+        self._note_loss(error, now_s)
+        self._troubles[part] = trouble_of(error)
+
+    def _note_refusal(self, error: Exception, now_s: float) -> None:
+        if not self.refused.is_set():
+            self._refused_s = now_s
+            self.refused.set()
+        self._refused_last_s = now_s
+        self.refusal = error
+
+    def _note_loss(self, error: Exception, now_s: float) -> None:
+        word = word_of(error)
+        if not self._troubles:
+            is_the_same = now_s - self._back_s < SETTLED_S and word in self._words
+            self._lost_s = now_s
+            self._words = self._words if is_the_same else set()
+            if not is_the_same:
+                self._say("redis_unavailable", error, now_s, hint=hint_for(error))
+        elif not self._is_said and now_s - self._lost_s >= SETTLED_S:
+            self._say("redis_unavailable", error, now_s, hint=hint_for(error))
         elif now_s - self._logged_s >= REMINDER_S:
-            self._logged_s = now_s
-            for_s = round(now_s - self._lost_s)
-            _log.warning("redis_still_unavailable", redis=self._redis, error=str(error), for_s=for_s)
-        self._without_redis.add(part)
+            self._say("redis_still_unavailable", error, now_s, for_s=round(now_s - self._lost_s))
+        self._words.add(word)
+
+    def _say(self, event: str, error: Exception, now_s: float, **more: str | int) -> None:
+        self._is_said = True
+        self._logged_s = now_s
+        _log.warning(event, redis=self._redis, error=str(error), **more)

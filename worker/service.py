@@ -34,6 +34,7 @@ from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe, de
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import check_permissions
+from penstock.worker.protocol.refusals import Refusals
 from penstock.worker.protocol.reservation import Reservation
 from penstock.worker.readiness import Readiness
 from penstock.worker.session import Session
@@ -258,6 +259,7 @@ class WorkerService:
             model.defaults,
             self.metrics,
             self.readiness,
+            Refusals((redis, blocking), self._address, self.config.refused_drain_after_s, self.readiness),
             self._spans_of(model),
         )
         try:
@@ -281,7 +283,9 @@ class WorkerService:
         if self._driver is not None:
             self.metrics.set_engine(self._driver.stats, self._memory())
         self.metrics.set_service(
-            num_live=len(self._session.requests) if self._session is not None else 0, is_ready=self.readiness.is_ready
+            num_live=len(self._session.requests) if self._session is not None else 0,
+            is_ready=self.readiness.is_ready,
+            trouble=self.readiness.trouble,
         )
         if self._redis is not None:
             with suppress(TimeoutError, *faults.REDIS_ERRORS):  # the gauges keep their last values

@@ -39,6 +39,7 @@ from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, Wo
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
+from penstock.worker.protocol.refusals import Refusals
 from penstock.worker.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Session:
         defaults: GenerationDefaults,
         metrics: Metrics,
         readiness: Readiness,
+        refusals: Refusals,
         spans: RequestSpans | None = None,
     ) -> None:
         instance = scripts.new_instance(round(config.heartbeat_ttl_s * 1000))
@@ -74,6 +76,7 @@ class Session:
         self._digest = card.digest
         self._driver = driver
         self._readiness = readiness
+        self._refusals = refusals
         self.requests = RequestTable(driver.abort)
         coalescing = Coalescing(
             config.flush_interval_ms / 1000, config.max_flush_interval_ms / 1000, driver.set_patience
@@ -113,7 +116,7 @@ class Session:
         self.has_engine_ended = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop`, `penstock drain` or the loss of its name, then drains.
+        """Serves until `stop`, `penstock drain`, the loss of its name or Redis's refusal for too long, then drains.
 
         Cancelled, it leaves at once; others find its requests.
 
@@ -135,6 +138,7 @@ class Session:
                 (self._reporting.run(), "reporting"),
                 (self._cancel.run(), "cancel"),
                 (self._calls.run(), "calls"),
+                (self._refusals.run(), "refusals"),
                 (self._driver.wait_ended(), "engine"),
             ):
                 self._start(work, name)
@@ -142,9 +146,7 @@ class Session:
             self._readiness.ready(_PART)
             _log.info("joined", queue=self._config.queue, worker=self._config.name, digest=self._digest)
             await self._while_working(self._until_told(stop))
-            await self._drain(intake)
-            if self._heartbeat.must_end is not None:
-                raise self._heartbeat.must_end
+            await self._drain_for(self._heartbeat.must_end or self._refusals.must_end, intake)
         finally:
             await self._leave()
 
@@ -154,12 +156,24 @@ class Session:
         await faults.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
     async def _until_told(self, stop: asyncio.Event) -> None:
-        waits = [asyncio.create_task(event.wait()) for event in (stop, self._heartbeat.must_drain)]
+        reasons = (stop, self._heartbeat.must_drain, self._refusals.must_drain)
+        waits = [asyncio.create_task(event.wait()) for event in reasons]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
+
+    async def _drain_for(self, reason: WorkerError | None, intake: asyncio.Task[None]) -> None:
+        """Drains. Where there is a `reason`, it is raised, even if Redis does not take back all requests."""
+        try:
+            await self._drain(intake)
+        except DrainIncomplete as error:
+            if reason is not None:
+                raise reason from error
+            raise
+        if reason is not None:
+            raise reason
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stops reading, waits for what runs as long as the grace period lasts, and gives the rest back."""

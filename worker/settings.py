@@ -179,6 +179,11 @@ class Settings(Rereadable, BaseSettings):
     drain_timeout_s: float = _worker(
         "drain_timeout_s", "How long running requests may go on after SIGTERM before they are handed to other workers."
     )
+    refused_drain_after_s: float = _worker(
+        "refused_drain_after_s",
+        "How long Redis may refuse a running worker by its password or permissions before it drains and exits with 5; "
+        "meanwhile it is not ready, and reads user and password of redis_url anew.",
+    )
     heartbeat_ttl_s: float = _worker(
         "heartbeat_ttl_s", "The longest silence of a worker before others take over its requests."
     )

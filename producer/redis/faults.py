@@ -53,8 +53,10 @@ _PASSING = {Meaning.AWAY, Meaning.LOADING, Meaning.LATER, Meaning.NO_SCRIPT}
 Trouble: TypeAlias = Literal["away", "passing", "refused", "other"]
 """In one word, as metrics have it."""
 
-_ABOUT_PASSWORDS = {Meaning.WRONG_PASSWORD, Meaning.NO_PASSWORD, Meaning.NEEDLESS_PASSWORD}
-_REFUSED = {*_ABOUT_PASSWORDS, Meaning.NOT_PERMITTED, Meaning.UNKNOWN_COMMAND}
+_REFUSED = {
+    Meaning.WRONG_PASSWORD, Meaning.NO_PASSWORD, Meaning.NEEDLESS_PASSWORD, Meaning.NOT_PERMITTED,
+    Meaning.UNKNOWN_COMMAND,
+}  # fmt: skip
 
 _LATER = (
     "OOM", "MISCONF", "NOREPLICAS", "READONLY", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "FAILOVER",
@@ -126,17 +128,12 @@ _WRAPPED = re.compile(
 
 def meaning_of(error: BaseException) -> Meaning:
     """What an error means, whatever it is wrapped in."""
-    if isinstance(error, BaseExceptionGroup):
-        return max(map(meaning_of, error.exceptions), key=lambda meaning: meaning.value)
-    said = _said_by(error)
-    if said is not None:
-        return said
-    cause = error.__cause__
-    if cause is not None:
-        meaning = meaning_of(cause)
-        if meaning is not Meaning.OTHER or isinstance(cause, exceptions.ResponseError):
-            return meaning
-    return _by_type(error)
+    return _judge(error)[1]
+
+
+def word_of(error: BaseException) -> str:
+    """The code, or else what stands for it: errors with one word are one trouble."""
+    return _judge(error)[0]
 
 
 def may_pass(error: BaseException) -> bool:
@@ -161,10 +158,6 @@ def is_away(error: BaseException) -> bool:
     return meaning_of(error) is Meaning.AWAY
 
 
-def is_about_the_password(error: BaseException) -> bool:
-    return meaning_of(error) in _ABOUT_PASSWORDS
-
-
 def is_not_permitted(error: BaseException) -> bool:
     """Whether the user got in, and may not do this."""
     return meaning_of(error) is Meaning.NOT_PERMITTED
@@ -182,33 +175,42 @@ def is_stale_id(error: BaseException) -> bool:
 
 def code_of(error: BaseException) -> str:
     """The server's own word for an error, such as MISCONF, whatever it is wrapped in; empty: it has none."""
+    word = word_of(error)
+    return word if word.isupper() else ""
+
+
+_Judgement: TypeAlias = tuple[str, Meaning]
+
+
+def _judge(error: BaseException) -> _Judgement:
     if isinstance(error, BaseExceptionGroup):
-        return code_of(max(error.exceptions, key=lambda each: meaning_of(each).value))
-    code: str | None = getattr(error, "status_code", None)
-    if code not in (None, "ERR", "EXECABORT"):
-        return code or ""
-    if isinstance(error, exceptions.RedisError | exceptions.RedisClusterException | ReplyError):
-        for text in _unwrapped(str(error)):
-            found = _CODE.match(text)
-            if found is not None and found[1] in _CODES:
-                return found[1]
-    return "" if error.__cause__ is None else code_of(error.__cause__)
+        return max(map(_judge, error.exceptions), key=lambda judged: judged[1].value)
+    said = _said_by(error)
+    if said is not None:
+        return said
+    cause = error.__cause__
+    if cause is not None:
+        judged = _judge(cause)
+        if judged[1] is not Meaning.OTHER or isinstance(cause, exceptions.ResponseError):
+            return judged
+    meaning = _by_type(error)
+    return meaning.name.lower(), meaning
 
 
-def _said_by(error: BaseException) -> Meaning | None:
+def _said_by(error: BaseException) -> _Judgement | None:
     """By the code, or else by the text. None: neither says anything, as in what an error is raised from."""
     if not isinstance(error, (exceptions.RedisError, exceptions.RedisClusterException, ReplyError)):
         return None
     code: str | None = getattr(error, "status_code", None)
     if code not in (None, "ERR", "EXECABORT"):
-        return _CODES.get(code, Meaning.OTHER)
+        return code, _CODES.get(code, Meaning.OTHER)
     for text in _unwrapped(str(error)):
         found = None if code == "ERR" else _CODE.match(text)
         if found is not None and found[1] in _CODES:
-            return _CODES[found[1]]
+            return found[1], _CODES[found[1]]
         for beginning, meaning in _TEXTS.items():
             if text.removeprefix("ERR ").startswith(beginning):
-                return meaning
+                return beginning, meaning
     return None
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, make_group
-from penstock.producer.redis.faults import is_no_group, may_pass
+from penstock.producer.redis.faults import is_no_group
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.tasks import end_tasks
 from penstock.worker.calls.answering import Answer, Answerer, refusal
@@ -68,11 +68,7 @@ class CallServer:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Answers until `stop`.
-
-        Raises:
-            RedisRefused: the server will go on refusing.
-        """
+        """Answers until `stop`."""
         try:
             while self._in_hand or not self._stopping.is_set():
                 await self._try(self._round())
@@ -168,12 +164,11 @@ class CallServer:
             await work
             self._backoff.reset()
             self._readiness.ready(_PART)
-        except faults.REDIS_ERRORS as error:
-            faults.raise_if_final(error)
+        except (*faults.REDIS_ERRORS, OSError) as error:
             if is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
-            if may_pass(error):
+            if faults.must_wait(error):
                 self._readiness.lost_redis(_PART, error)
             else:  # somebody wrote something else there, which is no reason to serve no requests
                 _log.warning("calls_unreadable", error=str(error))

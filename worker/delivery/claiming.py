@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import may_pass
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import WireError, parse_request
 from penstock.worker.config import WorkerConfig
@@ -81,7 +80,6 @@ class Claimer:
             Suspect: it must run alone.
             Occupied: nothing may run beside what runs here.
             RedisError: the server is in trouble; the entry stays pending, and claiming it again is safe.
-            RedisRefused: the server will go on refusing.
         """
         if entry.is_deleted:
             self._outbox.remove(entry.unbilled)
@@ -140,8 +138,7 @@ class Claimer:
                     return None
                 answer = await self._try_claim(request_id, entry.id, tenant, gone_entry, any_model=True)
         except faults.REDIS_ERRORS as error:
-            faults.raise_if_final(error)
-            if may_pass(error):
+            if faults.must_wait(error):
                 raise
             self._give_up(request_id, entry, asked, f"the request's keys can't be written: {error}")
             return None

@@ -13,10 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from redis import exceptions
-
 from penstock.producer import keys
-from penstock.producer.redis.connection import Fields, RedisClient, ensure_group
+from penstock.producer.redis.connection import Fields, RedisClient, ensure_group, make_group
 from penstock.producer.redis.pipeline import execute_one
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import ID_PATTERN, entry_size
@@ -113,8 +111,7 @@ class EntryReader:
         """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
         await ensure_group(self._redis, self._config.queue)
         nudges = keys.nudges(self._config.queue, self._config.name)
-        with suppress(exceptions.ResponseError):  # it is there
-            await self._redis.xgroup_create(nudges, keys.GROUP, id="0", mkstream=True)
+        await make_group(self._redis, nudges)
         await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
     async def take(self, count: int, *, waits: bool = True) -> list[QueueEntry]:

@@ -12,7 +12,7 @@ import structlog
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
-from penstock.producer.redis.faults import is_no_group, may_pass
+from penstock.producer.redis.faults import is_no_group
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.claiming import Claimer, Occupied, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
@@ -98,7 +98,6 @@ class Intake:
         """Reads until `stop`.
 
         Raises:
-            RedisRefused: the server will go on refusing.
             DriverStopped: the engine's thread is not running.
         """
         try:
@@ -290,23 +289,17 @@ class Intake:
             await work
             self._backoff.reset()
             self._readiness.ready(_PART)
-        except faults.REDIS_ERRORS as error:
+        except (*faults.REDIS_ERRORS, OSError) as error:
             await self._survive(error)
 
     async def _survive(self, error: Exception) -> None:
         self._requests.must_recover = True
-        faults.raise_if_final(error)
         if is_no_group(error):
             try:
                 await self._entries.make_group()
-            except faults.REDIS_ERRORS as refused:
-                faults.raise_if_final(refused)
-                if not may_pass(refused):
-                    raise
+            except (*faults.REDIS_ERRORS, OSError) as refused:
                 error = refused
             else:
                 return
-        if not may_pass(error):
-            raise error
         self._readiness.lost_redis(_PART, error)
         await pause(self._stopping, self._backoff.next_s())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.engine.request import FinishReason, Output
-from penstock.producer.redis.faults import is_no_group, is_stale_id, may_pass
+from penstock.producer.redis.faults import is_no_group, is_stale_id
 from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import EndEntry
 from penstock.worker.config import WorkerConfig
@@ -28,7 +28,7 @@ from penstock.worker.delivery.writes import (
     RefreshWrite,
     Write,
 )
-from penstock.worker.protocol import scripts
+from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Bill
 
 
@@ -226,7 +226,7 @@ class Outbox:
         Returns:
             what is to be done about it elsewhere; None, as for nearly all: nothing.
         """
-        if isinstance(answer, Exception) and may_pass(answer):
+        if isinstance(answer, Exception) and faults.must_wait(answer):
             self._unsettled.append(write)  # as it is: it may have arrived
             return None
         match write:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
+from redis import exceptions
+
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import may_pass
 from penstock.producer.redis.pipeline import Reconnected, execute
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.ending import observe_end, observe_letter, observe_loss, observe_refusal
@@ -53,11 +54,7 @@ class Publisher:
             await self._flushed.wait()
 
     async def run(self) -> None:
-        """Writes until cancelled. A cancelled flush may or may not have reached the server.
-
-        Raises:
-            RedisRefused: the server will go on refusing.
-        """
+        """Writes until cancelled. A cancelled flush may or may not have reached the server."""
         while True:
             await self._wait_due()
             self._coalescing.look()
@@ -85,16 +82,14 @@ class Publisher:
         started_s = time.monotonic()
         try:
             batch, answers = await self._send(batch)
-        except Exception as error:
-            faults.raise_if_final(error)
-            if not may_pass(error):
-                raise
+        except (*faults.REDIS_ERRORS, OSError) as error:
             self._reconnects.note()
-            answers = [error] * len(batch)
+            lost = error if faults.must_wait(error) else exceptions.ConnectionError(f"no answer: {error}")
+            answers = [lost] * len(batch)  # no write is to blame
         before = self._outbox.num_chunks, self._outbox.num_tokens, self._outbox.num_absorbed
         for write, answer in zip(batch, answers, strict=True):
             self._settle(write, answer)
-        self._note_trouble(next((answer for answer in answers if _is_passing(answer)), None))
+        self._note_trouble(next((answer for answer in answers if _must_wait(answer)), None))
         self._metrics.chunks.inc(self._outbox.num_chunks - before[0])
         self._metrics.tokens.inc(self._outbox.num_tokens - before[1])
         self._metrics.absorbed_retries.inc(self._outbox.num_absorbed - before[2])
@@ -131,8 +126,6 @@ class Publisher:
             self._act(verdict)
 
     def _settle(self, write: Write, answer: Any) -> None:
-        if isinstance(answer, Exception):
-            faults.raise_if_final(answer)
         verdict = self._outbox.settle(write, answer, time.monotonic())
         if verdict is not None:
             self._act(verdict)
@@ -177,5 +170,5 @@ class Publisher:
         self._readiness.lost_redis(_PART, error)
 
 
-def _is_passing(answer: Any) -> bool:
-    return isinstance(answer, Exception) and may_pass(answer)
+def _must_wait(answer: Any) -> bool:
+    return isinstance(answer, Exception) and faults.must_wait(answer)

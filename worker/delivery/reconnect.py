@@ -17,11 +17,10 @@ from contextvars import ContextVar
 from redis.asyncio import Redis
 
 from penstock.producer.redis.connection import RedisClient, on_new_connections
-from penstock.producer.redis.faults import may_pass
 from penstock.producer.redis.pipeline import execute
 from penstock.worker.delivery.outbox import Drop, Fence
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
-from penstock.worker.protocol import scripts
+from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.scripts import Standing
 
 _look: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("_look", default=None)
@@ -90,7 +89,7 @@ async def look_back(redis: RedisClient, requests: RequestTable) -> list[Drop | F
         return []
     answers = await execute(redis, [scripts.newest(live.queue, live.id) for live in lives])
     for error in answers:
-        if isinstance(error, Exception) and may_pass(error):
+        if isinstance(error, Exception) and faults.must_wait(error):
             raise error
     found = [
         judge(live, scripts.parse_standing(answer))

@@ -1,4 +1,4 @@
-"""What an error from Redis means for the worker: wait and try again, give up the one request, or give up."""
+"""What an error from Redis means for the worker: wait and try again, give up the one request, or not start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
 """All that the Redis library raises of its own: no node of a cluster in reach is no RedisError."""
 
 
-def raise_if_final(error: BaseException) -> None:
-    """Does nothing where a retry or another request may succeed.
-
-    Raises:
-        RedisRefused: Redis will keep refusing what a worker must do.
+def must_wait(error: BaseException) -> bool:
+    """Whether the same command is to be tried again by a worker that serves: the server's refusal may pass, or be
+    cured by people. Otherwise it is about what was sent, or about the key.
     """
-    if is_refused(error):
-        raise refusal(error) from error
+    return may_pass(error) or is_refused(error)
 
 
 def refusal(error: BaseException) -> RedisRefused:
@@ -33,7 +30,7 @@ def refusal(error: BaseException) -> RedisRefused:
 
 
 async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: Readiness, stop: asyncio.Event) -> None:
-    """Tries until it works or `stop` comes; meanwhile the worker is not ready.
+    """What a worker starts with: it tries until it works or `stop` comes; meanwhile the worker is not ready.
 
     Raises:
         RedisRefused: the server will go on refusing.
@@ -42,7 +39,7 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
     while not stop.is_set():
         try:
             await work()
-        except REDIS_ERRORS as error:
+        except (*REDIS_ERRORS, OSError) as error:
             if not may_pass(error):
                 raise refusal(error) from error
             readiness.lost_redis(part, error)
@@ -55,18 +52,13 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
 async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:
     """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
 
-    Raises:
-        RedisRefused: the server will keep refusing.
+    No answer of the server ends a worker that serves: `Refusals` has it drain after a while.
     """
     try:
         await work
-    except REDIS_ERRORS as error:
-        raise_if_final(error)
-        if is_no_group(error):  # the intake makes it
-            return
-        if not may_pass(error):
-            raise
-        readiness.lost_redis(part, error)
+    except (*REDIS_ERRORS, OSError) as error:
+        if not is_no_group(error):  # the intake makes it
+            readiness.lost_redis(part, error)
     else:
         readiness.ready(part)
 
@@ -74,7 +66,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> N
 class Backoff:
     """Growing, jittered waits between tries, until `reset`."""
 
-    def __init__(self, *, first_s: float = 0.05, longest_s: float = 2.0) -> None:
+    def __init__(self, *, first_s: float = 0.05, longest_s: float = 1.0) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
         self._next_s = first_s

@@ -57,6 +57,7 @@ class Heartbeat:
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
         self._is_serving = False
         self._is_announced = False
+        self._is_unannounced = False  # for trouble that was logged
         self._announcing: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
@@ -141,8 +142,12 @@ class Heartbeat:
         try:
             async with asyncio.timeout(self._interval_s):
                 await self._announce(is_served=self._is_serving)
-        except (TimeoutError, *faults.REDIS_ERRORS) as error:  # the next beat tries again
-            _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
+        except (OSError, *faults.REDIS_ERRORS) as error:  # the next beat tries again
+            if not self._is_unannounced:
+                _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
+            self._is_unannounced = True
+        else:
+            self._is_unannounced = False
 
     async def _announce(self, *, is_served: bool) -> None:
         """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""

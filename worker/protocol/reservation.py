@@ -45,7 +45,6 @@ class Reservation:
 
         Raises:
             NameTaken: another process took the name, while Redis or this process was away for too long.
-            RedisRefused: the server will go on refusing.
         """
         while True:
             await asyncio.sleep(self._interval_s)

@@ -20,7 +20,6 @@ from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.delivery.threads import Threads
 from penstock.worker.delivery.writes import AsideWrite, Burial, Write
-from penstock.worker.errors import RedisRefused
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 
@@ -272,7 +271,7 @@ async def test_a_server_that_will_go_on_refusing_is_no_fault_of_the_request(redi
     reader = connect(redis_url.replace("//", "//reader:x@"), decode=False)
     desk = Desk(reader)
     try:
-        with pytest.raises(RedisRefused):
+        with pytest.raises(exceptions.RedisError):
             await desk.claimer.claim(QueueEntry("1-1", {b"prompt": b"x"}, 7))
         assert desk.writes() == []
     finally:

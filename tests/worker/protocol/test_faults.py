@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 from redis import exceptions
@@ -59,22 +60,27 @@ async def refusals(restricted: RedisClient, redis_url: str) -> list[BaseExceptio
 @pytest.mark.parametrize("error", PASSING, ids=str)
 def test_what_passes_is_waited_for(error: Exception) -> None:
     assert may_pass(error)
-    faults.raise_if_final(error)
+    assert faults.must_wait(error)
 
 
 @pytest.mark.parametrize("error", OF_THE_REQUEST, ids=str)
 def test_what_one_request_brought_about_is_its_own(error: Exception) -> None:
-    assert not may_pass(error)
-    faults.raise_if_final(error)
+    assert not faults.must_wait(error)
 
 
-async def test_what_a_server_will_go_on_refusing_is_final(restricted: RedisClient, redis_url: str) -> None:
+async def test_what_a_server_will_go_on_refusing_is_final_at_the_start_and_waited_for_later(
+    restricted: RedisClient, redis_url: str
+) -> None:
     for error in await refusals(restricted, redis_url):
         assert isinstance(error, exceptions.RedisError)
         assert is_refused(error)
-        assert not may_pass(error)
+        assert faults.must_wait(error)
+        readiness = Readiness()
+        await faults.survive(fail(error), "part", readiness)
+        assert readiness.refusal is error
+        assert readiness.trouble == "refused"
         with pytest.raises(RedisRefused, match="Redis refuses what a worker must do: ") as raised:
-            faults.raise_if_final(error)
+            await faults.persist(partial(fail, error), "part", readiness, asyncio.Event())
         assert str(error).rstrip(".") in str(raised.value)
         assert raised.value.__cause__ is error
 
@@ -118,15 +124,13 @@ async def test_a_round_that_fails_makes_the_worker_unready_until_one_succeeds() 
     assert readiness.is_ready
 
 
-async def test_a_round_that_cannot_succeed_ends_the_task(restricted: RedisClient, redis_url: str) -> None:
+@pytest.mark.parametrize("error", OF_THE_REQUEST, ids=str)
+async def test_no_answer_ends_a_periodic_task(error: Exception) -> None:
     readiness = Readiness()
-    refused, *_ = await refusals(restricted, redis_url)
-    assert isinstance(refused, Exception)
-    with pytest.raises(RedisRefused):
-        await faults.survive(fail(refused), "part", readiness)
-    with pytest.raises(exceptions.ResponseError, match="WRONGTYPE"):
-        await faults.survive(fail(OF_THE_REQUEST[0]), "part", readiness)
-    assert readiness.is_ready
+    await faults.survive(fail(error), "part", readiness)
+    assert readiness.trouble == "other"
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        await faults.survive(fail(ValueError("a mistake of ours")), "part", readiness)
 
 
 def test_backoff_grows_and_is_bounded() -> None:
