@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from patience import WAIT_S
 from redis import exceptions
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
@@ -29,18 +30,25 @@ async def test_a_higher_priority_is_next_on_every_worker(redis_url: str, redis: 
     engines = [FakeEngine(max_num_seqs=1), FakeEngine(max_num_seqs=1)]
     for engine in engines:
         engine.hold()
-    async with running_worker(redis_url, engines[0]), running_worker(redis_url, engines[1]):
+    none_dies = {"heartbeat_ttl_s": WAIT_S}
+    async with (
+        running_worker(redis_url, engines[0], **none_dies),
+        running_worker(redis_url, engines[1], **none_dies),
+    ):
         first = [await send(redis, prompt="x", max_tokens=2) for _ in range(2)]
         await eventually(lambda: sum(len(engine.prefilled) for engine in engines) == 2)
         crowd = [await send(redis, prompt="x", max_tokens=2, tenant="crowd") for _ in range(300)]
         high = [await send(redis, prompt="x", max_tokens=2, tenant="other", priority=9) for _ in range(2)]
         await eventually(lambda: _all_wait(redis, len(crowd) + len(high)))
         for engine in engines:
+            engine.allow(2)  # as many as the first one takes
+        await eventually(lambda: all(len(engine.prefilled) == 2 for engine in engines))
+        assert {engine.prefilled[1] for engine in engines} == set(high)
+        for engine in engines:
             engine.allow()
         for request_id in (*first, *crowd, *high):
             await read_reply(redis, request_id)
         await eventually(lambda: is_queue_empty(redis))
-    assert {name for engine in engines for name in engine.prefilled[1:2]} == set(high)
     each = 1 + 2 * 2  # tokens of a prompt and of a reply, weighted
     assert 2 * each <= await served(redis, "other") <= 4 * each  # it began at what the first two had been served
     assert 300 * each <= await served(redis, "crowd") <= 304 * each
