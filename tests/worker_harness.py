@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from patience import WAIT_S
+from watched import ended, watched
 
 from penstock.engine.loading.identity import Identity
 from penstock.producer import keys
@@ -47,7 +48,13 @@ class Running:
 
     service: WorkerService
     engine: FakeEngine
-    task: asyncio.Task[None]
+    _task: asyncio.Task[None]
+    is_looked_at: bool = False  # the test sees for itself how it ends
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        self.is_looked_at = True
+        return self._task
 
     async def drain(self) -> None:
         self.service.request_drain()
@@ -92,12 +99,14 @@ class Reply:
 @asynccontextmanager
 async def serving(service: WorkerService) -> AsyncIterator[None]:
     """A worker in this process, which drains at the block's end."""
-    running = asyncio.create_task(service.run())
+    running = asyncio.create_task(service.run(), name="worker")
     try:
-        yield
+        async with watched(running):
+            yield
     finally:
         service.request_drain()
-        await running
+        await ended(running)
+    await running
 
 
 @asynccontextmanager
@@ -110,23 +119,28 @@ async def running_worker(
     telemetry: Telemetry | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
-    """A worker that has joined its queue; drained or aborted at the end, whatever happened to it."""
+    """A worker that has joined its queue; drained or aborted at the end, whatever happened to it.
+
+    An error that ends it ends the block too, unless the test has its `task`.
+    """
     engine = engine or FakeEngine()
     model = replace(fake_model(engine), identity=identity, name=model_name)
     model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
     service = WorkerService(config, url, lambda _: model, telemetry)
-    running = Running(service, engine, asyncio.create_task(service.run()))
+    task = asyncio.create_task(service.run(), name=f"worker {config.name}")
+    running = Running(service, engine, task)
     try:
-        await eventually(lambda: service.readiness.is_ready or running.task.done())
-        yield running
+        await eventually(lambda: service.readiness.is_ready or task.done())
+        async with watched(task, lambda: not running.is_looked_at):
+            yield running
     finally:
         engine.allow()
         for _ in range(2):
             service.request_drain()
-        await asyncio.wait({running.task})
-        if not running.task.cancelled():
-            running.task.exception()  # the test looks at it where it matters
+        await ended(task)
+        if not task.cancelled():
+            task.exception()  # the test looks at it where it matters
 
 
 async def send(redis: RedisClient, **fields: Any) -> str:

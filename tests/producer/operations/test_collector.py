@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from patience import WAIT_S
 from worker_harness import QUICK, eventually, read_until, running_worker, send
 from worker_process import WorkerProcess
 
@@ -174,9 +175,10 @@ async def test_a_kill_and_a_freeze_are_seen_within_two_seconds(
         await eventually(lambda: _runs(raw, "r"))
         worker.send(number)
         last = first = await look(raw, "q")
-        while (now := await look(raw, "q")).workers[0].state == "live":
-            last = now
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(WAIT_S):
+            while (now := await look(raw, "q")).workers[0].state == "live":
+                last = now
+                await asyncio.sleep(0.02)
         assert now.workers[0].state == "silent"
         assert last.at_ms - first.at_ms <= 1000 * SILENT_AFTER_S + IN_FLIGHT_MS
         assert [each.id for each in now.running] == ["r"]  # what it had is still known

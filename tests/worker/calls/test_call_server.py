@@ -49,13 +49,14 @@ async def is_idle(redis: RedisClient) -> bool:
 
 async def freeze_with_a_call(redis: RedisClient, worker: WorkerProcess) -> None:
     """Stops it in a blocked read, which the server answers with a call."""
-    while True:
-        worker.send(signal.SIGSTOP)
-        await call(redis, to="box", timeout_ms="60000")
-        if (await redis.xpending(CALLS, keys.GROUP))["pending"]:
-            return
-        worker.send(signal.SIGCONT)  # it was between two reads
-        await eventually(lambda: is_idle(redis))
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            worker.send(signal.SIGSTOP)
+            await call(redis, to="box", timeout_ms="60000")
+            if (await redis.xpending(CALLS, keys.GROUP))["pending"]:
+                return
+            worker.send(signal.SIGCONT)  # it was between two reads
+            await eventually(lambda: is_idle(redis))
 
 
 class SlowText(FakeText):

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from delivery_lab import NOW_S, Bench, FixedClock, make_live
+from patience import WAIT_S
 from redis import exceptions
+from watched import watched
 from worker_harness import eventually
 
 from penstock.producer import keys
@@ -70,9 +72,10 @@ class Watch:
         return [await self.asked.get() for _ in range(count)]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        task = asyncio.create_task(self.subject.run())
-        yield task
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.subject.run(), name="watch")
+        async with watched(task):
+            yield
         await end_tasks([task])
 
     async def _execute(self, redis: RedisClient, commands: list[Any]) -> list[Any]:
@@ -209,8 +212,9 @@ async def test_trouble_with_redis_makes_it_unready_until_a_poll_succeeds(watch: 
         assert "cancel" in watch.readiness.reasons
         assert watch.driver.aborted == []
         watch.error = None
-        while not watch.readiness.is_ready:
-            await watch.polls()
+        async with asyncio.timeout(WAIT_S):
+            while not watch.readiness.is_ready:
+                await watch.polls()
     assert ("r", "cancelled") in watch.driver.aborted
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 from fakes import ranked
 from patience import WAIT_S
+from watched import watched
 from worker_harness import eventually
 
 from penstock.engine.request import Output
@@ -80,8 +81,9 @@ async def publishing(redis_url: str, flush_interval_s: float = 0) -> AsyncIterat
     coalescing = Coalescing(flush_interval_s, flush_interval_s, lambda _: None)
     outbox = Outbox(config, requests, coalescing, has_nodes=False)
     publisher = Publisher(redis, outbox, coalescing, metrics, Readiness())
-    task = asyncio.create_task(publisher.run())
-    yield Desk(publisher, outbox, redis, metrics, aborted, requests, coalescing)
+    task = asyncio.create_task(publisher.run(), name="publisher")
+    async with watched(task):
+        yield Desk(publisher, outbox, redis, metrics, aborted, requests, coalescing)
     await end_tasks([task])
     await redis.aclose()
 

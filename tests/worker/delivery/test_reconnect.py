@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from fakes import ranked
+from watched import watched
 from worker_harness import eventually
 
 from penstock.engine.request import Output
@@ -42,7 +43,7 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveReq
     config, at_once = WorkerConfig(queue="q", name="w"), Coalescing(0, 0, lambda _: None)
     outbox = Outbox(config, requests, at_once, has_nodes=False)
     publisher = Publisher(redis, outbox, at_once, Metrics(), Readiness())
-    task = asyncio.create_task(publisher.run())
+    task = asyncio.create_task(publisher.run(), name="publisher")
     answer = await redis.execute_command(
         *scripts.claim("q", "r", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)
     )
@@ -51,12 +52,13 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveReq
     entry, asked = QueueEntry("1-1", {}, 0), GenerateRequest(prompt="x")
     live = LiveRequest("q", "r", entry, claim, time.monotonic(), asked, structlog.get_logger())
     requests.add(live)
-    for at in range(2):
-        outbox.push(live, Output("r", 0, at, (at,), "a"))
-        await publisher.wait_idle()
-    assert live.reply.last_number == 2
-    requests.must_recover = False
-    yield publisher, outbox, live, redis
+    async with watched(task):
+        for at in range(2):
+            outbox.push(live, Output("r", 0, at, (at,), "a"))
+            await publisher.wait_idle()
+        assert live.reply.last_number == 2
+        requests.must_recover = False
+        yield publisher, outbox, live, redis
     await end_tasks([task])
     await redis.aclose()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from hashlib import sha1
 from typing import Any
 
 import pytest
@@ -72,6 +73,31 @@ async def test_equal_beginnings_have_one_home_and_homes_are_spread(raw: RedisCli
     assert max(counts.values()) <= 32
 
 
+BEGINNING = "x" * 1000
+BODIES: dict[str, tuple[dict[str, str], str | None]] = {
+    "a long prompt": ({"prompt": BEGINNING + "a"}, BEGINNING),
+    "another that begins so": ({"prompt": BEGINNING + "b"}, BEGINNING),
+    "messages that begin so": ({"messages": BEGINNING + "c"}, BEGINNING),
+    "just long enough": ({"prompt": BEGINNING}, BEGINNING),
+    "too short": ({"prompt": BEGINNING[1:]}, None),
+    "another field": ({"prompt": "x", "stop": BEGINNING}, None),
+    "with a word for it before": ({"affinity": "a", "prompt": BEGINNING}, "a"),
+    "with a word for it behind": ({"prompt": BEGINNING, "affinity": "a"}, "a"),
+    "the word alone": ({"prompt": "x", "affinity": "a"}, "a"),
+    "with what is no word": ({"affinity": "a b", "prompt": BEGINNING}, BEGINNING),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_at_home_are_prompts_by_how_they_begin_or_what_they_say(raw: RedisClient, name: str) -> None:
+    body, expected = BODIES[name]
+    await raw.xadd(STREAM, body)  # type: ignore[arg-type]
+    await take(raw, "w", 0)
+    [member] = await raw.zrange(keys.lane("q", ""), 0, -1)
+    slot = "" if expected is None else str(int(sha1(expected.encode()).hexdigest()[:8], 16) % 1024)
+    assert member.decode().split("/")[2] == slot
+
+
 async def test_who_comes_or_goes_moves_its_own_alone(raw: RedisClient) -> None:
     await serve(raw, *WORKERS[:3])
     before = {f"a{number}": await home_of(raw, f"a{number}") for number in range(48)}
@@ -108,6 +134,18 @@ async def test_an_entry_is_left_to_its_home_and_that_is_told(raw: RedisClient) -
     assert left_ms is not None
     assert await raw.xlen(keys.nudges("q", home)) == 1
     assert await take(raw, home) == ([entry], None)
+    assert not await raw.exists(keys.passed("q"))
+
+
+async def test_what_was_left_and_need_not_run_is_forgotten(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    entry = await add(raw, "x")
+    assert (await take(raw, "w1" if home == "w0" else "w0"))[0] == []
+    assert await raw.exists(keys.passed("q"))
+    await raw.sadd(keys.cancelled("q"), entry)
+    found, _ = await run(raw, scripts.sweep("q", worker="w", count=1, **LIMITS))
+    assert [each[0].decode() for each in found] == [entry]
     assert not await raw.exists(keys.passed("q"))
 
 

@@ -225,6 +225,16 @@ async def test_what_waits_again_keeps_its_deadline_and_its_cancel(raw: RedisClie
     assert await lanes_are_empty(raw)
 
 
+async def test_what_waits_again_has_its_place_among_those_of_its_tenant_and_priority(raw: RedisClient) -> None:
+    (batch,) = await add(raw, tenant="a", priority=-5)
+    (later,) = await add(raw, tenant="a", priority=-5)
+    assert await take(raw) == [batch]
+    await add(raw, tenant="b", priority=-6)
+    (usual,) = await add(raw, tenant="c")
+    await run(raw, scripts.put_back("q", worker="w", entry_ids=[batch]))
+    assert await take(raw, 3) == [usual, batch, later]
+
+
 async def test_only_what_a_worker_has_waits_again_by_it(raw: RedisClient) -> None:
     (entry,) = await add(raw)
     await take(raw, worker="w")
@@ -283,6 +293,31 @@ async def test_values_that_are_none_are_as_none(raw: RedisClient) -> None:
     (far,) = [(await raw.xadd(STREAM, {"prompt": "x"}, id=f"{2**63}-0")).decode()]
     assert sorted(await take(raw, 20)) == sorted([*ids, far])
     assert await lanes_are_empty(raw)
+
+
+async def test_values_at_their_limits_are_what_they_say(raw: RedisClient) -> None:
+    (week,) = await add(raw, tenant="x" * 128, priority=1000, timeout_s=604_800)
+    (lowest,) = await add(raw, tenant="a.b-c:d_9", priority=" -1000 ")
+    await add(raw, timeout_s=0)
+    await take(raw, 0)
+    assert await raw.zrange(keys.bands("q"), 0, -1) == [b"-1000", b"0", b"1000"]
+    assert await raw.zrange(keys.due("q"), 0, -1) == [week.encode()]
+    for tenant, entry in (("x" * 128, week), ("a.b-c:d_9", lowest)):
+        [member] = await raw.zrange(keys.lane("q", tenant), 0, -1)
+        ms, number = entry.split("-")
+        assert member.decode()[1:].startswith(f"{number}-{ms}/")
+
+
+@pytest.mark.parametrize(("size", "expected"), [(40, 5), (20_000, 3)])
+async def test_places_are_given_to_a_bounded_number_of_bytes_at_a_time(
+    raw: RedisClient, size: int, expected: int
+) -> None:
+    """The first is read alone, as large ones are, and small ones four at a time, until there are as many bytes."""
+    await add(raw, 20, prompt="x" * size)
+    limits = {"max_body_bytes": 10_000, "max_bytes": 3 * size}
+    _, has_more, _ = await run(raw, scripts.take("q", worker="w", count=0, **limits))
+    assert has_more
+    assert (await owners(raw))[keys.WAITING] == expected
 
 
 async def test_an_answer_has_a_bounded_number_of_bytes(raw: RedisClient) -> None:
