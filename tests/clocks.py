@@ -8,12 +8,15 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
+
+from patience import WAIT_S
+from redis import Redis as BlockingRedis
 
 from penstock.worker.local.embedded import EmbeddedServer
 
+NEAR_S = 2.0  # steps are longer
 _SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
@@ -42,14 +45,9 @@ class ShiftedServer(EmbeddedServer):
         super().__init__(wrapper)
 
     def set_ahead(self, seconds: float) -> None:
-        """Of the real clock; below 0: behind it."""
+        """Of the real clock; below 0: behind it. The server, which looks once in a millisecond, has seen it then."""
         self._shift[:] = struct.pack("<q", round(seconds * 1_000_000))
-
-    @contextmanager
-    def ahead(self, seconds: float) -> Iterator[None]:
-        """As `set_ahead`, for as long as the block lasts."""
-        self.set_ahead(seconds)
-        try:
-            yield
-        finally:
-            self.set_ahead(0)
+        give_up_s = time.monotonic() + WAIT_S
+        with BlockingRedis.from_url(self.url, protocol=2) as client:
+            while abs(client.time()[0] - time.time() - seconds) > NEAR_S:
+                assert time.monotonic() < give_up_s, "the server's clock does not follow"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -103,7 +104,7 @@ async def test_running_requests_outlive_any_steps(shifted: ShiftedServer, redis:
             handles = [await client.submit(f"p{i}", max_tokens=2000, tenant=f"t{i % 3}") for i in range(6)]
             readers = [asyncio.create_task(handle.result(timeout=WAIT_S)) for handle in handles]
             await read_until(redis, handles[0].id, is_chunk)
-            for ahead_s in (SHORT_S, 0.0, -SHORT_S, -FAR_S, 3.0, -3.0, 2 * SHORT_S):
+            for ahead_s in (SHORT_S, 0.0, -SHORT_S, -FAR_S, 5.0, -5.0, 2 * SHORT_S):
                 shifted.set_ahead(ahead_s)
                 await eventually(lambda: have_short_lives(redis, "one", "two"))
             one.kill()
@@ -118,3 +119,47 @@ async def have_short_lives(redis: RedisClient, *workers: str) -> bool:
     """Whether each has a heartbeat, set by the clock as it is now or cut to it."""
     lives = [await redis.pttl(keys.heartbeat("q", worker)) for worker in workers]
     return all(0 < left_ms <= 1000 for left_ms in lives)
+
+
+LATE = re.compile(
+    r"penstock:(q:\{.*\}:(reply|state|cancel)|wake:.*|\{q\}:(seen:.*|answers:.*|cancelled|drain:.*|dead.*|malformed.*))"
+)
+"""Keys that only say how long something is kept: a step back lets them expire later, and harms nobody."""
+
+
+async def test_no_key_says_for_longer_than_it_was_set_for_that_somebody_lives(
+    shifted: ShiftedServer, redis: RedisClient, tmp_path: Path
+) -> None:
+    """Of all keys that there are; those of sets are looked at one by one."""
+    victim = WorkerProcess(shifted.url, tmp_path / "log", name="victim")
+    async with AsyncClient(shifted.url, queue="q") as client, running_worker(shifted.url, name="heir"):
+        with victim:
+            await eventually(lambda: redis.zscore(keys.serving("q"), "victim"))
+            await client.generate("x", max_tokens=2, affinity="a", timeout_s=1000)
+            await client.count_tokens("x")
+            await send(redis, junk="x")
+            await (await client.submit("x", max_tokens=2)).cancel()
+            await eventually(lambda: redis.exists(keys.malformed("q")))
+            await eventually(lambda: redis.zscore(keys.reports("q"), "victim"))
+            before = {key: await redis.pttl(key) for key in await redis.keys()}
+            shifted.set_ahead(-FAR_S)
+        assert await outliving(redis, before)
+        await eventually(lambda: outlives_in_vain(redis, before))
+        assert keys.heartbeat("q", "victim") not in await redis.keys()
+        assert await redis.zscore(keys.serving("q"), "victim") is None
+
+
+async def outlives_in_vain(redis: RedisClient, before: dict[str, int]) -> bool:
+    return not {key for key in await outliving(redis, before) if not LATE.fullmatch(key)}
+
+
+async def outliving(redis: RedisClient, before: dict[str, int]) -> set[str]:
+    """Keys, and members of sets that are ordered by time, that last longer than they could."""
+    bound_ms = FAR_S * 1000 / 2
+    now_s, _ = await redis.time()
+    found = {key for key in await redis.keys() if await redis.pttl(key) > before.get(key, 0) + bound_ms}
+    for key in (keys.serving("q"), keys.reports("q"), keys.queues(), keys.passed("q")):
+        found |= {
+            key for _, score in await redis.zrange(key, 0, -1, withscores=True) if score > now_s * 1000 + bound_ms
+        }
+    return found

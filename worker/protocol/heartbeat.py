@@ -56,6 +56,7 @@ class Heartbeat:
         self._model_ttl_ms = self._ttl_ms + round(config.model_wait_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
         self._is_serving = False
+        self._served_ms = 0  # for how long somebody serves the queue, for certain
         self._is_announced = False
         self._is_unannounced = False  # for trouble that was logged
         self._announcing: asyncio.Task[None] | None = None
@@ -117,7 +118,8 @@ class Heartbeat:
         self._rival = None
         if answer.drain_mark == self._instance:  # a mark for an earlier process of this name means nothing
             self.must_drain.set()
-        if self._is_serving or (self._is_announced and not answer.is_served):
+        self._served_ms = answer.served_ms
+        if self._is_serving or (self._is_announced and not answer.served_ms):
             self._announce_soon()
         return 0.0
 
@@ -152,7 +154,7 @@ class Heartbeat:
     async def _announce(self, *, is_served: bool) -> None:
         """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""
         self._is_announced = True  # where it is on the list, or may be
-        ttl_ms = self._ttl_ms if is_served else 0
+        ttl_ms = self._served_ms if is_served else 0
         await self._redis.execute_command(*scripts.announce(self._config.queue, ttl_ms=ttl_ms))
         self._is_announced = is_served
 

@@ -7,6 +7,9 @@ local sum, seconds = window(KEYS[1], now)
 if redis.call('ZSCORE', KEYS[2], ARGV[1]) then return {0, 0, 0, sum, until_empty(seconds)} end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - ARGV[5])
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
+for _, lease in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], string.format('(%d', now + ARGV[4]), '+inf')) do
+  redis.call('ZADD', KEYS[2], now + ARGV[4], lease)  -- from before the clock was set back: all leases live equally long
+end
 local per_minute, at_once = tonumber(ARGV[2]), tonumber(ARGV[3])
 if per_minute > 0 and sum >= per_minute then
   return {1, sum, until_free(seconds, sum - per_minute + 1), sum, until_empty(seconds)}

@@ -275,7 +275,7 @@ async def test_another_gateway_goes_on_with_a_batch_whose_gateway_stops(redis: R
 
 
 async def _is_held(redis: RedisClient) -> bool:
-    return len(await redis.hkeys(names.batch_holders())) == 2
+    return len(await redis.hkeys(names.batch_holders())) == 3
 
 
 async def test_a_line_waits_while_nobody_serves_its_model(redis: RedisClient, redis_url: str) -> None:

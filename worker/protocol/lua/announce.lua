@@ -1,7 +1,7 @@
 -- After clock.lua and members.lua. KEYS: queues.
 local queue, ttl = unpack(ARGV)
 if ttl ~= '0' then
-  enter(KEYS[1], queue, ttl, true)
+  enter(KEYS[1], queue, ttl)
 else
   redis.pcall('ZREM', KEYS[1], queue)
 end

@@ -4,7 +4,7 @@
 -- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
 -- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
 -- always that of one that serves, if any does. The card says itself what time to live it was set with, as workers with longer
--- ones may have set it.
+-- ones may have set it. Answers the drain mark, and in how many ms the last heartbeat of the queue lapses; 0 if nobody serves it.
 local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(ARGV, 1, 7)
 local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
 local function read(key)
@@ -65,4 +65,4 @@ if is_mine or left == ttl then  -- else somebody has set it for longer
   redis.call('HSET', card, 'ttl_ms', left)
   redis.call('PEXPIRE', card, left)
 end
-return {read(KEYS[2]), redis.call('EXISTS', serving)}
+return {read(KEYS[2]), redis.call('EXISTS', serving) * left}

@@ -1,8 +1,7 @@
--- After clock.lua. A set of members by when each lapses, which expires with its last one. Of a member that several speak for, with
--- times to live of their own, the latest counts.
-local function enter(set, member, ttl, is_shared)
+-- After clock.lua. A set of members by when each lapses, which expires with its last one.
+local function enter(set, member, ttl)
   local now = clock()
-  local entry = {'ZADD', set, is_shared and 'GT' or 'CH', string.format('%d', now + ttl), member}
+  local entry = {'ZADD', set, string.format('%d', now + ttl), member}
   if type(redis.pcall(unpack(entry))) ~= 'number' then  -- somebody wrote something else here
     redis.call('DEL', set)
     redis.call(unpack(entry))

@@ -91,5 +91,6 @@ def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
     """
     arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
     of_queue = (keys.digests(queue), keys.room(queue), keys.serving(queue))
-    key_names = (stream, keys.heartbeat(queue, consumer), *of_queue, keys.nudges(queue, consumer))
+    of_worker = (keys.nudges(queue, consumer), keys.report(queue, consumer))
+    key_names = (stream, keys.heartbeat(queue, consumer), *of_queue, *of_worker)
     return call(_RETIRE, key_names, arguments)

@@ -57,7 +57,7 @@ class Beaten:
     """The heartbeat was renewed."""
 
     drain_mark: str  # the instance that is to drain, "" for none
-    is_served: bool  # whether any worker serves the queue
+    served_ms: int  # until the last heartbeat of the queue lapses, whatever its worker's time to live; 0: nobody serves
 
 
 def new_instance(ttl_ms: int) -> str:
@@ -118,7 +118,7 @@ def parse_beat(answer: Any) -> Beaten | Rival:
     """How it went; else why not: the process that holds the name, or `OtherModel`."""
     texts: list[Any] = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in answer]
     if len(texts) == 2:
-        return Beaten(texts[0], bool(texts[1]))
+        return Beaten(texts[0], texts[1])
     return Rival(*texts) if len(texts) == 3 else OtherModel(*texts)
 
 
