@@ -159,6 +159,36 @@ async def test_what_was_left_for_long_goes_to_anybody(raw: RedisClient) -> None:
     assert await take(raw, other, steal_after_ms=500) == ([entry], None)
 
 
+async def test_what_was_left_by_a_clock_that_was_ahead_is_left_from_now_on(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    entry = await add(raw, "x")
+    seconds, _ = await raw.time()
+    await raw.zadd(keys.passed("q"), {entry: 1000 * (seconds + 90)})
+    found, left_ms = await take(raw, other, steal_after_ms=5000)
+    assert found == []
+    assert 0 < (left_ms or 0) <= 5000
+    now_s, _ = await raw.time()
+    assert 1000 * seconds <= float(await raw.zscore(keys.passed("q"), entry) or 0) < 1000 * (now_s + 1)
+
+
+@pytest.mark.parametrize(("num_workers", "window"), [(2, 32), (64, 16), (200, 8)])
+async def test_so_many_entries_of_a_tenant_are_looked_at(raw: RedisClient, num_workers: int, window: int) -> None:
+    await serve(raw, "w0", "w1")
+    homes = {name: await home_of(raw, name) for name in "abcdefgh"}
+    mine, theirs = (next(name for name in homes if homes[name] == worker) for worker in ("w0", "w1"))
+    seconds, _ = await raw.time()
+    names = ["w0", "w1", *(f"idle{number}" for number in range(num_workers - 2))]
+    await raw.zadd(keys.serving("q"), dict.fromkeys(names, 1000 * seconds + LONG))
+    for _ in range(window):
+        await add(raw, theirs)
+    own = await add(raw, mine)
+    assert (await take(raw, "w0"))[0] == []
+    assert len((await take(raw, "w1"))[0]) == 1
+    assert (await take(raw, "w0"))[0] == [own]
+
+
 async def test_a_home_without_room_is_none_but_its_own_go_first_elsewhere(raw: RedisClient) -> None:
     await serve(raw, "w0", "w1")
     homes = {name: await home_of(raw, name) for name in "abcdefgh"}
