@@ -298,10 +298,11 @@ class WorkerService:
         pipeline.hgetall(keys.load(self.config.queue))
         pipeline.xlen(keys.dead(self.config.queue))
         pipeline.xlen(keys.malformed(self.config.queue))
-        load, letters, malformed = await pipeline.execute()
-        self.metrics.set_letters(request=letters, malformed=malformed)
+        load, letters, malformed = await pipeline.execute(raise_on_error=False)
+        if isinstance(letters, int) and isinstance(malformed, int):
+            self.metrics.set_letters(request=letters, malformed=malformed)
         with suppress(ValueError):  # nobody has looked yet
-            self.metrics.set_load(QueueLoad.of(load))
+            self.metrics.set_load(QueueLoad.of({} if isinstance(load, Exception) else load))
 
 
 async def _loaded(model: asyncio.Future[Model]) -> Model:

@@ -33,7 +33,7 @@ class Meaning(Enum):
     NEEDLESS_PASSWORD = auto()
     NOT_PERMITTED = auto()  # by its user's rules, also from within a script, or by protected mode
     UNKNOWN_COMMAND = auto()  # an older server, or one that has it renamed
-    WRONG_TYPE = auto()  # the key holds something else
+    JUNK = auto()  # a key holds what Penstock never writes there; or a script of ours broke, mostly over such a value
     OTHER = auto()  # what nobody expects of a server, or no error of Redis at all
 
 
@@ -73,7 +73,8 @@ _CODES = {
     "NOAUTH": Meaning.NO_PASSWORD,
     "NOPERM": Meaning.NOT_PERMITTED,
     "DENIED": Meaning.NOT_PERMITTED,
-    "WRONGTYPE": Meaning.WRONG_TYPE,
+    "WRONGTYPE": Meaning.JUNK,
+    "JUNK": Meaning.JUNK,  # our own scripts' word
 }
 # How texts with the code ERR begin, and those of others whose code was lost on the way.
 _TEXTS = {
@@ -83,6 +84,13 @@ _TEXTS = {
     "Script attempted to execute a": Meaning.LATER,  # "... command while the cluster is down"
     "no such key": Meaning.NO_GROUP,
     "The ID specified in XADD": Meaning.STALE_ID,
+    "Operation against a key holding the wrong kind of value": Meaning.JUNK,
+    "hash value is not": Meaning.JUNK,
+    "value is not an integer": Meaning.JUNK,
+    "increment or decrement would overflow": Meaning.JUNK,
+    "resulting score is not a number": Meaning.JUNK,
+    "The stream has exhausted the last possible ID": Meaning.JUNK,
+    "user_script:": Meaning.JUNK,
     "ACL failure in script": Meaning.NOT_PERMITTED,
     "The user executing the script can't": Meaning.NOT_PERMITTED,
     "invalid password": Meaning.WRONG_PASSWORD,
@@ -166,6 +174,11 @@ def is_not_permitted(error: BaseException) -> bool:
 def is_no_group(error: BaseException) -> bool:
     """Whether the stream or its group is not there, as after FLUSHALL."""
     return meaning_of(error) is Meaning.NO_GROUP
+
+
+def is_junk(error: BaseException) -> bool:
+    """Whether it is about what a key holds: the same fails until that is set aside (`penstock.producer.redis.junk`)."""
+    return meaning_of(error) is Meaning.JUNK
 
 
 def is_stale_id(error: BaseException) -> bool:

@@ -185,21 +185,22 @@ SPOILT_LETTERS: dict[str, tuple[str | int, ...]] = {
 
 
 @pytest.mark.parametrize("name", SPOILT_LETTERS)
-async def test_a_letter_that_cannot_be_kept_holds_up_no_entry(
+async def test_junk_where_letters_are_kept_makes_room_and_holds_up_no_entry(
     redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     await redis.execute_command(*SPOILT_LETTERS[name])
-    async with running_worker(redis_url) as worker:
-        entry_id = await send(redis, nonsense="secret", id="junk")
+    async with running_worker(redis_url):
+        await send(redis, nonsense="secret", id="junk")
         assert (await read_reply(redis, "junk")).end.code == "invalid_request"
         await eventually(lambda: is_queue_empty(redis))
-        assert worker.service.metrics.lost_dead_letters._value.get() == 1
         beside = await send(redis, prompt="beside", max_tokens=5)
         assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
         await eventually(lambda: is_queue_empty(redis))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "dead_letter_lost" in line]
-    assert "error" in line
-    assert entry_id in line
+    ((_, letter),) = await redis.xrange(keys.malformed("q"))
+    assert letter["id"] == "junk"
+    assert await redis.exists("penstock:{q}:junk:malformed")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "junk_set_aside" in line]
+    assert keys.malformed("q") in line
     assert "secret" not in line
 
 

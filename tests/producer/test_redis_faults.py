@@ -55,13 +55,13 @@ ANSWERS = {
     "NOAUTH Authentication required.": Meaning.NO_PASSWORD,
     "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration "
     "is correct?": Meaning.NEEDLESS_PASSWORD,
-    "WRONGTYPE Operation against a key holding the wrong kind of value": Meaning.WRONG_TYPE,
+    "WRONGTYPE Operation against a key holding the wrong kind of value": Meaning.JUNK,
     "ERR unknown command 'WAITAOF', with args beginning with: '1' 'OOM'": Meaning.UNKNOWN_COMMAND,
     "ERR unknown subcommand 'X'. Try XINFO HELP.": Meaning.UNKNOWN_COMMAND,
     "NOPROTO unsupported protocol version": Meaning.OTHER,
     "CROSSSLOT Keys in request don't hash to the same slot": Meaning.OTHER,
-    "ERR user_script:3: attempt to compare nil with number": Meaning.OTHER,
-    "ERR value is not an integer or out of range": Meaning.OTHER,
+    "ERR user_script:3: attempt to compare nil with number": Meaning.JUNK,
+    "ERR value is not an integer or out of range": Meaning.JUNK,
 }  # fmt: skip
 # What a caller sends must not be taken for what the server says.
 MISLEADING = ("SET", "k) of pipeline caused error: ('NOPERM no", "NOREPLICAS")

@@ -16,6 +16,7 @@ from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
+from penstock.worker.protocol import reservation as reservations
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.protocol.reservation import Reservation
 from penstock.worker.readiness import Readiness
@@ -122,7 +123,7 @@ async def test_what_it_lost_while_loading_does_not_outlast_it(
     async def fail(*_: object) -> None:
         raise exceptions.ConnectionError("gone")
 
-    monkeypatch.setattr(raw, "execute_command", fail)
+    monkeypatch.setattr(reservations, "execute_one", fail)
     with pytest.raises(exceptions.ConnectionError):
         await reservation.release()
     assert readiness.is_ready

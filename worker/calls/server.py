@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, make_group
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import is_no_group
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.tasks import end_tasks
@@ -19,6 +19,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one, make_guarded_group
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
@@ -60,6 +61,7 @@ class CallServer:
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
         self._has_group = False
+        self._is_readable = True  # the stream, as far as is known
         self._in_hand: dict[str, asyncio.Task[None]] = {}  # by entry
         self._failures: list[BaseException] = []  # what ended some of them
 
@@ -80,7 +82,7 @@ class CallServer:
         if self._failures:
             raise self._failures.pop()
         if not self._has_group:
-            await make_group(self._redis, keys.calls(self._config.queue))
+            await make_guarded_group(self._redis, keys.calls(self._config.queue))
             self._has_group = True
         spare = 0 if self._stopping.is_set() else MAX_AT_ONCE - len(self._in_hand)
         if taken := await self._take(spare):
@@ -103,7 +105,7 @@ class CallServer:
             idle_ms=IDLE_MS,
             in_hand=self._in_hand,
         )
-        answer: Any = await self._redis.execute_command(*command)
+        answer: Any = await execute_one(self._redis, command)
         return [
             (QueueEntry(entry_id.decode(), pairs(fields), size, bool(is_whole)), times)
             for entry_id, size, is_whole, fields, times in answer
@@ -156,7 +158,7 @@ class CallServer:
             ttl_ms=ANSWER_TTL_MS,
             fields={"id": envelope.id, "worker": self._config.name, **answer},
         )
-        if await self._redis.execute_command(*command):
+        if await execute_one(self._redis, command):
             self._metrics.calls.labels(outcome=answer.get("code", "answered")).inc()
 
     async def _try(self, work: Coroutine[Any, Any, None]) -> None:
@@ -164,12 +166,14 @@ class CallServer:
             await work
             self._backoff.reset()
             self._readiness.ready(_PART)
+            self._is_readable = True
         except (*faults.REDIS_ERRORS, OSError) as error:
             if is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
             if faults.must_wait(error):
                 self._readiness.lost_redis(_PART, error)
-            else:  # somebody wrote something else there, which is no reason to serve no requests
+            elif self._is_readable:  # or it was said; and it is no reason to serve no requests
+                self._is_readable = False
                 _log.warning("calls_unreadable", error=str(error))
             await pause(self._stopping, self._backoff.next_s())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import execute_one
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.requests import Phase, RequestTable
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.scripts import Bill
 from penstock.worker.readiness import Readiness
 

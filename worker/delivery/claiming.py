@@ -10,7 +10,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.wire import WireError, parse_request
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.ending import dead_letter_of, observe_letter, observe_loss, unclaimed_end
+from penstock.worker.delivery.ending import NOT_OURS, dead_letter_of, observe_letter, observe_loss, unclaimed_end
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import Asked, LiveRequest
@@ -18,6 +18,7 @@ from penstock.worker.delivery.threads import Threads
 from penstock.worker.logs import request_logger
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.scripts import Claim, NotClaimed
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Claimer:
         if not (is_suspect or self._requests.alone) or self._is_over(live):
             return
         returning = scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=0)
-        await self._redis.execute_command(*returning)
+        await execute_one(self._redis, returning)
         raise Suspect(live) if is_suspect else Occupied
 
     def _is_over(self, live: LiveRequest) -> bool:
@@ -140,7 +141,8 @@ class Claimer:
         except faults.REDIS_ERRORS as error:
             if faults.must_wait(error):
                 raise
-            self._give_up(request_id, entry, asked, f"the request's keys can't be written: {error}")
+            _logger_of(request_id, asked).error("reply_unwritable", error=str(error))
+            self._give_up(request_id, entry, asked, NOT_OURS)
             return None
         if isinstance(answer, Claim):
             return answer
@@ -150,6 +152,9 @@ class Claimer:
     def _remove(self, request_id: str, entry: QueueEntry, asked: Asked, answer: NotClaimed) -> None:
         if answer.reason == "unwritable":
             self._give_up(request_id, entry, asked, "the reply holds an entry id that nothing can be written after")
+        elif answer.reason == "junk":
+            _logger_of(request_id, asked).error("reply_unwritable", error=f"the state's {answer.field} is no number")
+            self._give_up(request_id, entry, asked, NOT_OURS)
         elif answer.reason == "dead":  # its worker died between the end and the dead letter
             self._bury(request_id, entry, "given_up", "given up by an earlier worker; the end of the reply says why")
         else:
@@ -169,7 +174,7 @@ class Claimer:
     async def _set_aside(self, request_id: str, entry: QueueEntry, asked: Asked, digest: str) -> bool:
         """Leaves a half-written reply to the workers whose model began it. False: none has been there for a while."""
         command = scripts.set_aside(self._config.queue, worker=self._config.name, entry_id=entry.id, digest=digest)
-        is_left = bool(await self._redis.execute_command(*command))
+        is_left = bool(await execute_one(self._redis, command))
         _logger_of(request_id, asked).info("left_to_other_model" if is_left else "model_gone", digest=digest)
         return is_left
 

@@ -19,6 +19,9 @@ from penstock.worker.protocol.scripts import Claim, LetterLimits
 _log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_CHARS = 2000  # of an error, which may quote what the client sent
+NOT_OURS = "the request's keys in Redis hold what no worker writes there"
+"""What a client is told; the log has what Redis says."""
+
 MALFORMED_SHARE = 10  # entries that never were a request get a tenth of what dead letters may take
 
 _MALFORMED_CODES = ("invalid_request", "too_large")  # of a dead letter; as a mere end, a limit may be meant

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import Fields, RedisClient, ensure_group, make_group
-from penstock.producer.redis.pipeline import execute_one
+from penstock.producer.redis.connection import Fields, RedisClient
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import ID_PATTERN, entry_size
 from penstock.worker.config import WorkerConfig
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.faults import REDIS_ERRORS
+from penstock.worker.protocol.guarded import execute_one, make_guarded_group
 from penstock.worker.protocol.scripts import Bill
 
 BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
@@ -109,9 +109,9 @@ class EntryReader:
 
     async def make_group(self) -> None:
         """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
-        await ensure_group(self._redis, self._config.queue)
+        await make_guarded_group(self._redis, keys.requests(self._config.queue))
         nudges = keys.nudges(self._config.queue, self._config.name)
-        await make_group(self._redis, nudges)
+        await make_guarded_group(self._redis, nudges)
         await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
     async def take(self, count: int, *, waits: bool = True) -> list[QueueEntry]:
@@ -146,12 +146,12 @@ class EntryReader:
     async def wake(self) -> None:
         """Has a read that waits look again whose turn it is."""
         nudges = keys.nudges(self._config.queue, self._config.name)
-        await self._redis.xadd(nudges, {"look": "again"}, maxlen=1, approximate=False, nomkstream=True)
+        await execute_one(self._redis, ("XADD", nudges, "NOMKSTREAM", "MAXLEN", "=", 1, "*", "look", "again"))
 
     async def tell_full(self) -> None:
         """Has nobody leave entries to this worker any more."""
         if self._told_room:
-            await self._redis.zadd(keys.room(self._config.queue), {self._config.name: 0})
+            await execute_one(self._redis, ("ZADD", keys.room(self._config.queue), 0, self._config.name))
             self._told_room = 0
 
     async def sweep(self) -> list[QueueEntry]:

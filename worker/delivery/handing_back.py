@@ -8,7 +8,8 @@ from contextlib import suppress
 
 from penstock.engine.driver import EngineDriver
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import Command, execute, execute_one
+from penstock.producer.redis.faults import is_junk
+from penstock.producer.redis.pipeline import Command, execute
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.outbox import Outbox
@@ -16,6 +17,7 @@ from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, Phase
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 
 HAND_OVER_TIMEOUT_S = 1.0
 GIVES_WAY_BELOW = 0  # the priority from which on a request is never given back for another
@@ -143,7 +145,7 @@ class HandingBack:
             scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=handbacks) for live in lives
         ]
         for answer in await execute(self._redis, returns) if returns else ():
-            if isinstance(answer, Exception):
+            if isinstance(answer, Exception) and not is_junk(answer):  # whoever claims that one next ends it
                 raise answer
         await execute_one(self._redis, release)
         for live in lives:

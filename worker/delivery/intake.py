@@ -12,7 +12,7 @@ import structlog
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
-from penstock.producer.redis.faults import is_no_group
+from penstock.producer.redis.faults import is_junk, is_no_group
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.claiming import Claimer, Occupied, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
@@ -294,12 +294,13 @@ class Intake:
 
     async def _survive(self, error: Exception) -> None:
         self._requests.must_recover = True
-        if is_no_group(error):
+        if is_no_group(error) or is_junk(error):  # junk: of the two keys that no script reads, and a read waits on
             try:
                 await self._entries.make_group()
             except (*faults.REDIS_ERRORS, OSError) as refused:
                 error = refused
             else:
-                return
+                if is_no_group(error):
+                    return
         self._readiness.lost_redis(_PART, error)
         await pause(self._stopping, self._backoff.next_s())

@@ -8,7 +8,6 @@ import time
 
 from penstock.engine.driver import EngineDriver
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import execute_one
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.capacity import Capacity
 from penstock.worker.delivery.entries import BYTES_PER_READ
@@ -16,6 +15,7 @@ from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.requests import RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.scripts import Part
 from penstock.worker.readiness import Readiness
 

@@ -13,7 +13,7 @@ from penstock.producer.redis.pipeline import Command
 from penstock.producer.wire import EndEntry
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery import writes
-from penstock.worker.delivery.ending import dead_letter, end_entry, kept_ms
+from penstock.worker.delivery.ending import NOT_OURS, dead_letter, end_entry, kept_ms, unclaimed_end
 from penstock.worker.delivery.journal import JournalError
 from penstock.worker.delivery.removals import Removals
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
@@ -160,6 +160,10 @@ class Outbox:
         letter = dead_letter(live, code, message, self._config)
         self.remove(letter)
         return letter
+
+    def give_up(self, live: LiveRequest) -> None:
+        """Tells whoever reads that the request's keys hold what no worker writes there, as far as the reply is one."""
+        self.tell(unclaimed_end(live.id, live.asked, NOT_OURS, self._config))
 
     def _add(self, live: LiveRequest, output: Output) -> None:
         try:

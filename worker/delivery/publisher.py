@@ -17,9 +17,10 @@ from penstock.worker.delivery.ending import observe_end, observe_letter, observe
 from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
 from penstock.worker.delivery.reconnect import Reconnects, look_back
 from penstock.worker.delivery.requests import LiveRequest
-from penstock.worker.delivery.writes import Write, is_published
+from penstock.worker.delivery.writes import AsideWrite, Burial, Write, is_published
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import GUARD
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import Signal
 
@@ -88,7 +89,7 @@ class Publisher:
             answers = [lost] * len(batch)  # no write is to blame
         before = self._outbox.num_chunks, self._outbox.num_tokens, self._outbox.num_absorbed
         for write, answer in zip(batch, answers, strict=True):
-            self._settle(write, answer)
+            self._settle(write, await self._mended(write, answer))
         self._note_trouble(next((answer for answer in answers if _must_wait(answer)), None))
         self._metrics.chunks.inc(self._outbox.num_chunks - before[0])
         self._metrics.tokens.inc(self._outbox.num_tokens - before[1])
@@ -125,6 +126,15 @@ class Publisher:
         for verdict in await look_back(self._redis, self._requests):
             self._act(verdict)
 
+    async def _mended(self, write: Write, answer: Any) -> Any:
+        """The answer, unless a key of the queue was in the way of a removal: the answer once that is set aside."""
+        if not isinstance(answer, Exception) or not isinstance(write, AsideWrite | Burial):
+            return answer
+        try:
+            return await GUARD.mend(self._redis, write.command, answer)
+        except Exception as error:
+            return error
+
     def _settle(self, write: Write, answer: Any) -> None:
         verdict = self._outbox.settle(write, answer, time.monotonic())
         if verdict is not None:
@@ -141,6 +151,7 @@ class Publisher:
             case Bury(live, error):
                 if not live.is_gone:
                     live.log.error("reply_unwritable", error=str(error))
+                    self._outbox.give_up(live)
                     observe_letter(self._metrics, self._outbox.bury(live, "reply_unwritable", str(error)))
                     self._let_go(live, "unwritable")
             case Finished(live, end, letter):

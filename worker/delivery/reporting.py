@@ -17,13 +17,13 @@ from penstock.producer.operations.reports import (
 )
 from penstock.producer.operations.reports import Phase as ReportedPhase
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import execute_one
 from penstock.producer.version import __version__
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.readiness import Readiness
 
 RATE_WINDOW_S = 2.0

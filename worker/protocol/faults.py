@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from redis import exceptions
 
-from penstock.producer.redis.faults import is_no_group, is_refused, may_pass
+from penstock.producer.redis.faults import is_junk, is_no_group, is_refused, may_pass
 from penstock.worker.errors import RedisRefused
 from penstock.worker.hints import hint_for
 from penstock.worker.readiness import Readiness
@@ -40,7 +40,7 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
         try:
             await work()
         except (*REDIS_ERRORS, OSError) as error:
-            if not may_pass(error):
+            if not (may_pass(error) or is_junk(error)):
                 raise refusal(error) from error
             readiness.lost_redis(part, error)
             await pause(stop, backoff.next_s())

@@ -12,13 +12,14 @@ from penstock.producer import keys
 from penstock.producer.consumers import is_worker
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import is_no_group
-from penstock.producer.redis.pipeline import Command, execute_one
+from penstock.producer.redis.pipeline import Command
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
@@ -101,7 +102,7 @@ class Heartbeat:
         if self._announcing is not None:
             await end_tasks([self._announcing])
         command = scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
-        is_unserved = await self._redis.execute_command(*command) == 2
+        is_unserved = await execute_one(self._redis, command) == 2
         if is_unserved and self._is_announced:
             await self._announce(is_served=False)
 
@@ -111,7 +112,7 @@ class Heartbeat:
         Returns:
             0 if the name is this process's, else the seconds until the key of the one that has it lapses.
         """
-        answer = scripts.parse_beat(await self._redis.execute_command(*self._command()))
+        answer = scripts.parse_beat(await execute_one(self._redis, self._command()))
         if isinstance(answer, scripts.Rival):
             self._look_at(answer)
             return answer.left_s
@@ -155,7 +156,7 @@ class Heartbeat:
         """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""
         self._is_announced = True  # where it is on the list, or may be
         ttl_ms = self._served_ms if is_served else 0
-        await self._redis.execute_command(*scripts.announce(self._config.queue, ttl_ms=ttl_ms))
+        await execute_one(self._redis, scripts.announce(self._config.queue, ttl_ms=ttl_ms))
         self._is_announced = is_served
 
     def _look_at(self, rival: scripts.Rival) -> None:
@@ -230,14 +231,14 @@ class Reclaimer:
             if is_no_group(error):  # whoever reads the stream makes it
                 return []
             raise
-        return [consumer["name"].decode() for consumer in consumers]
+        return [consumer["name"].decode(errors="surrogateescape") for consumer in consumers]
 
     async def _retire(self, stream: str, consumer: str) -> None:
         queue = self._config.queue
         freed = 0
         while True:
             command = scripts.retire(queue, stream=stream, consumer=consumer, count=RETIRE_COUNT)
-            moved = int(await self._redis.execute_command(*command))
+            moved = int(await execute_one(self._redis, command))
             freed += max(0, moved)
             if moved < RETIRE_COUNT:
                 break

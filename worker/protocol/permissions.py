@@ -10,6 +10,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.lua import call, load
 from penstock.worker import hints
 from penstock.worker.errors import RedisRefused
+from penstock.worker.protocol.guarded import GUARD
 
 _DENIED = load("penstock.worker.protocol", "denied")
 NAMED_AT_MOST = 4
@@ -52,7 +53,7 @@ _ON_NUDGES = (
     "XGROUP CREATE {} g 0", "XREADGROUP GROUP g c STREAMS {} >", "XACK {} g 0-1", "XADD {} * f v", "PEXPIRE {} 1",
     "DEL {}",
 )  # fmt: skip
-_ON_REPORT = ("SET {} v", "DEL {}")
+_ON_REPORT = ("SET {} v", "DEL {}", "STRLEN {}")
 _ON_LETTERS = ("XADD {} * f v", "XTRIM {} MAXLEN 1", "XLEN {}", "PEXPIRE {} 1")
 _ON_LETTER_COUNTS = (
     "XADD {} * f v", "XRANGE {} - +", "XDEL {} 0-1", "XLEN {}", "GET {}", "SET {} v", "DEL {}", "PEXPIRE {} 1",
@@ -82,7 +83,7 @@ async def denied(redis: RedisClient, queue: str) -> list[str]:
     needs = [
         (key, command)
         for key, commands in (*_of_queue(queue), *_of_request(queue))
-        for command in (*commands, *(_SCRIPTS if key else ()))
+        for command in (*commands, *(_SCRIPTS if key else ()), *_set_aside(key))
     ]
     return await _denied(redis, needs)
 
@@ -110,7 +111,7 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     both = f"XREADGROUP GROUP g c STREAMS {keys.requests(queue)} {{}} > >"  # one selector has to allow all keys
     yield keys.nudges(queue, _PROBE), (*_ON_NUDGES, both)
     yield keys.heartbeat(queue, _PROBE), ("MGET {}",)
-    yield keys.looked(queue), ("SET {} v", "PTTL {}")
+    yield keys.looked(queue), ("SET {} v", "STRLEN {}", "PTTL {}")
     yield keys.report(queue, _PROBE), _ON_REPORT
     yield keys.reports(queue), _ON_QUEUES
     yield keys.cancelled(queue), ("SPOP {}",)
@@ -125,6 +126,12 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
         yield letters, _ON_LETTERS
         for key in (keys.letter_sizes(letters), keys.letter_bytes(letters)):
             yield key, _ON_LETTER_COUNTS
+
+
+def _set_aside(key: str) -> Iterator[str]:
+    place = GUARD.place_for(key)
+    if place is not None:
+        yield f"RENAMENX {{}} {place}"
 
 
 def _of_request(queue: str) -> Iterator[tuple[str, Iterable[str]]]:

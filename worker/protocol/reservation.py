@@ -8,6 +8,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.protocol import faults, scripts
+from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.heartbeat import BEATS_PER_TTL
 from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
@@ -53,14 +54,14 @@ class Reservation:
     async def release(self) -> None:
         self._readiness.ready(_PART)  # whatever comes of it: nobody looks at this key from here on
         config = self._config
-        await self._redis.execute_command(*scripts.release(config.queue, worker=config.name, instance=self._instance))
+        await execute_one(self._redis, scripts.release(config.queue, worker=config.name, instance=self._instance))
 
     async def _renew(self) -> float:
         """0 if the name is this process's, else the seconds until the key of the one that has it lapses."""
         config = self._config
         ttl_ms = round(config.heartbeat_ttl_s * 1000)
         command = scripts.reserve(config.queue, worker=config.name, instance=self._instance, ttl_ms=ttl_ms)
-        rival = scripts.parse_reserve(await self._redis.execute_command(*command))
+        rival = scripts.parse_reserve(await execute_one(self._redis, command))
         before, self._rival = self._rival, rival
         if self._rival is None:
             return 0.0

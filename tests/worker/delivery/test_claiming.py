@@ -197,8 +197,8 @@ async def hold_string_as_state(raw: RedisClient) -> None:
     ("spoil", "message"),
     [
         (hold_highest_id, b"nothing can be written after"),
-        (hold_string_as_reply, b"keys can't be written: "),
-        (hold_string_as_state, b"keys can't be written: "),
+        (hold_string_as_reply, b"hold what no worker writes there"),
+        (hold_string_as_state, b"hold what no worker writes there"),
     ],
 )
 async def test_one_whose_keys_hold_something_else_is_given_up(

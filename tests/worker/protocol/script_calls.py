@@ -7,12 +7,13 @@ from typing import Any
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Command
+from penstock.worker.protocol.guarded import execute_one
 
 STREAM = keys.requests("q")
 
 
 async def run(redis: RedisClient, command: Command) -> Any:
-    return await redis.execute_command(*command)
+    return await execute_one(redis, command)
 
 
 async def owned(redis: RedisClient, worker: str, n: int = 1) -> list[str]:

@@ -10,8 +10,10 @@ from functools import partial
 import pytest
 from redis import exceptions
 
+from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.redis.faults import is_no_group, is_refused, is_stale_id, may_pass
+from penstock.producer.redis.junk import JunkFound
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol import faults
 from penstock.worker.readiness import Readiness
@@ -131,6 +133,14 @@ async def test_no_answer_ends_a_periodic_task(error: Exception) -> None:
     assert readiness.trouble == "other"
     with pytest.raises(ValueError, match="a mistake of ours"):
         await faults.survive(fail(ValueError("a mistake of ours")), "part", readiness)
+
+
+async def test_junk_in_a_key_makes_the_worker_unready_and_no_more() -> None:
+    readiness = Readiness()
+    await faults.survive(fail(JunkFound(keys.requests("q"))), "part", readiness)
+    assert "penstock:{q}:requests holds what Penstock never wrote there" in readiness.reasons["part"]
+    await faults.survive(fail(None), "part", readiness)
+    assert readiness.is_ready
 
 
 def test_backoff_grows_and_is_bounded() -> None:

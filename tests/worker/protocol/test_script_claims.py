@@ -97,10 +97,24 @@ async def test_epochs_stay_above_the_reply_s_and_the_state_s(raw: RedisClient) -
 
 @pytest.mark.parametrize("junk", ["abc", "-1", "nan", "inf", "1e300", "99999999999999999999", "0x10", "1.5"])
 async def test_an_epoch_that_no_claim_wrote_counts_for_nothing(raw: RedisClient, junk: str) -> None:
-    await raw.hset(keys.state("q", "r"), mapping={"epoch": junk, "attempts": junk, "status": "running"})
+    await raw.hset(keys.state("q", "r"), mapping={"epoch": junk, "status": "running"})
     first = await claim(raw)
     assert 0 < first.epoch < scripts.MAX_EPOCH
     assert await finish(raw, first) == b"ok"
+
+
+@pytest.mark.parametrize("junk", ["", "abc", "-1", "1.5", "nan", "1e300", "9" * 16, b"\xff", "1" * 100_000])
+@pytest.mark.parametrize("field", ["claimed_ms", "attempts", "crashes", "strikes", "handbacks"])
+async def test_a_count_that_is_none_is_named_and_nothing_is_written(
+    raw: RedisClient, field: str, junk: str | bytes
+) -> None:
+    await raw.hset(keys.state("q", "r"), mapping={field: junk, "status": "queued"})
+    assert await try_claim(raw) == NotClaimed("junk", field=field)
+    assert await raw.hgetall(keys.state("q", "r")) == {
+        field.encode(): junk if isinstance(junk, bytes) else junk.encode(),
+        b"status": b"queued",
+    }
+    assert not await raw.exists(keys.reply("q", "r"))
 
 
 async def test_above_the_largest_id_nothing_can_be_written(raw: RedisClient) -> None:

@@ -58,11 +58,10 @@ async def test_a_rival_keeps_the_name_until_its_key_lapses(raw: RedisClient) -> 
     assert await beat(raw, "second") == ""
 
 
-async def test_a_key_without_expiry_is_a_rival_for_ever(raw: RedisClient) -> None:
+async def test_a_key_without_expiry_is_nobody_s_and_set_aside(raw: RedisClient) -> None:
     await raw.set(BEAT, "by hand")
-    rival = await beat(raw, "i")
-    assert isinstance(rival, Rival)
-    assert rival.expires_ms == -1
+    assert await beat(raw, "i") == ""
+    assert await raw.get(BEAT.replace("}:", "}:junk:")) == b"by hand"
 
 
 async def test_what_is_no_text_is_nobody_s(raw: RedisClient) -> None:

@@ -1,4 +1,4 @@
--- After owned.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
+-- After junk.lua and owned.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
 --
 -- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters are
 -- removed while a limit is exceeded; the new one stays whatever its size. A letter that somebody deleted by hand counts until it
@@ -7,22 +7,31 @@ local requests, letters, sizes, sum, charged = unpack(KEYS, 1, 5)
 local group, worker, entry, size = unpack(ARGV, 1, 4)
 local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if not owned(requests, group, worker, entry) then return 0 end
+-- What these hold is looked at before anything is written.
+local bytes, count = redis.call('GET', sum), redis.call('XLEN', sizes)
+if bytes and not string.match(bytes, '^%d+$') then
+  junk(sum)
+  bytes = nil
+end
+bytes = redis.call('XLEN', letters) > 0 and tonumber(bytes) or nil
+redis.call('HMGET', charged, entry)
 local letter = redis.call('XADD', letters, 'MAXLEN', '=', max_entries, '*', unpack(ARGV, 8))
 redis.call('XACK', requests, group, entry)
 redis.call('XDEL', requests, entry)
 redis.call('HDEL', charged, entry)
 
-local bytes = redis.pcall('GET', sum)
-bytes = type(bytes) == 'string' and string.match(bytes, '^%d+$') and tonumber(bytes)
-local noted = bytes and redis.call('XLEN', letters) > 1 and redis.pcall('XADD', sizes, letter, 'bytes', size)
-if type(noted) ~= 'string' then  -- the first letter, or somebody wrote here
+if not bytes then  -- the first letter, or they are counted anew
   redis.call('DEL', sizes, sum)
-  redis.call('XADD', sizes, letter, 'bytes', size)
-  bytes = 0
+  bytes, count = 0, 0
 end
-bytes = bytes + size
+if type(redis.pcall('XADD', sizes, letter, 'bytes', size)) ~= 'string' then  -- an id of somebody's that nothing follows
+  redis.call('DEL', sizes)
+  redis.call('XADD', sizes, letter, 'bytes', size)
+  bytes, count = 0, 0
+end
+bytes, count = bytes + size, count + 1
 
-local time, count, removed, oldest = redis.call('TIME'), redis.call('XLEN', sizes), 0, nil
+local time, removed, oldest = redis.call('TIME'), 0, nil
 local since = time[1] * 1000 + math.floor(time[2] / 1000) - ttl
 while removed < 1000 do
   oldest = redis.call('XRANGE', sizes, '-', '+', 'COUNT', 1)[1]

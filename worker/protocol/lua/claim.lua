@@ -1,9 +1,15 @@
+local MOST_DIGITS = 15  -- of a count: more, and it is none
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
 local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model = unpack(ARGV)
-local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker')
+local counted = {'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks'}
+local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker', unpack(counted))
 local status, owner_entry, owner_epoch, owner_instance, begun_with, begun, owner = unpack(s)
 if status == 'dead' and owner_entry == entry then return {'dead'} end
 if status == 'done' or status == 'dead' then return {'done'} end
+for i = 1, #counted do
+  local count = s[7 + i]
+  if count and not (string.match(count, '^%d+$') and #count <= MOST_DIGITS) then return {'junk', counted[i]} end
+end
 if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
 max_epoch = tonumber(max_epoch)
 local highest, progress = tonumber(owner_epoch or 0), false
@@ -29,7 +35,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
-local attempt = string.format('%d', (tonumber(redis.call('HMGET', state, 'attempts')[1] or 0) or 0) + 1)
+local attempt = string.format('%d', (s[9] or 0) + 1)
 local own = {'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt}
 if digest ~= '' then own[9], own[10] = 'digest', digest end
 redis.call('XADD', reply, epoch .. '-0', unpack(own))
@@ -50,7 +56,7 @@ redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)
 local answer = {'ok', tonumber(epoch), last and 1 or 0, redis.call('EXISTS', cancel), now}
-local counts = redis.call('HMGET', state, 'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks')
+local counts = redis.call('HMGET', state, unpack(counted))
 for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
 answer[#answer + 1] = is_of_other and 1 or 0
 answer[#answer + 1] = before

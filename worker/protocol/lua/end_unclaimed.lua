@@ -2,7 +2,9 @@
 local ttl, max_epoch = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local epoch = time[1] * 1000000 + time[2]
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+local newest = redis.pcall('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+if newest.err then return string.find(newest.err, 'WRONGTYPE', 1, true) and 'unwritable' or newest end
+local last = newest[1]
 if last then
   for i = 1, #last[2], 2 do
     if last[2][i] == 'type' and last[2][i + 1] == 'end' then return 'already' end

@@ -16,11 +16,7 @@ local function share_of(slots, workers) return math.ceil(SHARE * slots / workers
 
 -- For one that begins to serve, as one of so many: the slots that are its own now.
 local function move_in(homes, name, workers)
-  local owners, won = redis.pcall('HGETALL', homes), {}
-  if owners.err then  -- somebody wrote something else here
-    redis.call('DEL', homes)
-    return
-  end
+  local owners, won = redis.call('HGETALL', homes), {}
   local most = 2 * share_of(#owners / 2, workers)
   for i = 1, #owners, 2 do
     local slot = tonumber(owners[i])

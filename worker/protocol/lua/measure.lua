@@ -9,7 +9,7 @@ local MOST_BANDS, MOST_TENANTS = 64, 16  -- that are told apart; and of each ban
 
 local before = redis.call('HMGET', load, 'at_ms', 'waiting', 'worker_rate', 'reply_tokens', 'token_bytes')
 local since = now - (tonumber(before[1] or 0) or 0)
-if since >= 0 and since < every then return tonumber(before[2] or 0) end
+if since >= 0 and since < every then return tonumber(before[2] or 0) or 0 end
 
 -- Tenants of a band, those that were served most, and of higher ones some that may have lower ones behind.
 local function tenants_below(priority, above)

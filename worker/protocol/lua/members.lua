@@ -1,11 +1,14 @@
--- After clock.lua. A set of members by when each lapses, which expires with its last one.
+-- After clock.lua and junk.lua. A set of members by when each lapses, which expires with its last one.
+local LONGEST = 10 * 366 * 86400000  -- ms: what lapses later is no member of ours
+
 local function enter(set, member, ttl)
   local now = clock()
-  local entry = {'ZADD', set, string.format('%d', now + ttl), member}
-  if type(redis.pcall(unpack(entry))) ~= 'number' then  -- somebody wrote something else here
-    redis.call('DEL', set)
-    redis.call(unpack(entry))
-  end
+  redis.call('ZADD', set, string.format('%d', now + ttl), member)
   redis.call('ZREMRANGEBYSCORE', set, '-inf', string.format('%d', now))
-  redis.call('PEXPIREAT', set, redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2])
+  local last = tonumber(redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2])
+  if last > now + LONGEST then
+    junk(set)
+    return enter(set, member, ttl)
+  end
+  redis.call('PEXPIREAT', set, string.format('%d', math.ceil(last)))
 end

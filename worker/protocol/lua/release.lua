@@ -1,3 +1,3 @@
 -- KEYS: starting.
-if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])

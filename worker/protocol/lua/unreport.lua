@@ -1,3 +1,3 @@
 -- KEYS: report, reports. ARGV: worker.
 redis.call('DEL', KEYS[1])
-redis.pcall('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1])

@@ -81,11 +81,12 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
     """Why there is nothing to run: the reply has ended, another entry has the same request id, the reply holds an entry
-    id that no claim can go above, or another model began it.
+    id that no claim can go above, another model began it, or a number of its state is none.
     """
 
-    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model"]
+    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk"]
     other_entry: str = ""
+    field: str = ""  # of the state, that is no number
     digest: str = ""  # of the other model
 
 
@@ -143,9 +144,11 @@ def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
         earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
         return replace(claim, is_of_other_model=bool(is_of_other), earlier=earlier)
     if reason == "other_model":
-        return NotClaimed("other_model", digest=answer[1].decode())
+        return NotClaimed("other_model", digest=answer[1].decode(errors="replace"))
     if reason == "duplicate":
-        return NotClaimed("duplicate", answer[1].decode())
+        return NotClaimed("duplicate", answer[1].decode(errors="replace"))
+    if reason == "junk":
+        return NotClaimed("junk", field=answer[1].decode())
     return NotClaimed(reason)
 
 
@@ -213,10 +216,14 @@ def find(queue: str, request_id: str, entry_id: str) -> Command:
 def parse_standing(answer: Any) -> Standing:
     epoch, instance, *entry = answer  # without the entry, if there is none: a nil in Lua ends the list
     return Standing(
-        owner=None if epoch is None or instance is None else (epoch.decode(), instance.decode()),
+        owner=None if epoch is None or instance is None else (_text(epoch), _text(instance)),
         entry_id=entry[0].decode() if entry else None,
         fields=tuple(entry[1]) if len(entry) > 1 else (),
     )
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
 
 
 def _request_keys(queue: str, request_id: str) -> tuple[str, str, str]:

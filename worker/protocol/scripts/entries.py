@@ -12,7 +12,7 @@ from penstock.producer.redis.pipeline import Command
 
 _ADOPT = load("penstock.worker.protocol", "sized", "adopt")
 _PENDING = load("penstock.worker.protocol", "sized", "pending")
-_BURY = load("penstock.worker.protocol", "owned", "bury")
+_BURY = load("penstock.worker.protocol", "junk", "owned", "bury")
 _DISOWN = load("penstock.worker.protocol", "owned", "disown")
 _RETIRE = load("penstock.worker.protocol", "retire")
 _SET_ASIDE = load("penstock.worker.protocol", "owned", "set_aside")

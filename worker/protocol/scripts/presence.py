@@ -12,14 +12,14 @@ from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_ANNOUNCE = load("penstock.worker.protocol", "clock", "members", "announce")
-_BEAT = load("penstock.worker.protocol", "clock", "cut", "members", "homes", "beat")
+_ANNOUNCE = load("penstock.worker.protocol", "clock", "junk", "members", "announce")
+_BEAT = load("penstock.worker.protocol", "clock", "cut", "junk", "members", "homes", "beat")
 _LAPSED = load("penstock.worker.protocol", "clock", "cut", "lapsed")
 _LEAVE = load("penstock.worker.protocol", "leave")
 _LOOK = load("penstock.worker.protocol", "look")
 _RELEASE = load("penstock.worker.protocol", "release")
-_REPORT = load("penstock.worker.protocol", "clock", "members", "report")
-_RESERVE = load("penstock.worker.protocol", "clock", "cut", "reserve")
+_REPORT = load("penstock.worker.protocol", "clock", "junk", "members", "report")
+_RESERVE = load("penstock.worker.protocol", "clock", "cut", "junk", "reserve")
 _UNREPORT = load("penstock.worker.protocol", "unreport")
 
 
@@ -28,7 +28,7 @@ class Rival:
     """Another process in the key that holds this one's name."""
 
     instance: str
-    expires_ms: int  # server time, later with each of its beats; -1: never
+    expires_ms: int  # server time, later with each of its beats
     server_ms: int  # the server's clock now
 
     @property
@@ -39,8 +39,8 @@ class Rival:
     def is_seen_to_live(self, before: Rival | None) -> bool:
         """Whether it has renewed its key since it was seen `before`; a dead one's key just lapses."""
         if before is None or before.instance != self.instance:
-            return self.expires_ms < 0
-        return self.expires_ms < 0 or self.expires_ms > before.expires_ms
+            return False
+        return self.expires_ms > before.expires_ms
 
 
 @dataclass(frozen=True, slots=True)

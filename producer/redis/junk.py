@@ -1,0 +1,116 @@
+"""Keys of ours that hold what Penstock never wrote there: somebody's mistake, or a program that uses the same names.
+
+A script or a command that fails over one is run once more, within a script that finds the key (`lua/guard.lua`). What
+it holds is set aside, under another name in the same slot (`penstock:{QUEUE}:junk:NAME`), and the command goes on as if
+the key had not been there: indexes and counts are made anew. Nothing is deleted, and what goes well costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import structlog
+from redis import exceptions
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.faults import is_junk
+from penstock.producer.redis.lua import load
+from penstock.producer.redis.pipeline import Command, execute_one
+
+_log = structlog.get_logger(__name__)
+
+_GUARD = load("penstock.producer.redis", "guard")
+_IN_ITS_SLOT = re.compile(r"(penstock:(?:gateway:)?\{[^{}]+\}:)(.+)", re.DOTALL)
+_PLAIN = "return redis.call(unpack(ARGV))"
+_SCRIPTS = {"EVAL", "EVAL_RO"}
+_WITH_SUBCOMMANDS = {"XGROUP", "XINFO"}
+
+# By the names of keys: how each string in them looks. A script that breaks over what it read, read one that does not.
+_SHAPES = (
+    (r":lanes:bands$", r"^%-?%d+$"),
+    (r":lanes:tenant:", r"^[%-%d.e+inf]+$|^[A-Z]%d+%-%d+/%d+/%d*$"),
+)
+
+
+class JunkFound(exceptions.ResponseError):
+    """A key holds what Penstock never wrote there, and it stays so until somebody looks after it."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"JUNK {key} holds what Penstock never wrote there")
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Which keys one kind of process may set aside.
+
+    Attributes:
+        stays: names, within a queue or a slot, of those that stay, because nobody can make them anew; None: all.
+    """
+
+    stays: frozenset[str] | None = None
+
+    async def execute_one(self, redis: RedisClient, command: Command) -> Any:
+        """As `pipeline.execute_one`.
+
+        Raises:
+            JunkFound: a key that stays holds junk.
+            RedisError, OSError: as there.
+        """
+        try:
+            return await execute_one(redis, command)
+        except exceptions.ResponseError as error:
+            return await self.mend(redis, command, error)
+
+    async def mend(self, redis: RedisClient, command: Command, error: Exception) -> Any:
+        """What `command` answers once what was in its way is set aside. It may have been run in part.
+
+        Raises:
+            JunkFound: a key that stays holds junk.
+            RedisError, OSError: `error` where junk is not what it means; else as `pipeline.execute_one`.
+        """
+        if isinstance(error, JunkFound) or not is_junk(error):
+            raise error
+        answer = await execute_one(redis, self._guarded(command))
+        moved, in_the_way, result = answer
+        for key, place in zip(*[iter(map(_text, moved))] * 2, strict=True):
+            _log.warning("junk_set_aside", key=key, place=place)
+        if in_the_way:
+            raise JunkFound(_text(in_the_way)) from error
+        return result
+
+    def place_for(self, key: str) -> str | None:
+        """Where this process sets aside what is in a key; None: it stays, or is a request's, which ends with it.
+
+        It is as `guard.lua` has it.
+        """
+        if key == keys.queues():
+            return None if self.stays is None else f"{{{key}}}:junk:all"
+        found = _IN_ITS_SLOT.fullmatch(key)
+        if found is None or self.stays is None or found[2] in self.stays or found[2].startswith("junk:"):
+            return None
+        return f"{found[1]}junk:{found[2]}"
+
+    def _guarded(self, command: Command) -> Command:
+        if command[0] in _SCRIPTS:
+            return (command[0], _around(str(command[1]), self.stays), *command[2:])
+        key = command[2 if command[0] in _WITH_SUBCOMMANDS else 1]
+        return ("EVAL", _around(_PLAIN, self.stays), 1, key, *command)
+
+
+@functools.cache
+def _around(script: str, stays: frozenset[str] | None) -> str:
+    names = "nil" if stays is None else "{" + ", ".join(f"['{name}'] = true" for name in sorted(stays)) + "}"
+    shapes = ", ".join(f"'{each}'" for pair in _SHAPES for each in pair)
+    head = f"local server_call, plain, STAYS, SHAPES, redis = redis.pcall, redis, {names}, {{{shapes}}}, {{}}\n"
+    copy = "for name, value in pairs(plain) do redis[name] = value end\n"
+    return f"{head}{copy}local function script()\n{script}\nend\n{_GUARD}"
+
+
+def _text(name: Any) -> str:
+    return unquote(name.decode() if isinstance(name, bytes) else name, errors="replace")
