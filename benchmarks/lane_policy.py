@@ -172,7 +172,6 @@ def slot_load(size: Size, run: Simulation, found: Mapping[str, Cost]) -> list[di
         ("ack", "requests", per_s["ack"], "ack"),
         ("charge", "workers", workers * 1.0, f"charge of {RUNNING}"),
         ("sweep", "workers", workers * 2.0, "sweep, none"),
-        ("adopt", "workers", workers * 1.0, "adopt, none"),
         ("take that finds none", "workers", workers * 1.0, "take, none"),
         ("blocked read that lapses", "workers", workers * 1.0, "read, none"),
         ("calls: take, and blocked read", "workers", workers * 1.0, "take calls, none"),

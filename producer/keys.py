@@ -97,6 +97,21 @@ def nudges(queue: str, worker: str = "") -> str:
     return f"penstock:{{{queue}}}:lanes:nudges:{worker}"
 
 
+def named(queue: str) -> str:
+    """A hash of ids of requests that wait, by which entry is theirs: of those whose entry has an `id`."""
+    return f"penstock:{{{queue}}}:lanes:named"
+
+
+def asked(queue: str) -> str:
+    """A sorted set of ids that a sweep found in `cancelled` lately, by when (ms). Expires a day after the last one."""
+    return f"penstock:{{{queue}}}:lanes:asked"
+
+
+def aside(queue: str, digest: str = "") -> str:
+    """A sorted set of the entries that only workers with the model of this digest go on with, the next one first."""
+    return f"penstock:{{{queue}}}:lanes:aside:{digest}"
+
+
 def cancelled(queue: str) -> str:
     """A set of ids of requests that somebody asked to cancel while they may have waited."""
     return f"penstock:{{{queue}}}:cancelled"

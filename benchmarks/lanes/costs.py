@@ -90,7 +90,6 @@ def _idle(redis: RedisClient) -> dict[str, Call]:
     read = ("XREADGROUP", "GROUP", keys.GROUP, "worker-00000", "COUNT", 1, "STREAMS", keys.requests(QUEUE), ">")
     return {
         "take, none": script(scripts.take(QUEUE, count=1, **who)),
-        "adopt, none": script(scripts.adopt(QUEUE, count=1, digest="", **who)),
         "sweep, none": script(scripts.sweep(QUEUE, count=64, **who)),
         "read, none": script(read),
         "take calls, none": script(scripts.take_calls(QUEUE, count=1, idle_ms=3000, in_hand=(), **who)),

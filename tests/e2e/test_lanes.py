@@ -107,11 +107,11 @@ async def test_what_a_sweep_took_and_nobody_heard_of_is_taken_up(
     lost: list[str] = []
 
     async def sweep(self: intake.EntryReader) -> Any:
-        entries = await real(self)
-        if entries and not lost:
-            lost.extend(entry.id for entry in entries)
+        swept = await real(self)
+        if swept.entries and not lost:
+            lost.extend(entry.id for entry in swept.entries)
             raise exceptions.ConnectionError("lost")
-        return entries
+        return swept
 
     monkeypatch.setattr(intake.EntryReader, "sweep", sweep)
     engine = FakeEngine(max_num_seqs=1)

@@ -45,7 +45,7 @@ async def test_drain_hands_back_what_takes_too_long(redis_url: str, redis: Redis
         await first.drain()
         assert first.service.metrics.handed_back._value.get() == 4
         assert (await redis.xpending(keys.requests("q"), keys.GROUP))["consumers"] == [
-            {"name": keys.UNOWNED, "pending": 4}
+            {"name": keys.WAITING, "pending": 4}
         ]
     second_engine = FakeEngine(holds_back=holds_back)
     async with running_worker(redis_url, second_engine, name="second", heartbeat_ttl_s=1000) as second:

@@ -16,7 +16,7 @@ from penstock.producer import keys
 DOCS = Path(__file__).parents[2] / "docs"
 WIRE, LANES = ((DOCS / f"{page}.md").read_text() for page in ("wire", "lanes"))
 NAMES = {"worker": "NAME", "request_id": "ID", "client_id": "ID", "mailbox": "ID", "tenant": "TENANT",
-         "priority": "PRIORITY"}  # fmt: skip
+         "priority": "PRIORITY", "digest": "DIGEST"}  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., str]] = dict(inspect.getmembers(keys, inspect.isfunction))
 
 

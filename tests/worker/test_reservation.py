@@ -109,7 +109,7 @@ async def test_a_dead_worker_s_entries_are_freed_while_its_successor_loads(raw: 
     other = WorkerConfig(**{**QUICK, "name": "other"})
     await Reclaimer(raw, other, Metrics(), Readiness()).scan()
     (pending,) = await raw.xpending_range(keys.requests("q"), keys.GROUP, "-", "+", 10)
-    assert pending["consumer"] == keys.UNOWNED.encode()
+    assert pending["consumer"] == keys.WAITING.encode()
 
 
 async def test_what_it_lost_while_loading_does_not_outlast_it(

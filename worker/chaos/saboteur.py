@@ -28,9 +28,7 @@ _CLAIM = script_hash(str(scripts.claim("", "", entry_id="", worker="", instance=
 _FINISH = script_hash(str(scripts.finish("", "", claim=_NOBODY, last_number=0, status="done", ttl_ms=1, entries=())[1]))
 _ACK = script_hash(str(scripts.ack("", worker="", bills=())[1]))
 _LIMITS: dict[str, Any] = {"worker": "", "count": 1, "max_body_bytes": 1, "max_bytes": 1}
-_READS = frozenset(
-    script_hash(str(command[1])) for command in (scripts.adopt("", **_LIMITS), scripts.pending("", **_LIMITS, after=""))
-)
+_READS = frozenset({script_hash(str(scripts.pending("", **_LIMITS, after="")[1]))})
 _LANE_READS = frozenset(
     script_hash(str(command[1])) for command in (scripts.take("", **_LIMITS), scripts.sweep("", **_LIMITS))
 )

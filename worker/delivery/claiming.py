@@ -42,6 +42,10 @@ class Occupied(Exception):
     """A suspect runs alone here. The request was given back, and its entry is to wait again."""
 
 
+class GoesOn(Exception):
+    """The request was taken from the queue to be ended, and is not over. Nobody has claimed it; it is to wait again."""
+
+
 class Claimer:
     """Claims entries for one process."""
 
@@ -70,16 +74,18 @@ class Claimer:
     async def close(self) -> None:
         await self._batcher.close()
 
-    async def claim(self, entry: QueueEntry, *, alone: bool = False) -> LiveRequest | None:
+    async def claim(self, entry: QueueEntry, *, alone: bool = False, only_over: bool = False) -> LiveRequest | None:
         """Makes the request of an entry this worker's. None: there is nothing to run, and the entry is on its way out.
 
         Args:
             entry: as it was read.
             alone: that nothing else runs, which suspects need.
+            only_over: that it is not to be run, only ended: it was cancelled, or its time is over.
 
         Raises:
             Suspect: it must run alone.
             Occupied: nothing may run beside what runs here.
+            GoesOn: it is to be ended only, and is not over.
             RedisError: the server is in trouble; the entry stays pending, and claiming it again is safe.
         """
         if entry.is_deleted:
@@ -88,7 +94,7 @@ class Claimer:
         taken_s = time.monotonic()
         asked = await self._threads.run(lambda: _parse(entry, self._config.max_body_bytes), entry.fields)
         request_id = asked.request_id if isinstance(asked, WireError) else asked.id or entry.id
-        claim = await self._take_epoch(request_id, entry, asked)
+        claim = await self._take_epoch(request_id, entry, asked, only_over=only_over)
         if claim is None:
             return None
         log = _logger_of(request_id, asked)
@@ -126,18 +132,20 @@ class Claimer:
             observe_loss(self._metrics, previous, "fenced")
         self._requests.add(live)
 
-    async def _take_epoch(self, request_id: str, entry: QueueEntry, asked: Asked) -> Claim | None:
-        tenant = None if isinstance(asked, WireError) else asked.tenant
+    async def _take_epoch(
+        self, request_id: str, entry: QueueEntry, asked: Asked, *, only_over: bool = False
+    ) -> Claim | None:
+        only_over = only_over and not isinstance(asked, WireError)  # that ends whenever it is looked at
         try:
-            answer = await self._try_claim(request_id, entry.id, tenant)
+            answer = await self._try_claim(request_id, entry.id, asked, only_over=only_over)
             gone_entry = ""
             if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and await self._is_gone(answer):
                 gone_entry = answer.other_entry
-                answer = await self._try_claim(request_id, entry.id, tenant, gone_entry)
+                answer = await self._try_claim(request_id, entry.id, asked, gone_entry, only_over=only_over)
             if isinstance(answer, NotClaimed) and answer.reason == "other_model":
                 if await self._set_aside(request_id, entry, asked, answer.digest):
                     return None
-                answer = await self._try_claim(request_id, entry.id, tenant, gone_entry, any_model=True)
+                answer = await self._try_claim(request_id, entry.id, asked, gone_entry, any_model=True)
         except faults.REDIS_ERRORS as error:
             if faults.must_wait(error):
                 raise
@@ -146,6 +154,8 @@ class Claimer:
             return None
         if isinstance(answer, Claim):
             return answer
+        if answer.reason == "goes_on":
+            raise GoesOn
         self._remove(request_id, entry, asked, answer)
         return None
 
@@ -179,8 +189,16 @@ class Claimer:
         return is_left
 
     async def _try_claim(
-        self, request_id: str, entry_id: str, tenant: str | None, gone_entry: str = "", *, any_model: bool = False
+        self,
+        request_id: str,
+        entry_id: str,
+        asked: Asked,
+        gone_entry: str = "",
+        *,
+        any_model: bool = False,
+        only_over: bool = False,
     ) -> Claim | NotClaimed:
+        tenant, timeout_s = (None, None) if isinstance(asked, WireError) else (asked.tenant, asked.timeout_s)
         command = scripts.claim(
             self._config.queue,
             request_id,
@@ -192,6 +210,8 @@ class Claimer:
             tenant=tenant or "",
             digest=self._digest,
             any_model=any_model,
+            timeout_ms=None if timeout_s is None else round(1000 * timeout_s),
+            only_over=only_over,
         )
         with self._metrics.redis_seconds.labels(operation="claim").time():
             answer = await self._batcher.execute(*command)

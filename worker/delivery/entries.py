@@ -8,7 +8,6 @@ may bring one, and it brings one at a time.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -86,14 +85,22 @@ class _Taken:
     left_ms: int | None  # after which one that was left to its home may be taken
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Entries that need not be run, as it seems, and whether there is more to sweep."""
+
+    entries: list[QueueEntry]
+    has_more: bool
+
+
 class EntryReader:
-    """Takes entries of one queue for one worker, those of dead or draining workers first. No read is sent twice.
+    """Takes entries of one queue for one worker. No read is sent twice.
 
     Args:
         redis: for all reads but those that wait.
         blocking: for those.
         config: of the worker.
-        digest: of its model; what was set aside for that comes first.
+        digest: of its model; what was set aside for that is taken too.
     """
 
     def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig, digest: str = "") -> None:
@@ -101,7 +108,6 @@ class EntryReader:
         self._blocking = blocking
         self._config = config
         self._digest = digest
-        self._adopt_at_s = 0.0
         self._has_more = False  # entries that have no place in a lane yet
         self._told_room = 0  # for how many more sequences others believe that there is room here
         self._left_ms: int | None = None  # after which an entry may be taken that was left to another worker
@@ -115,19 +121,16 @@ class EntryReader:
         await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
     async def take(self, count: int, *, waits: bool = True) -> list[QueueEntry]:
-        """Up to `count` entries that nobody owns, else those whose turn it is. If there are none it waits for a new
-        one, but not for long, or not at all.
+        """Up to `count` entries whose turn it is. If there are none it waits for a new one, but not for long, or not at all.
 
         Never cancel it: the entry would be pending here and known to nobody.
         """
-        if adopted := await self._adopt(count):
-            return adopted
         if (taken := await self._take(count)) or not waits:
             return taken
-        left_ms = round((self._adopt_at_s - time.monotonic()) * 1000)
+        block_ms = self._config.block_ms
         if self._left_ms is not None:
-            left_ms = min(left_ms, self._left_ms)
-        return await self._wait_for_one(max(1, left_ms), room=count)
+            block_ms = min(block_ms, self._left_ms)
+        return await self._wait_for_one(max(1, block_ms), room=count)
 
     async def take_urgent(self, count: int, lowest: int) -> list[QueueEntry]:
         """As `take`, for a worker that has no room but for what it would make room for: a priority of `lowest` or more.
@@ -137,11 +140,6 @@ class EntryReader:
         if taken := await self._take(count, lowest=lowest, room=0):
             return taken
         return await self._wait_for_one(self._config.block_ms, lowest=lowest, room=0)
-
-    async def put_back(self, entry_id: str) -> None:
-        """Lets an entry wait again that is pending here."""
-        queue, worker = self._config.queue, self._config.name
-        await execute_one(self._redis, scripts.put_back(queue, worker=worker, entry_ids=[entry_id]))
 
     async def wake(self) -> None:
         """Has a read that waits look again whose turn it is."""
@@ -154,15 +152,18 @@ class EntryReader:
             await execute_one(self._redis, ("ZADD", keys.room(self._config.queue), 0, self._config.name))
             self._told_room = 0
 
-    async def sweep(self) -> list[QueueEntry]:
-        """Gives new entries their places, and takes those that need not be run: cancelled, or too late."""
+    async def sweep(self) -> Swept:
+        """Gives new entries their places, and takes those that need not be run: cancelled, or too late.
+
+        It returns once it has found `ENTRIES_PER_READ`, or all.
+        """
         found: list[QueueEntry] = []
         while True:
-            swept = await self._read_lanes(scripts.sweep, SWEPT_PER_READ)
-            self._has_more = swept.has_more
-            found += swept.entries
-            if not self._has_more or len(found) >= ENTRIES_PER_READ:
-                return found
+            entries, has_new, has_more = await self._run(scripts.sweep, SWEPT_PER_READ)
+            self._has_more = bool(has_new)
+            found += _entries(entries)
+            if not (has_new or has_more) or len(found) >= ENTRIES_PER_READ:
+                return Swept(found, bool(has_new or has_more))
 
     async def pending(self, after: str) -> list[QueueEntry]:
         """Entries pending for this worker, from the one that follows `after` on; none when there are no more."""
@@ -181,20 +182,11 @@ class EntryReader:
             lowest=lowest,
             room=count if room is None else room,
             steal_after_ms=self._config.steal_after_ms,
+            digest=self._digest,
         )
         self._has_more, self._left_ms = taken.has_more, taken.left_ms
         self._told_room = max(0, (count if room is None else room) - len(taken.entries))
         return taken.entries
-
-    async def _adopt(self, count: int) -> list[QueueEntry]:
-        """Entries that nobody owns. While there are any it looks again at once, otherwise every `block_ms`."""
-        now_s = time.monotonic()
-        if now_s < self._adopt_at_s:
-            return []
-        entries = await self._read(scripts.adopt, count, digest=self._digest)
-        if not entries:
-            self._adopt_at_s = now_s + self._config.block_ms / 1000
-        return entries
 
     async def _wait_for_one(
         self, block_ms: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int
@@ -248,7 +240,7 @@ class EntryReader:
     async def _read(self, script: Any, count: int, **more: str) -> list[QueueEntry]:
         return _entries(await self._run(script, count, **more))
 
-    async def _read_lanes(self, script: Any, count: int, **more: int) -> _Taken:
+    async def _read_lanes(self, script: Any, count: int, **more: int | str) -> _Taken:
         entries, has_more, *rest = await self._run(script, count, **more)
         return _Taken(_entries(entries), bool(has_more), rest[0] if rest else None)
 

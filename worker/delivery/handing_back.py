@@ -9,9 +9,10 @@ from contextlib import suppress
 from penstock.engine.driver import EngineDriver
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import is_junk
-from penstock.producer.redis.pipeline import Command, execute
+from penstock.producer.redis.pipeline import execute
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery.entries import ENTRIES_PER_READ
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.delivery.requests import LiveRequest, Phase
@@ -55,7 +56,7 @@ class HandingBack:
         self._leaving: set[str] = set()  # ids of those that give way now
 
     async def give_back_all(self) -> None:
-        """Everything, to whoever has room, before what waits.
+        """Everything, to whoever has room: it waits again, before what is new of its tenant and priority.
 
         Raises:
             RedisError: the server is in trouble.
@@ -64,8 +65,21 @@ class HandingBack:
         await self._publisher.wait_idle()
         lives = list(self._requests)
         entry_ids = [*(live.entry_id for live in lives), *self._requests.parked]
-        release = scripts.disown(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
-        await self._give_back(lives, release, handbacks=1)
+        await self._give_back(lives, entry_ids, handbacks=1)
+
+    async def let_wait(self, entry_ids: Sequence[str], *, has_had: bool) -> None:
+        """Has entries that are pending here wait again, before what is new of their tenant if workers have had them.
+
+        Raises:
+            RedisError: the server is in trouble.
+        """
+        left = list(entry_ids)
+        while left:
+            command = scripts.put_back(
+                self._config.queue, worker=self._config.name, entry_ids=left[:ENTRIES_PER_READ], has_had=has_had
+            )
+            looked_at, _ = await execute_one(self._redis, command)
+            del left[:looked_at]
 
     @property
     def num_able(self) -> int:
@@ -110,9 +124,7 @@ class HandingBack:
             await self._stop(lives)
             await self._publisher.wait_published(lives)
             left = [*others, *(live for live in lives if not (live.has_ended or live.is_gone))]
-            entry_ids = [live.entry_id for live in left]
-            release = scripts.put_back(self._config.queue, worker=self._config.name, entry_ids=entry_ids)
-            await self._give_back(left, release, handbacks)
+            await self._give_back(left, [live.entry_id for live in left], handbacks)
         except faults.REDIS_ERRORS:
             for live in lives:
                 if not live.is_gone:
@@ -140,14 +152,14 @@ class HandingBack:
             self._driver.forget(live.id)
             self._outbox.flush_soon(live)
 
-    async def _give_back(self, lives: Sequence[LiveRequest], release: Command, handbacks: int) -> None:
+    async def _give_back(self, lives: Sequence[LiveRequest], entry_ids: Sequence[str], handbacks: int) -> None:
         returns = [
             scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=handbacks) for live in lives
         ]
         for answer in await execute(self._redis, returns) if returns else ():
             if isinstance(answer, Exception) and not is_junk(answer):  # whoever claims that one next ends it
                 raise answer
-        await execute_one(self._redis, release)
+        await self.let_wait(entry_ids, has_had=True)
         for live in lives:
             self._requests.remove(live)
             live.trace.handed_back(live.completion_tokens)

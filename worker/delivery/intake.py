@@ -14,7 +14,7 @@ from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
 from penstock.producer.redis.faults import is_junk, is_no_group
 from penstock.producer.tasks import end_tasks
-from penstock.worker.delivery.claiming import Claimer, Occupied, Suspect
+from penstock.worker.delivery.claiming import Claimer, GoesOn, Occupied, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
 from penstock.worker.delivery.handing_back import GIVES_WAY_BELOW, HandingBack
 from penstock.worker.delivery.outbox import Outbox
@@ -33,7 +33,7 @@ SLOW_S = 0.05  # an entry that takes longer to get ready keeps those behind it w
 
 
 class Intake:
-    """One loop: entries of dead or draining workers first, then new ones.
+    """One loop: takes what is next whenever the engine has room.
 
     The read that waits is never cancelled: an entry that arrives then would be pending here and known to nobody. It is
     short, and `stop` waits for it. Whenever something went wrong in between, the own pending entries are read again.
@@ -82,17 +82,18 @@ class Intake:
         Raises:
             RedisError: the server is in trouble.
         """
-        if self.is_stopping or self._heartbeat.is_contested:
-            return
-        try:
-            entries = await self._entries.sweep()
-        except faults.REDIS_ERRORS:
-            self._requests.recover()  # what the answer would have brought is pending here
-            raise
-        known = self._known()  # a recovery may have found them before the answer came
-        for entry in entries:
-            if entry.id not in known:
-                self._start(entry)
+        has_more = True
+        while has_more and not (self.is_stopping or self._heartbeat.is_contested):
+            try:
+                swept = await self._entries.sweep()
+            except faults.REDIS_ERRORS:
+                self._requests.recover()  # what the answer would have brought is pending here
+                raise
+            known = self._known()  # a recovery may have found them before the answer came
+            tasks = [self._start_ending(entry) for entry in swept.entries if entry.id not in known]
+            has_more = swept.has_more
+            if has_more and tasks:
+                await asyncio.wait(tasks)
 
     async def run(self) -> None:
         """Reads until `stop`.
@@ -136,15 +137,21 @@ class Intake:
             await self._recover()
         return True
 
-    async def _take_on(self, entry: QueueEntry, *, alone: bool = False) -> LiveRequest | None:
-        """The way of one entry to the engine. None: it waits, perhaps until it can run alone, or leaves the queue."""
+    async def _take_on(self, entry: QueueEntry, *, alone: bool = False, only_over: bool = False) -> LiveRequest | None:
+        """The way of one entry to the engine. None: it waits, perhaps until it can run alone, or leaves the queue.
+
+        With `only_over` it leads no further than to the end, or back into the queue.
+        """
         try:
-            live = await self._claimer.claim(entry, alone=alone)
+            live = await self._claimer.claim(entry, alone=alone, only_over=only_over)
+        except GoesOn:
+            await self._handing_back.let_wait([entry.id], has_had=False)
+            return None
         except Suspect as suspect:
             self._suspects.park(suspect.live, entry)
             return None
         except Occupied:
-            await self._entries.put_back(entry.id)
+            await self._handing_back.let_wait([entry.id], has_had=True)
             return None
         if live is None:
             return None
@@ -177,6 +184,14 @@ class Intake:
         task = asyncio.create_task(self._take_on(entry), name="taking")
         self._requests.taking.add(entry.id)
         task.add_done_callback(lambda _: self._requests.taking.discard(entry.id))
+        self._watch(task)
+        return task
+
+    def _start_ending(self, entry: QueueEntry) -> asyncio.Task[LiveRequest | None]:
+        """It needs no room in the engine."""
+        task = asyncio.create_task(self._take_on(entry, only_over=True), name="ending")
+        self._requests.ending.add(entry.id)
+        task.add_done_callback(lambda _: self._requests.ending.discard(entry.id))
         self._watch(task)
         return task
 

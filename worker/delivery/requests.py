@@ -312,6 +312,7 @@ class RequestTable:
         self.taking: set[str] = set()  # entries on their way from the queue to the engine
         self.parked: dict[str, Parked] = {}  # suspects, by entry
         self.alone: str | None = None  # the entry of the suspect that runs alone, or is about to
+        self.ending: set[str] = set()  # entries that the sweep found, on their way to their ends
         self.ended = Ended()
         self.must_recover = True  # entries may be pending here that are not in this table
         self.changed = Signal()  # fires when a request comes or goes, or the engine has news of one
@@ -327,7 +328,7 @@ class RequestTable:
 
     @property
     def entry_ids(self) -> set[str]:
-        return {live.entry_id for live in self._by_id.values()} | self.taking | self.parked.keys()
+        return {live.entry_id for live in self._by_id.values()} | self.taking | self.ending | self.parked.keys()
 
     @property
     def is_busy(self) -> bool:

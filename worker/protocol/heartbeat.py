@@ -175,7 +175,7 @@ class Heartbeat:
 
 
 class Reclaimer:
-    """Frees the entries of consumers whose heartbeat is gone, for a takeover. Any worker does it.
+    """Has the entries of consumers wait again whose heartbeat is gone, for a takeover. Any worker does it.
 
     Whether their worker had died on them is known from each request's own state, when it is claimed again.
     """
@@ -240,7 +240,7 @@ class Reclaimer:
             command = scripts.retire(queue, stream=stream, consumer=consumer, count=RETIRE_COUNT)
             moved = int(await execute_one(self._redis, command))
             freed += max(0, moved)
-            if moved < RETIRE_COUNT:
+            if moved <= 0:
                 break
         if stream != keys.requests(queue):
             return

@@ -46,6 +46,13 @@ _ON_LANES = (
 _ON_NUMBERS = (
     "HGETALL {}", "HMGET {} f", "HSET {} f v", "HDEL {} f", "DEL {}", "PEXPIRE {} 1",
 )  # fmt: skip
+_ON_SERVICE = (*_ON_LANES, "ZCARD {}", "ZREMRANGEBYRANK {} 0 1")
+_ON_NAMED = ("HSET {} f v", "HMGET {} f", "HDEL {} f", "HLEN {}", "HRANDFIELD {}")
+_ON_ASKED = (
+    "ZADD {} 1 m", "ZMSCORE {} m", "ZINCRBY {} 1 m", "ZREM {} m", "ZREMRANGEBYSCORE {} 0 1", "ZREMRANGEBYRANK {} 0 1",
+    "EXISTS {}", "PEXPIRE {} 1",
+)  # fmt: skip
+_ON_ASIDE = ("ZADD {} 1 m", "ZREM {} m", "ZRANGE {} 0 1", "DEL {}")
 _ON_PASSED = ("ZADD {} 1 m", "ZREM {} m", "ZMSCORE {} m")
 _ON_HOMES = ("HGET {} f", "HMGET {} f", "HGETALL {}", "HVALS {}", "HSET {} f v", "DEL {}")
 _ON_ROOM = ("ZADD {} 1 m", "ZREM {} m", "ZSCORE {} m", "ZRANGE {} 0 1")
@@ -100,8 +107,13 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
         yield key, _ON_PRESENCE
     for key in (keys.lane(queue), keys.lane(queue, _PROBE), keys.band(queue, 0), keys.bands(queue)):
         yield key, _ON_LANES
-    for key in (keys.service(queue), keys.weights(queue), keys.charged(queue), keys.due(queue)):
+    for key in (keys.weights(queue), keys.charged(queue)):
         yield key, _ON_LANES
+    yield keys.due(queue), (*_ON_LANES, "ZCARD {}")
+    yield keys.service(queue), _ON_SERVICE
+    yield keys.named(queue), _ON_NAMED
+    yield keys.asked(queue), _ON_ASKED
+    yield keys.aside(queue, _PROBE), _ON_ASIDE
     yield keys.backlog(queue), (*_ON_NUMBERS, "HINCRBY {} f 1")
     yield keys.load(queue), _ON_NUMBERS
     yield keys.workers(queue), (*_ON_NUMBERS, "HLEN {}", "HRANDFIELD {}")
@@ -114,7 +126,7 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield keys.looked(queue), ("SET {} v", "STRLEN {}", "PTTL {}")
     yield keys.report(queue, _PROBE), _ON_REPORT
     yield keys.reports(queue), _ON_QUEUES
-    yield keys.cancelled(queue), ("SPOP {}",)
+    yield keys.cancelled(queue), ("SPOP {}", "EXISTS {}")
     yield keys.seen(queue, _PROBE), ("GET {}",)
     yield keys.serving(queue), _ON_SERVING
     yield keys.queues(), _ON_QUEUES

@@ -36,8 +36,8 @@ async def pending(redis: RedisClient, worker: str = "w") -> list[str]:
     return [item["message_id"].decode() for item in found]
 
 
-async def give_back(redis: RedisClient) -> None:
-    """All entries belong to nobody."""
+async def give_up(redis: RedisClient) -> None:
+    """All entries belong to nobody, as a worker from before leaves them."""
     ids = [entry_id for entry_id, _ in await redis.xrange(STREAM)]
     await redis.xreadgroup(keys.GROUP, keys.UNOWNED, {STREAM: ">"})
     await redis.xclaim(STREAM, keys.GROUP, keys.UNOWNED, 0, ids)
@@ -52,15 +52,16 @@ async def test_new_entries_are_taken_up_to_a_number(raw: RedisClient, reader: En
     assert [entry.id for entry in await reader.take(3)] == ids[3:]
 
 
-@pytest.mark.parametrize("way", ["take", "adopt", "pending"])
+@pytest.mark.parametrize("way", ["take", "unowned", "pending"])
 async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader: EntryReader, way: str) -> None:
     """The worker learns its size and its id, so that it can be refused under it."""
     (large,) = await add(raw, LARGE)
     match way:
         case "take":
             found = await reader.take(2)
-        case "adopt":
-            await give_back(raw)
+        case "unowned":
+            await give_up(raw)
+            await reader.sweep()
             found = await reader.take(2)
         case _:
             await raw.xreadgroup(keys.GROUP, "w", {STREAM: ">"})
@@ -71,7 +72,7 @@ async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader:
     assert await pending(raw) == [large]
 
 
-@pytest.mark.parametrize("way", ["take", "adopt", "pending"])
+@pytest.mark.parametrize("way", ["take", "unowned", "pending"])
 async def test_one_answer_brings_a_bounded_number_of_bytes(
     raw: RedisClient, reader: EntryReader, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +82,9 @@ async def test_one_answer_brings_a_bounded_number_of_bytes(
     ids = await add(raw, *bodies)
     if way == "pending":
         await raw.xreadgroup(keys.GROUP, "w", {STREAM: ">"})
-    elif way == "adopt":
-        await give_back(raw)
+    elif way == "unowned":
+        await give_up(raw)
+        await reader.sweep()
     found: list[list[str]] = []
     last = "0-0"
     for _ in range(5):
@@ -129,11 +131,12 @@ async def test_a_body_over_the_limit_that_a_wait_brings_is_not_kept(raw: RedisCl
     assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False)
 
 
-async def test_entries_of_nobody_come_before_new_ones(raw: RedisClient, reader: EntryReader) -> None:
-    old = await add(raw, {"prompt": "old"})
-    await give_back(raw)
-    new = await add(raw, {"prompt": "new"})
-    assert [[entry.id for entry in await reader.take(5)] for _ in range(2)] == [old, new]
+async def test_entries_of_nobody_come_before_new_ones_of_their_tenant(raw: RedisClient, reader: EntryReader) -> None:
+    (old,) = await add(raw, {"prompt": "old"})
+    await give_up(raw)
+    (new,) = await add(raw, {"prompt": "new", "timeout_s": "1"})
+    await reader.sweep()
+    assert [entry.id for entry in await reader.take(5)] == [old, new]
 
 
 async def test_the_largest_id_is_an_entry_like_any_other(raw: RedisClient, reader: EntryReader) -> None:

@@ -113,18 +113,21 @@ async def test_a_drain_waits_for_a_slow_one(
         assert (await read_reply(redis, held)).text() == expected_text("slow", held, 5)
 
 
-async def test_entries_of_dead_workers_go_before_new_ones(redis_url: str, redis: RedisClient) -> None:
+async def test_entries_of_dead_workers_are_back_in_line(redis_url: str, redis: RedisClient) -> None:
+    """By priority as new ones are, and among equals first within their tenant."""
     stream, engine = keys.requests("q"), FakeEngine(max_num_seqs=1)
     await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     left = {await send(redis, prompt="left", max_tokens=5) for _ in range(3)}
     await redis.xreadgroup(keys.GROUP, "dead", {stream: ">"})
-    new = {await send(redis, prompt="new", max_tokens=5) for _ in range(3)}
+    new = {await send(redis, prompt="new", max_tokens=5, timeout_s=30) for _ in range(3)}
+    urgent = await send(redis, prompt="urgent", max_tokens=5, priority=1)
     assert await redis.execute_command(*scripts.retire("q", stream=keys.requests("q"), consumer="dead", count=100)) == 3
     async with running_worker(redis_url, engine):
-        for request_id in left | new:
+        for request_id in left | new | {urgent}:
             await read_reply(redis, request_id)
-    assert set(engine.prefilled[:3]) == left
-    assert set(engine.prefilled[3:]) == new
+    assert engine.prefilled[0] == urgent
+    assert set(engine.prefilled[1:4]) == left
+    assert set(engine.prefilled[4:]) == new
 
 
 async def test_nothing_new_is_taken_while_writes_fail(redis_url: str, redis: RedisClient) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Command
+from penstock.worker.protocol import scripts
 from penstock.worker.protocol.guarded import execute_one
 
 STREAM = keys.requests("q")
@@ -27,3 +28,14 @@ async def owners(redis: RedisClient) -> dict[str, int]:
     """How many entries are pending for each consumer."""
     consumers = await redis.xinfo_consumers(STREAM, keys.GROUP)
     return {consumer["name"].decode(): consumer["pending"] for consumer in consumers}
+
+
+async def give_up_as_before(redis: RedisClient, entry_ids: list[str], *, consumer: str = keys.UNOWNED) -> None:
+    """As workers do whose lanes have no place for what somebody had: the entries belong to nobody."""
+    await redis.xclaim(STREAM, keys.GROUP, consumer, 0, entry_ids, justid=True)
+
+
+async def put_back(redis: RedisClient, worker: str, entry_ids: list[str], **more: Any) -> int:
+    """How many wait again."""
+    _, put = await run(redis, scripts.put_back("q", worker=worker, entry_ids=entry_ids, **more))
+    return int(put)

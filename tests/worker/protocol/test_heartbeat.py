@@ -449,7 +449,7 @@ async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> No
     metrics = Metrics()
     await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), metrics, Readiness()).scan()
     consumers = await raw.xinfo_consumers(stream, keys.GROUP)
-    assert {consumer["name"].decode(): consumer["pending"] for consumer in consumers} == {keys.UNOWNED: num_entries}
+    assert {consumer["name"].decode(): consumer["pending"] for consumer in consumers} == {keys.WAITING: num_entries}
     assert (metrics.reclaimed._value.get(), metrics.lost_workers._value.get()) == (num_entries, 1)
 
 

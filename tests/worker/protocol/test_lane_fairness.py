@@ -85,9 +85,7 @@ class Fleet:
         spare = self.slots - len(worker.running)
         if spare <= 0:
             return
-        found = await self.send(scripts.adopt("q", worker=worker.name, count=spare, **LIMITS))
-        if not found:
-            found, *_ = await self.send(scripts.take("q", worker=worker.name, count=spare, **LIMITS))
+        found, *_ = await self.send(scripts.take("q", worker=worker.name, count=spare, **LIMITS))
         for entry in found:
             entry_id = entry[0].decode()
             name = self.owner[entry_id]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -239,12 +240,16 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def read(self, at: int) -> None:
         worker = self.acting(at)
-        self.note(worker, self.send(scripts.take(QUEUE, worker=worker.name, count=1, **LIMITS))[0])
+        self.take(worker, count=1)
 
     @rule(at=worker_at)
     def read_oldest(self, at: int) -> None:
         worker = self.acting(at)
-        self.note(worker, self.send(scripts.take(QUEUE, worker=worker.name, count=2, max_overtakes=0, **LIMITS))[0])
+        self.take(worker, count=2, max_overtakes=0)
+
+    def take(self, worker: Worker, **how: int) -> None:
+        command = scripts.take(QUEUE, worker=worker.name, digest=worker.digest, **how, **LIMITS)
+        self.note(worker, self.send(command)[0])
 
     @rule(at=worker_at)
     def read_past_lanes(self, at: int) -> None:
@@ -257,7 +262,9 @@ class Protocol(RuleBasedStateMachine):
     @rule(at=worker_at)
     def sweep(self, at: int) -> None:
         worker = self.acting(at)
-        self.note(worker, self.send(scripts.sweep(QUEUE, worker=worker.name, count=2, **LIMITS))[0])
+        entries, has_new, _ = self.send(scripts.sweep(QUEUE, worker=worker.name, count=2, **LIMITS))
+        self.note(worker, entries)
+        assert not has_new
 
     @rule(request_id=request_ids)
     def note_cancelled(self, request_id: str) -> None:
@@ -276,15 +283,23 @@ class Protocol(RuleBasedStateMachine):
             if fields:
                 worker.entries[entry_id.decode()] = fields[1].decode()
 
-    @rule(at=worker_at)
-    def adopt(self, at: int) -> None:
-        worker = self.acting(at)
-        self.give(worker, scripts.adopt(QUEUE, worker=worker.name, count=2, digest=worker.digest, **LIMITS))
-
     @rule()
     def reclaim_waiting(self) -> None:
-        """As a worker does that knows of no lanes: their entries are adopted, and the lanes are left with places."""
-        self.send(scripts.retire(QUEUE, stream=keys.requests(QUEUE), consumer=keys.WAITING, count=10))
+        """As a worker does that knows of no lanes: what they hold is nobody's, and the lanes are left with places."""
+        self.give_up_as_before(entry_id for entry_id, owner in self.pending().items() if owner == keys.WAITING)
+
+    @rule(at=worker_at)
+    def adopt_as_before(self, at: int) -> None:
+        """As a worker does whose lanes have no place for what somebody had."""
+        worker = self.acting(at)
+        unowned = [entry_id for entry_id, owner in self.pending().items() if owner == keys.UNOWNED]
+        if unowned:
+            found = self.run(self.redis.xclaim(keys.requests(QUEUE), keys.GROUP, worker.name, 0, unowned[:2]))
+            self.note(worker, [(entry_id, 0, 1, flat(fields)) for entry_id, fields in found])
+
+    def give_up_as_before(self, entry_ids: Iterable[str]) -> None:
+        if ids := list(entry_ids):
+            self.run(self.redis.xclaim(keys.requests(QUEUE), keys.GROUP, keys.UNOWNED, 0, ids, justid=True))
 
     @rule()
     def reclaim(self) -> None:
@@ -309,7 +324,7 @@ class Protocol(RuleBasedStateMachine):
             if other is not self.workers[at]:
                 self.run(self.redis.delete(keys.heartbeat(QUEUE, other.name)))
         self.reclaim()
-        self.adopt(at)
+        self.take(self.workers[at], count=2)
         for entry_id in sorted(self.workers[at].entries):
             self.claim_entry(self.workers[at], entry_id)
 
@@ -472,7 +487,15 @@ class Protocol(RuleBasedStateMachine):
         held = worker.held.pop(request_id, None)
         if held is not None:
             self.send(scripts.return_request(QUEUE, request_id, epoch=held.claim.epoch, handbacks=1))
-            self.send(scripts.disown(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
+            self.send(scripts.put_back(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
+
+    @rule(at=worker_at, request_id=request_ids)
+    def hand_back_as_before(self, at: int, request_id: str) -> None:
+        worker = self.acting(at)
+        held = worker.held.pop(request_id, None)
+        if held is not None and self.pending().get(held.entry_id) == worker.name:
+            self.send(scripts.return_request(QUEUE, request_id, epoch=held.claim.epoch, handbacks=1))
+            self.give_up_as_before([held.entry_id])
 
     @rule(at=worker_at, request_id=request_ids)
     def give_way(self, at: int, request_id: str) -> None:
@@ -482,7 +505,7 @@ class Protocol(RuleBasedStateMachine):
         if held is not None:
             is_owned = self.pending().get(held.entry_id) == worker.name
             self.send(scripts.return_request(QUEUE, request_id, epoch=held.claim.epoch, handbacks=1))
-            put = self.send(scripts.put_back(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
+            _, put = self.send(scripts.put_back(QUEUE, worker=worker.name, entry_ids=[held.entry_id]))
             assert put == (is_owned and self.exists(held.entry_id))
 
     @rule(at=worker_at, pick=st.integers(0, 9))
@@ -551,8 +574,8 @@ class Protocol(RuleBasedStateMachine):
         heir = self.workers[0]
         for _ in range(6):
             self.reclaim()
-            self.adopt(0)
-            self.read(0)
+            self.sweep(0)
+            self.take(heir, count=2)
             for entry_id in sorted(heir.entries):
                 self.claim_entry(heir, entry_id)
                 self.finish(0, heir.entries[entry_id])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from redis import exceptions
-from script_calls import STREAM, owned, owners, run
+from script_calls import STREAM, owned, owners, put_back, run
 from worker_harness import eventually
 
 from penstock.producer import keys
@@ -173,16 +173,15 @@ async def passed_ms(redis: RedisClient, entry_id: bytes, age_ms: int) -> bool:
     return bool(seconds * 1000 + micros // 1000 >= int(entry_id.split(b"-")[0]) + age_ms)
 
 
-async def test_entries_given_back_are_adopted_once_and_in_order(raw: RedisClient) -> None:
+async def test_what_is_given_back_is_taken_once_and_in_order(raw: RedisClient) -> None:
     ids = await owned(raw, "a", 3)
-    assert await run(raw, scripts.disown("q", worker="b", entry_ids=ids)) == 0
-    assert await run(raw, scripts.disown("q", worker="a", entry_ids=ids)) == 3
-    limits = {"count": 2, "max_body_bytes": 100, "max_bytes": 1000}
-    adopted = await run(raw, scripts.adopt("q", worker="b", **limits))
-    assert adopted == [[entry_id.encode(), 7, 1, [b"prompt", b"x"]] for entry_id in ids[:2]]
-    assert len(await run(raw, scripts.adopt("q", worker="c", **limits))) == 1
-    assert await run(raw, scripts.adopt("q", worker="c", **limits)) == []
-    assert await owners(raw) == {"a": 0, keys.UNOWNED: 0, "b": 2, "c": 1}
+    assert await put_back(raw, "b", ids) == 0
+    assert await put_back(raw, "a", ids) == 3
+    limits = {"max_body_bytes": 100, "max_bytes": 1000}
+    found = [(await run(raw, scripts.take("q", worker=worker, count=2, **limits)))[0] for worker in ("b", "c", "c")]
+    assert found[0] == [[entry_id.encode(), 7, 1, [b"prompt", b"x"]] for entry_id in ids[:2]]
+    assert [len(each) for each in found] == [2, 1, 0]
+    assert await owners(raw) == {"a": 0, keys.WAITING: 0, "b": 2, "c": 1}
 
 
 async def test_only_the_dead_are_retired_and_only_the_empty_removed(raw: RedisClient) -> None:
@@ -192,6 +191,7 @@ async def test_only_the_dead_are_retired_and_only_the_empty_removed(raw: RedisCl
     assert await run(raw, retire) == -1
     await raw.delete(keys.heartbeat("q", "a"))
     assert await run(raw, retire) == 2
-    assert await owners(raw) == {"a": 1, keys.UNOWNED: 2}
+    assert await owners(raw) == {"a": 1, keys.WAITING: 2}
     assert await run(raw, retire) == 1
-    assert await owners(raw) == {keys.UNOWNED: 3}
+    assert await owners(raw) == {keys.WAITING: 3}
+    assert await run(raw, retire) == 0

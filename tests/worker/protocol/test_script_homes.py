@@ -8,7 +8,7 @@ from hashlib import sha1
 from typing import Any
 
 import pytest
-from script_calls import STREAM, run
+from script_calls import STREAM, put_back, run
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -144,7 +144,7 @@ async def test_what_was_left_and_need_not_run_is_forgotten(raw: RedisClient) -> 
     assert (await take(raw, "w1" if home == "w0" else "w0"))[0] == []
     assert await raw.exists(keys.passed("q"))
     await raw.sadd(keys.cancelled("q"), entry)
-    found, _ = await run(raw, scripts.sweep("q", worker="w", count=1, **LIMITS))
+    found, *_ = await run(raw, scripts.sweep("q", worker="w", count=1, **LIMITS))
     assert [each[0].decode() for each in found] == [entry]
     assert not await raw.exists(keys.passed("q"))
 
@@ -302,8 +302,8 @@ async def test_what_is_put_back_goes_before_what_came_after_it(raw: RedisClient)
     ids = [(await raw.xadd(STREAM, {"prompt": "p", "tenant": "a"})).decode() for _ in range(4)]
     assert (await take(raw, "w0", 2))[0] == ids[:2]
     service = await raw.zrange(keys.band("q", 0), 0, -1, withscores=True)
-    assert await run(raw, scripts.put_back("q", worker="w1", entry_ids=ids[:1])) == 0  # it is not that one's
-    assert await run(raw, scripts.put_back("q", worker="w0", entry_ids=[ids[1], ids[0], ids[3]])) == 2
+    assert await put_back(raw, "w1", ids[:1]) == 0  # it is not that one's
+    assert await put_back(raw, "w0", [ids[1], ids[0], ids[3]]) == 2
     assert await raw.zrange(keys.band("q", 0), 0, -1, withscores=True) == service
     assert (await take(raw, "w0", 4))[0] == ids
     charged = await raw.hgetall(keys.charged("q"))

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from script_calls import STREAM, owners, run
+from script_calls import STREAM, give_up_as_before, owners, run
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -31,7 +31,7 @@ async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", max_ove
 
 
 async def sweep(redis: RedisClient, count: int = 10) -> list[str]:
-    entries, _ = await run(redis, scripts.sweep("q", worker="w", count=count, **LIMITS))
+    entries, *_ = await run(redis, scripts.sweep("q", worker="w", count=count, **LIMITS))
     return [entry[0].decode() for entry in entries]
 
 
@@ -44,7 +44,7 @@ async def counters(redis: RedisClient) -> dict[str, float]:
 
 
 async def lanes_are_empty(redis: RedisClient) -> bool:
-    return not await redis.exists(keys.bands("q"), keys.due("q")) and not await redis.keys(
+    return not await redis.exists(keys.bands("q"), keys.due("q"), keys.named("q")) and not await redis.keys(
         "penstock:{q}:lanes:tenant:*"
     )
 
@@ -180,8 +180,8 @@ async def test_what_a_worker_has_is_not_taken_from_it(raw: RedisClient) -> None:
     """A worker from before lanes retired the consumer that they index, and adopted what it had."""
     first, second = await add(raw, 2)
     await take(raw, 0)
-    await run(raw, scripts.retire("q", stream=STREAM, consumer=keys.WAITING, count=10))
-    await run(raw, scripts.adopt("q", worker="old", count=1, **LIMITS))
+    await give_up_as_before(raw, [second])
+    await give_up_as_before(raw, [first], consumer="old")
     assert await take(raw, 5) == []
     assert {name: count for name, count in (await owners(raw)).items() if count} == {"old": 1, keys.UNOWNED: 1}
     await raw.xdel(STREAM, first, second)
@@ -232,8 +232,7 @@ async def test_what_waits_again_keeps_its_deadline_and_its_cancel(raw: RedisClie
     (cancelled,) = await add(raw, id="named")
     assert set(await take(raw, 3, worker="other")) == {late, kept, cancelled}
     assert await sweep(raw) == []
-    put_back = scripts.put_back("q", worker="other", entry_ids=[late, kept, cancelled])
-    assert await run(raw, put_back) == 3
+    assert await put_back(raw, "other", [late, kept, cancelled]) == 3
     await raw.set(keys.seen("q", "named"), cancelled)
     await raw.sadd(keys.cancelled("q"), "named")
     assert set(await sweep(raw)) == {late, cancelled}
@@ -255,7 +254,7 @@ async def test_only_what_a_worker_has_waits_again_by_it(raw: RedisClient) -> Non
     (entry,) = await add(raw)
     await take(raw, worker="w")
     for worker, times in (("other", 0), ("w", 1), ("w", 0)):
-        assert await run(raw, scripts.put_back("q", worker=worker, entry_ids=[entry, "5-5"])) == times
+        assert await put_back(raw, worker, [entry, "5-5"]) == times
     assert await take(raw, 2) == [entry]
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from script_calls import STREAM, run
+from script_calls import STREAM, give_up_as_before, run
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -85,7 +85,7 @@ async def test_what_is_swept_and_what_is_taken_by_its_age_is_counted_out(raw: Re
     (old,) = await add(raw, at_ms=1_700_000_000_001, priority=-1)
     await add(raw)
     await take(raw, 0)
-    entries, _ = await run(raw, scripts.sweep("q", worker="w", count=9, **LIMITS))
+    entries, *_ = await run(raw, scripts.sweep("q", worker="w", count=9, **LIMITS))
     assert [entry[0].decode() for entry in entries] == [late]
     assert (await counts(raw)).keys() == {"-1 entries", "-1 bytes", "0 entries", "0 bytes"}
     assert await take(raw, 1, max_overtakes=0) == [old]
@@ -117,7 +117,7 @@ async def test_what_has_no_place_waits_too(raw: RedisClient) -> None:
     now_ms = time.time_ns() // 10**6
     given_back = await add(raw, at_ms=now_ms - 50_000)
     assert await take(raw, 1) == given_back
-    await run(raw, scripts.disown("q", worker="w", entry_ids=given_back))
+    await give_up_as_before(raw, given_back)
     await add(raw, 3)
     await take(raw, 0)
     await add(raw, 2)
@@ -195,7 +195,7 @@ async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None
     """Of a thousand workers half, and of their entries one look in two asks the server."""
     await add(raw, 9)
     given_back, *_ = await take(raw, 4)
-    await run(raw, scripts.disown("q", worker="w", entry_ids=[given_back]))
+    await give_up_as_before(raw, [given_back])
     pipeline = raw.pipeline(transaction=False)
     for number in range(600):
         pipeline.xgroup_createconsumer(STREAM, keys.GROUP, f"v{number}")
@@ -271,7 +271,7 @@ async def test_lost_counts_are_made_anew(raw: RedisClient, lost: str) -> None:
         case "the key":
             await raw.set(keys.backlog("q"), "x")
     (taken,) = await take(raw, 1)  # whatever is there
-    await run(raw, scripts.disown("q", worker="w", entry_ids=[taken]))
+    await give_up_as_before(raw, [taken])
     found = await measured(raw)
     (size,) = {before["3 bytes"] // 5}
     before |= {"3 entries": 4, "3 bytes": 4 * size}
@@ -340,10 +340,10 @@ async def test_what_was_deleted_by_hand_is_counted_out_in_the_end(raw: RedisClie
 
 
 async def test_a_worker_from_before_lanes_takes_what_is_counted(raw: RedisClient) -> None:
-    await add(raw, 4)
+    ids = await add(raw, 4)
     await take(raw, 0)
-    await run(raw, scripts.retire("q", stream=STREAM, consumer=keys.WAITING, count=3))
-    await run(raw, scripts.adopt("q", worker="old", count=2, **LIMITS))
+    await give_up_as_before(raw, ids[:1])
+    await give_up_as_before(raw, ids[1:3], consumer="old")
     found = await measured(raw)
     assert (found["waiting"], found["running"], (await counts(raw))["0 entries"]) == ("2", "2", 1)
 

@@ -57,20 +57,27 @@ local function serve(tenant, tokens)
   end
 end
 
--- Charges tenants for what their entries have cost in all, as far as that is not charged. Of an entry without a total it stays.
+-- What `charged` has of an entry: what its tenant was charged so far, and behind a space, where a script knew it, its place.
+local function tokens_in(noted) return tonumber(string.match(noted or '', '^%S+') or 0) or 0 end
+
+local function place_in(noted) return string.match(noted or '', ' .*') or '' end
+
+-- Charges tenants for what their entries have cost in all, as far as that is not charged. Of an entry without a total it
+-- stays. Answers what `charged` had.
 local function charge(entries, tenants, totals)
-  local added = {}
-  for i, before in ipairs(redis.call('HMGET', charged, unpack(entries))) do
+  local added, noted = {}, redis.call('HMGET', charged, unpack(entries))
+  for i, before in ipairs(noted) do
     if totals[i] then
-      added[tenants[i]] = (added[tenants[i]] or 0) + totals[i] - (tonumber(before or 0) or 0)
+      added[tenants[i]] = (added[tenants[i]] or 0) + totals[i] - tokens_in(before)
     end
   end
   for tenant, tokens in pairs(added) do serve(tenant, tokens) end
+  return noted
 end
 
 -- Of the bills in ARGV (group, worker, and for each entry, the oldest first, its id, its tenant and what it has cost in all,
 -- or '' if that is as was charged): those of entries that this worker has, settled. One that was frozen would speak for its
--- successor. Answers the entries and their totals.
+-- successor. Answers the entries, their totals, and what `charged` had.
 local function settle_own()
   local entries, tenants, totals, mine = {}, {}, {}, {}
   local from, last, page = ARGV[3], ARGV[#ARGV - 2], #ARGV
@@ -85,6 +92,5 @@ local function settle_own()
       entries[at], tenants[at], totals[at] = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]) or false
     end
   end
-  if #entries > 0 then charge(entries, tenants, totals) end
-  return entries, totals
+  return entries, totals, #entries > 0 and charge(entries, tenants, totals) or {}
 end

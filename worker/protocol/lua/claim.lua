@@ -1,6 +1,6 @@
 local MOST_DIGITS = 15  -- of a count: more, and it is none
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model = unpack(ARGV)
+local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model, timeout, only_over = unpack(ARGV)
 local counted = {'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks'}
 local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker', unpack(counted))
 local status, owner_entry, owner_epoch, owner_instance, begun_with, begun, owner = unpack(s)
@@ -29,9 +29,11 @@ if last then
   highest = math.max(highest, last_epoch)
 end
 local is_of_other = begun and begun_with and digest ~= '' and digest ~= begun_with
-if is_of_other and any_model ~= '1' then return {'other_model', begun_with} end
-local time = redis.call('TIME')
+local time, is_cancelled = redis.call('TIME'), redis.call('EXISTS', cancel)
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local is_over = is_cancelled == 1 or (timeout ~= '' and now - string.match(entry, '^%d+') >= tonumber(timeout))
+if only_over == '1' and not is_over then return {'goes_on'} end
+if is_of_other and any_model ~= '1' and not is_over then return {'other_model', begun_with} end  -- any may end it
 local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
@@ -55,7 +57,7 @@ if tenant ~= '' then redis.call('HSET', state, 'tenant', tenant) end
 redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)
-local answer = {'ok', tonumber(epoch), last and 1 or 0, redis.call('EXISTS', cancel), now}
+local answer = {'ok', tonumber(epoch), last and 1 or 0, is_cancelled, now}
 local counts = redis.call('HMGET', state, unpack(counted))
 for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
 answer[#answer + 1] = is_of_other and 1 or 0

@@ -2,7 +2,6 @@
 local load, workers = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
 local LAPSE = 5000  -- ms: for so long it is good what a worker said
 local MOST_WORKERS = 500  -- that one look asks
-local UNOWNED = 'unowned'  -- holds what was given back; what follows a slash there, is set aside for a model
 local now = clock()
 
 -- A mean of those values that are known.

@@ -1,16 +1,25 @@
--- After clock.lua, sized.lua, accounts.lua and backlog.lua. KEYS[9]: passed.
+-- After clock.lua, sized.lua, accounts.lua and backlog.lua. KEYS from 9 on: passed; named; asked; aside, without a model.
 --
 -- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
 -- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
 -- that tells it, within one XCLAIM, from one that a worker has, whatever the server's clock says.
-local passed = KEYS[9]
-local WAITING = 'waiting'
+--
+-- A body is read when its entry gets its first place, and when a worker gets it; at once, if that is in one run. What a place
+-- was is kept with what the entry was charged, for when nobody has it any more.
+local passed, named, asked, aside_of = unpack(KEYS, 9, 12)
+local WAITING, UNOWNED = 'waiting', 'unowned'
+local ASIDE = UNOWNED .. '/'  -- and the digest of a model: what only workers with that model go on with
 local SINCE, LEAST = 1, 3600000  -- ms: when the former were delivered, and before when nothing was to a worker
 local PATIENCE = 60000  -- ms: when one without a deadline is due, beside those of its tenant that have one
+local LONGEST = 604800000  -- ms: a deadline
+local AGAIN = 1.6 * 10 ^ 12  -- ms: so much earlier is due what a worker has had, so before all that none has had
 local BYTES_PER_TOKEN = 4  -- of a prompt that is not tokenized yet
 local BEGINNING = 1000  -- bytes of a prompt: those that begin alike go where that is known
 local SLOTS = 1024  -- of `homes`
 local SMALL, AT_A_TIME = 16384, 4  -- bytes of entries after which several are read at a time
+local ACTS = 4  -- how often at most a wish to cancel ends a wait
+local bodies, bytes_read = {}, 0  -- by entry, what this run has read of those that are new; of others that wait again
+local waits, ids, names, expiring = {}, {}, {}, {}  -- what waits from this run on
 
 local function whole(text, least, most)
   local number = string.match(text, '^%s*[-+]?%d+%s*$') and tonumber(text)
@@ -23,38 +32,78 @@ local function name_of(value) return #value <= 128 and string.match(value, '^[%w
 
 local function slot_of(text) return tonumber(string.sub(redis.sha1hex(text), 1, 8), 16) % SLOTS end
 
--- Where an entry belongs: its tenant, its member in that lane and its rank there; if it expires, when (ms); its priority,
--- its size, and its slot of `homes`, if it has one. What is no such value is refused when the entry is claimed.
---
--- Members sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have the size:
--- what would be read is known before it is.
-local function place(entry, fields)
-  local tenant, priority, timeout, slot, size = '', 0, nil, nil, 0
+local function timeout_of(ms) return ms and ms > 0 and ms <= LONGEST and ms or nil end
+
+-- What an entry says of where it belongs: its tenant and its priority; if they are there, its deadline (ms after it came),
+-- its slot of `homes` and its id; its size. What is no such value is refused when the entry is claimed.
+local function described(fields)
+  local tenant, priority, timeout, slot, size, id = '', 0, nil, nil, 0, nil
   for i = 1, #fields, 2 do
     local name, value = fields[i], fields[i + 1]
     size = size + #name + #value
-    if name == 'tenant' then
+    if name == 'id' then
+      id = name_of(value)
+    elseif name == 'tenant' then
       tenant = name_of(value)
     elseif name == 'priority' then
       priority = whole(value, -1000, 1000) or 0
     elseif name == 'timeout_s' then
-      local seconds = tonumber(value)
-      timeout = seconds and seconds > 0 and seconds <= 604800 and 1000 * seconds or nil
+      timeout = timeout_of(1000 * (tonumber(value) or 0))
     elseif name == 'affinity' then
       slot = name_of(value) ~= '' and slot_of(value) or slot
     elseif #value >= BEGINNING and (name == 'prompt' or name == 'messages') then
       slot = slot or slot_of(string.sub(value, 1, BEGINNING))
     end
   end
+  return {tenant = tenant, priority = priority, timeout = timeout, slot = slot, size = size, id = id ~= '' and id or nil}
+end
+
+-- The same as `charged` keeps it, and out of that; nil where no script has known it.
+local function noted(was)
+  local found = {was.tenant, was.priority, was.timeout or '', was.size, was.slot or '', was.id or ''}
+  return ' ' .. table.concat(found, '/')
+end
+
+local function recalled(text)
+  local pattern = ' ([^/]*)/(%-?%d+)/([^/]*)/(%d+)/(%d*)/([^/]*)$'
+  local tenant, priority, timeout, size, slot, id = string.match(text or '', pattern)
+  priority = whole(priority or '', -1000, 1000)
+  if not priority then return nil end
+  return {
+    tenant = name_of(tenant), priority = priority, timeout = timeout_of(tonumber(timeout)), size = tonumber(size),
+    slot = tonumber(slot), id = name_of(id) ~= '' and id or nil,
+  }
+end
+
+local function rank_of(priority, before) return string.format('%.0f', (1000 - priority) * SPAN + before) end
+
+-- Adds the member in the lane, the rank there, when (ms) it is due, and if it expires, when.
+--
+-- Members sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have the size:
+-- what would be read is known before it is.
+local function placed(entry, found)
   local ms, number = string.match(entry, '^(%d+)-(%d+)$')
   local since = math.min(tonumber(ms), SPAN / 2)
-  local before = math.floor(since + (timeout or PATIENCE))
-  return {
-    tenant = tenant, priority = priority, size = size, slot = slot,
-    rank = string.format('%.0f', (1000 - priority) * SPAN + before),
-    expires = timeout and string.format('%.0f', math.min(since, clock()) + timeout),  -- ids of old count on where it was set back
-    member = string.format('%c%s-%s/%d/%s', 64 + #number, number, ms, size, slot or ''),
-  }
+  found.before = math.floor(since + (found.timeout or PATIENCE))
+  found.rank = rank_of(found.priority, found.before)
+  -- Ids of old count on where the clock was set back.
+  found.expires = found.timeout and string.format('%.0f', math.min(since, clock()) + found.timeout)
+  found.member = string.format('%c%s-%s/%d/%s', 64 + #number, number, ms, found.size, found.slot or '')
+  return found
+end
+
+local function place(entry, fields) return placed(entry, described(fields)) end
+
+-- The place of an entry, by what `charged` has of it, or else by its body; nil if it was deleted.
+local function place_known(entry, text)
+  local found = recalled(text)
+  if not found then
+    local item = redis.call('XRANGE', requests, entry, entry)[1]
+    if not item then return nil end
+    found = described(item[2])
+    bytes_read = bytes_read + found.size
+  end
+  return placed(entry, found)
 end
 
 local function entry_of(member)
@@ -91,6 +140,36 @@ local function seat(tenant, before, now, counter)
   end
 end
 
+-- Notes that an entry waits.
+local function note(entry, found)
+  waits[#waits + 1], ids[#ids + 1] = entry, found.id or entry
+  if found.id then names[#names + 1], names[#names + 2] = found.id, entry end
+  if found.expires then expiring[#expiring + 1], expiring[#expiring + 2] = found.expires, entry end
+end
+
+-- What somebody asked to cancel is over at once. That the wish was noted is no proof that there is one (the flag is in another
+-- slot), so it acts a few times and no more: the fraction of its score counts.
+local function end_asked(since)
+  for i, score in ipairs(since) do
+    if score then
+      redis.call('ZADD', due, 0, waits[i])
+      if tonumber(score) % 1 < (ACTS - 1) / ACTS then
+        redis.call('ZINCRBY', asked, 1 / ACTS, ids[i])
+      else
+        redis.call('ZREM', asked, ids[i])
+      end
+    end
+  end
+end
+
+-- Writes what `note` has noted.
+local function keep_notes()
+  if #waits == 0 then return end
+  if #names > 0 then redis.call('HSET', named, unpack(names)) end
+  if #expiring > 0 then redis.call('ZADD', due, unpack(expiring)) end
+  if redis.call('EXISTS', asked) == 1 then end_asked(redis.call('ZMSCORE', asked, unpack(ids))) end
+end
+
 -- Lets entries wait that have their places: of each tenant, in the order they came, its name, ranks and members, and its
 -- highest priority.
 local function line_up(newcomers)
@@ -105,8 +184,8 @@ end
 -- New entries, up to `limit` of them or a few more: each gets its place. Answers whether there may be more. They are read a
 -- few at a time, as nobody knows how large they are.
 local function lane_new(limit)
-  local ids, newcomers, of, expiring, read, last, has_more = {}, {}, {}, {}, 0, SMALL + 1, true
-  while #ids < limit and read < most do
+  local new, newcomers, of, read, last, has_more = {}, {}, {}, 0, SMALL + 1, true
+  while #new < limit and read < most do
     local many = last <= SMALL and AT_A_TIME or 1
     local answer = redis.call('XREADGROUP', 'GROUP', group, WAITING, 'COUNT', many, 'STREAMS', requests, '>')
     if not answer then
@@ -116,6 +195,7 @@ local function lane_new(limit)
     last = 0
     for _, item in ipairs(answer[1][2]) do
       local found = place(item[1], item[2])
+      found.fields, bodies[item[1]] = item[2], found
       local each = of[found.tenant]
       if not each then
         each = {name = found.tenant, priority = found.priority, ranked = {}}
@@ -124,42 +204,78 @@ local function lane_new(limit)
       each.ranked[#each.ranked + 1], each.ranked[#each.ranked + 2] = found.rank, found.member
       each.priority = math.max(each.priority, found.priority)
       tally(found.priority, 1, found.size)
-      if found.expires then expiring[#expiring + 1], expiring[#expiring + 2] = found.expires, item[1] end
-      ids[#ids + 1], last = item[1], last + found.size
+      note(item[1], found)
+      new[#new + 1], last = item[1], last + found.size
     end
     read = read + last
   end
-  if #ids == 0 then return has_more end
-  ids[#ids + 1], ids[#ids + 2], ids[#ids + 3] = 'TIME', SINCE, 'JUSTID'
-  redis.call('XCLAIM', requests, group, WAITING, 0, unpack(ids))
-  if #expiring > 0 then redis.call('ZADD', due, unpack(expiring)) end
+  if #new == 0 then return has_more end
+  new[#new + 1], new[#new + 2], new[#new + 3] = 'TIME', SINCE, 'JUSTID'
+  redis.call('XCLAIM', requests, group, WAITING, 0, unpack(new))
   line_up(newcomers)
   return has_more
 end
 
--- Gives entries to this worker if they wait; answers those that do.
-local function claim(ids)
-  return redis.call('XCLAIM', requests, group, worker, string.format('%.0f', math.max(1, clock() - LEAST)), unpack(ids))
+local function holder_of(entry) return (redis.call('XPENDING', requests, group, entry, entry, 1)[1] or {})[2] end
+
+-- Whether what a consumer holds waits for workers, all or those with one model.
+local function is_held(holder) return holder == WAITING or string.sub(holder or '', 1, #ASIDE) == ASIDE end
+
+-- Notes that an entry that waited is this worker's now. Answers whether there is room for more.
+local function hand_over(entry, fields, was)
+  local cost = tokens_of(was.size)
+  if redis.call('HSETNX', charged, entry, cost .. noted(was)) == 1 then serve(was.tenant, cost) end
+  redis.call('ZREM', due, entry)
+  if was.slot then redis.call('ZREM', passed, entry) end
+  if was.id then redis.call('HDEL', named, was.id) end
+  return add(entry, fields, was.size)
 end
 
--- Notes that an entry that waited, wherever its place is, is this worker's now. Answers whether there is room for more.
+-- The same of one that has a place in a lane, or had.
 local function take_out(entry, fields)
   local was = place(entry, fields)
   tally(was.priority, -1, -was.size)
   local before = priority_next(was.tenant)
   redis.call('ZREM', lane_of .. was.tenant, was.member)
   seat(was.tenant, before, priority_next(was.tenant))
-  local cost = tokens_of(was.size)
-  if redis.call('HSETNX', charged, entry, cost) == 1 then serve(was.tenant, cost) end
-  redis.call('ZREM', due, entry)
-  if was.slot then redis.call('ZREM', passed, entry) end
-  return add(entry, fields)
+  return hand_over(entry, fields, was)
 end
 
--- Lets an entry wait again that somebody has. It keeps its rank, and what it was charged.
-local function put_back(entry, found)
-  redis.call('XCLAIM', requests, group, WAITING, 0, entry, 'TIME', SINCE, 'JUSTID')
-  if found.expires then redis.call('ZADD', due, found.expires, entry) end
+-- Gives an entry to this worker, if it waits. Answers whether it was there, and whether there is room for more.
+local function take_held(entry)
+  local holder = holder_of(entry)
+  local claimed = is_held(holder) and redis.call('XCLAIM', requests, group, worker, 0, entry)[1]
+  if not claimed then return false, true end
+  if holder == WAITING then return true, take_out(entry, claimed[2]) end
+  local was = place(entry, claimed[2])
+  redis.call('ZREM', aside_of .. string.sub(holder, #ASIDE + 1), was.member)
+  return true, hand_over(entry, claimed[2], was)
+end
+
+-- Lets an entry wait again that somebody has. It keeps what it was charged, and goes before all of its tenant and priority
+-- that no worker has had, if one `has_had` it. Answers whether it is still there; where it was deleted, nothing is left of it.
+local function put_back(entry, found, has_had)
+  if not found or #redis.call('XCLAIM', requests, group, WAITING, 0, entry, 'TIME', SINCE, 'JUSTID') == 0 then
+    redis.call('XACK', requests, group, entry)
+    redis.call('HDEL', charged, entry)
+    return false
+  end
+  local rank = has_had and rank_of(found.priority, math.max(0, found.before - AGAIN)) or found.rank
   tally(found.priority, 1, found.size)
-  line_up({{name = found.tenant, priority = found.priority, ranked = {found.rank, found.member}}})
+  line_up({{name = found.tenant, priority = found.priority, ranked = {rank, found.member}}})
+  note(entry, found)
+  return true
+end
+
+-- The same with what a consumer has, up to `limit` entries and until bodies of `most` bytes were read. Answers how many, and
+-- whether there may be more.
+local function put_back_all(consumer, limit)
+  local entries = {}
+  for i, item in ipairs(redis.call('XPENDING', requests, group, '-', '+', limit, consumer)) do entries[i] = item[1] end
+  if #entries == 0 then return 0, false end
+  for i, text in ipairs(redis.call('HMGET', charged, unpack(entries))) do
+    if bytes_read >= most then return i - 1, true end
+    put_back(entries[i], place_known(entries[i], text), true)
+  end
+  return #entries, #entries == limit
 end

@@ -2,7 +2,7 @@
 -- what waits is to have begun. Answers how many requests wait.
 --
 -- Writes down how the queue stands: once a second, whichever worker comes first. It walks no lane, and reads no more bodies
--- than one, unless it has to count anew.
+-- than one, unless it has to count anew. And it forgets what says nothing any more.
 local every, target = tonumber(ARGV[6]), tonumber(ARGV[7])
 local KEPT = 3600000  -- ms: the numbers, without a worker
 local MOST_BANDS, MOST_TENANTS = 64, 16  -- that are told apart; and of each band those looked at for the oldest
@@ -36,7 +36,7 @@ local function told(bands, oldest, tokens_per_byte, reply)
     if band.entries > 0 then priorities[#priorities + 1] = priority end
   end
   table.sort(priorities, function(one, other) return one > other end)
-  local of_oldest, tenants = oldest and priority_and_size(oldest), {}
+  local of_oldest, tenants = oldest and priority_of_oldest(oldest), {}
   for i = 1, math.min(#priorities, MOST_BANDS) do
     local priority = priorities[i]
     local band = bands[priority]
@@ -59,6 +59,29 @@ local function wanted(waiting, tokens, running, count, places, each_rate)
   return math.max(1, math.min(math.ceil(busy), waiting + running))
 end
 
+local KNOWN, KNOWN_IDLE = 100000, 100  -- tenants that do not wait, of which is known what they were served: if others do, if nobody does
+local FORGOTTEN = 10000  -- tenants that one look forgets at most
+local CHECKED = 100  -- names that one look asks for
+
+-- Who was served least goes first, and comes back as one who was served as much as the last to leave: no less than it was.
+local function forget_tenants(waiting)
+  local count = math.min(FORGOTTEN, redis.call('ZCARD', service) - (waiting > 0 and KNOWN or KNOWN_IDLE))
+  if count <= 0 then return end
+  local most = tonumber(redis.call('ZRANGE', service, count - 1, count - 1, 'WITHSCORES')[2])
+  redis.call('HSET', weights, FLOOR, number(math.max(floor(), most)))
+  redis.call('ZREMRANGEBYRANK', service, 0, count - 1)
+end
+
+-- Those of entries that somebody deleted, or that workers from before took. Not more are left of them than wait.
+local function forget_names(waiting)
+  if redis.call('HLEN', named) <= waiting then return end
+  local some, gone = redis.call('HRANDFIELD', named, CHECKED, 'WITHVALUES'), {}
+  for i = 1, #some, 2 do
+    if not is_held(holder_of(some[i + 1])) then gone[#gone + 1] = some[i] end
+  end
+  if #gone > 0 then redis.call('HDEL', named, unpack(gone)) end
+end
+
 local function rounded(value) return string.format('%.6g', value) end
 
 local num_workers, places, rate, reply, size = fleet()
@@ -68,6 +91,8 @@ local bands, entries = counts()
 local cursor = redis.call('HMGET', backlog, 'cursor', 'last')
 local waiting, placed, running, given_back, last = standing(not cursor[1] and entries or nil)
 bands, entries = counted(placed, last, cursor, bands, entries)
+forget_tenants(placed)
+forget_names(placed + given_back)
 local total = 0
 for _, band in pairs(bands) do total = total + math.max(0, band.bytes) end
 local mean = entries > 0 and total / entries or 0

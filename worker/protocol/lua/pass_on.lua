@@ -1,7 +1,7 @@
--- After owned.lua, lanes.lua and homes.lua. KEYS from 10 on as of take.lua. ARGV[6]: an entry that this worker read past the
+-- After owned.lua, lanes.lua and homes.lua. KEYS from 13 on as of take.lua. ARGV[6]: an entry that this worker read past the
 -- lanes. ARGV[7]: the lowest priority that it takes. ARGV[8]: how many sequences it has room for. ARGV[9]: as ARGV[10] of
 -- take.lua. Answers whether the entry waits for others now: it is at home with another, or this worker has no room.
-local homes, room, serving, nudge_of = unpack(KEYS, 10, 13)
+local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local entry, lowest, free = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local item = redis.call('XRANGE', requests, entry, entry)[1]
 if not item or not owned(requests, group, worker, entry) then return 0 end
@@ -25,7 +25,8 @@ end
 local owner, has_room = at_home()
 local other = owner or (free == 0 and with_room()) or nil
 if not other and found.priority >= lowest then return 0 end
-put_back(entry, found)
+put_back(entry, found, false)
+keep_notes()
 keep_counts()
 if has_room then redis.call('ZADD', passed, 'LT', number(now), entry) end
 if other and (has_room or not owner) then nudge(nudge_of, other) end

@@ -11,10 +11,18 @@ local function ms_since(entry)
 end
 
 local function priority_and_size(entry)
-  local found = redis.call('XRANGE', requests, entry, entry)[1]
-  local fields = found and found[2] or {}
-  local was = place(entry, fields)
+  local was = place_known(entry, redis.call('HGET', charged, entry)) or place(entry, {})
   return was.priority, was.size
+end
+
+-- The priority of the oldest, which is found once for each.
+local function priority_of_oldest(entry)
+  local known = redis.pcall('HGET', backlog, 'oldest')
+  local of, priority = string.match(type(known) == 'string' and known or '', '^(%S+) (%-?%d+)$')
+  if of == entry then return tonumber(priority) end
+  priority = priority_and_size(entry)
+  redis.pcall('HSET', backlog, 'oldest', string.format('%s %d', entry, priority))
+  return priority
 end
 
 -- Of each priority entries and bytes, and the entries of all.

@@ -1,18 +1,18 @@
--- KEYS: requests, the consumer's heartbeat, digests, room, serving, nudges, report.
+-- After lanes.lua. KEYS from 13 on: the consumer's heartbeat, digests, room, serving, the consumer's nudges and report. It is named
+-- as the worker of the script is.
 --
 -- What else says that the consumer serves, and lapses with its heartbeat, may last longer where the server's clock was set back.
-local group, consumer, unowned, count = unpack(ARGV)
-if redis.call('EXISTS', KEYS[2]) == 1 then return -1 end
-redis.pcall('ZREM', KEYS[5], consumer)
-redis.call('DEL', KEYS[6])
-redis.call('DEL', KEYS[7])  -- of another selector in users.acl
-local pending = redis.call('XPENDING', KEYS[1], group, '-', '+', count, consumer)
-for _, item in ipairs(pending) do
-  redis.call('XCLAIM', KEYS[1], group, unowned, 0, item[1], 'JUSTID')
+if redis.call('EXISTS', KEYS[13]) == 1 then return -1 end
+redis.pcall('ZREM', KEYS[16], worker)
+redis.call('DEL', KEYS[17])
+redis.call('DEL', KEYS[18])  -- of another selector in users.acl
+local freed = put_back_all(worker, count)
+keep_notes()
+keep_counts()
+if #redis.call('XPENDING', requests, group, '-', '+', 1, worker) == 0 then
+  redis.call('XGROUP', 'DELCONSUMER', requests, group, worker)
+  redis.pcall('HDEL', KEYS[14], worker)
+  redis.pcall('ZREM', KEYS[15], worker)
+  if is_held(worker) then redis.call('DEL', aside_of .. string.sub(worker, #ASIDE + 1)) end
 end
-if #redis.call('XPENDING', KEYS[1], group, '-', '+', 1, consumer) == 0 then
-  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], group, consumer)
-  redis.pcall('HDEL', KEYS[3], consumer)
-  redis.pcall('ZREM', KEYS[4], consumer)
-end
-return #pending
+return freed

@@ -2,9 +2,11 @@
 local group, worker, count, limit, most = unpack(ARGV, 1, 5)
 local found, bytes = {}, 0
 limit, most = tonumber(limit), tonumber(most)
-local function add(id, fields)
-  local size, kept = 0, {}
-  for i = 1, #fields do size = size + #fields[i] end
+local function add(id, fields, known)
+  local size, kept = known or 0, {}
+  if not known then
+    for i = 1, #fields do size = size + #fields[i] end
+  end
   bytes = bytes + size
   if size <= limit then
     found[#found + 1] = {id, size, 1, fields}

@@ -1,28 +1,58 @@
--- After lanes.lua. KEYS[10], KEYS[11]: cancelled; seen, without an id. ARGV[6]: as of take.lua. Answers entries, and whether
--- there are more new ones.
+-- After lanes.lua. KEYS from 13 on: cancelled; seen, without an id. ARGV[6]: as of take.lua. ARGV[7]: how many wishes to cancel
+-- are looked at. Answers entries, whether there are more new ones, and whether there is more to look at.
 --
--- Takes out what need not be run any more: entries whose time is over, and those somebody asked to cancel.
-local cancelled, seen_of = KEYS[10], KEYS[11]
-local has_more = lane_new(tonumber(ARGV[6]))
+-- Takes out what need not be run any more: entries whose time is over, and those somebody asked to cancel. What workers from
+-- before gave back gets its place.
+--
+-- A wish stays noted after it was looked at: its entry may have no place yet, or give way just now, or its worker, who would
+-- have seen the flag, may die.
+local cancelled, seen_of = KEYS[13], KEYS[14]
+local KEPT = 3600000  -- ms: wishes, while others come
+local MOST_KEPT = 1000000
 count = tonumber(count)
-local has_room, now = true, clock()
-local function sweep(entry)
-  local claimed = claim({entry})[1]
-  if claimed then
-    has_room = take_out(entry, claimed[2])
-  else  -- somebody has it, or it was deleted
-    redis.call('ZREM', due, entry)
+local has_new, now = lane_new(tonumber(ARGV[6])), clock()
+local _, has_more = put_back_all(UNOWNED, count)
+
+-- The next wishes: ids of requests. No request is called what is no name.
+local function pop_wishes(limit)
+  local wishes, bytes = {}, 0
+  for popped = 1, limit do
+    local id = bytes < most and redis.call('SPOP', cancelled)
+    if not id then return wishes, bytes >= most end
+    bytes = bytes + #id
+    if name_of(id) ~= '' then wishes[#wishes + 1] = id end
   end
+  return wishes, true
 end
-for _, entry in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, count)) do
+
+local function look_at_wishes()
+  if redis.call('EXISTS', cancelled) == 0 then return false end
+  redis.call('HLEN', named)  -- none is popped that could not be noted: somebody may have written something else in these keys
+  redis.call('ZCARD', due)
+  redis.call('ZREMRANGEBYSCORE', asked, '-inf', string.format('%d', now - KEPT))
+  local wishes, are_more = pop_wishes(tonumber(ARGV[7]))
+  if #wishes == 0 then return are_more end
+  local kept = {}
+  for i, entry in ipairs(redis.call('HMGET', named, unpack(wishes))) do
+    local id = wishes[i]
+    local seen = not entry and redis.pcall('GET', seen_of .. id)  -- a worker from before gave it its place, or it has no name
+    entry = entry or type(seen) == 'string' and seen or id
+    if string.match(entry, '^%d+%-%d+$') and is_held(holder_of(entry)) then redis.call('ZADD', due, 0, entry) end
+    kept[2 * i - 1], kept[2 * i] = string.format('%d', now), id
+  end
+  redis.call('ZADD', asked, unpack(kept))
+  redis.call('ZREMRANGEBYRANK', asked, 0, -MOST_KEPT - 1)
+  redis.call('PEXPIRE', asked, 24 * KEPT)
+  return are_more
+end
+
+keep_notes()
+has_more = look_at_wishes() or has_more
+local over, has_room, is_there = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, count), true, nil
+for i, entry in ipairs(over) do
   if not has_room then break end
-  sweep(entry)
-end
-while not has_more and has_room and #found < count do  -- what is new has no place yet
-  local id = redis.call('SPOP', cancelled)
-  if not id then break end
-  local entry = redis.call('GET', seen_of .. id) or string.match(id, '^%d+%-%d+$')
-  if entry then sweep(entry) end
+  is_there, has_room = take_held(entry)
+  if not is_there then redis.call('ZREM', due, entry) end  -- somebody has it, or it was deleted
 end
 keep_counts()
-return {found, has_more and 1 or 0}
+return {found, has_new and 1 or 0, (has_more or not has_room or #over == count) and 1 or 0}

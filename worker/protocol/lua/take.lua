@@ -1,24 +1,27 @@
--- After lanes.lua and homes.lua. KEYS from 10 on: homes, room, serving, nudges without a worker. ARGV[6]: how many new
+-- After lanes.lua and homes.lua. KEYS from 13 on: homes, room, serving, nudges without a worker. ARGV[6]: how many new
 -- entries get a place before. ARGV[7]: how often, by all workers together, the oldest may be overtaken that has waited for
 -- long. ARGV[8]: the lowest priority that is taken. ARGV[9]: how many more sequences this worker has room for. ARGV[10]: for
--- how long (ms) an entry is left to its home. Answers entries, whether there are more new ones, and how soon (ms) one that
--- was left may be taken by anybody (or nil).
+-- how long (ms) an entry is left to its home. ARGV[11]: the digest of this worker's model, if it is known. Answers entries,
+-- whether there are more new ones, and how soon (ms) one that was left may be taken by anybody (or nil).
 --
 -- The highest priority goes first, then the tenant that has been served the least, then what is due first: of that what is
--- at home here, else what has no home with room.
-local homes, room, serving, nudge_of = unpack(KEYS, 10, 13)
+-- at home here, else what has no home with room. What was set aside for this worker's model goes before all others of its
+-- priority: nobody else may take it.
+local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
 -- Entries of a tenant among which what is at home here is looked for: fewer where of many workers each has few homes.
 local WINDOW = math.max(8, math.min(32, math.floor(1024 / math.max(1, redis.call('ZCARD', serving)))))
 local AGED = 5000  -- ms: what has waited for so long may be overtaken no more than so often
 local OVERTAKES = 'overtakes'  -- in `backlog`: the oldest that has waited for so long, and how often it was
 local has_more = lane_new(tonumber(ARGV[6]))
+keep_notes()
 local lowest, steal_after, now = tonumber(ARGV[8]), tonumber(ARGV[10]), clock()
 local tries, has_room, left_ms = 0, true, nil
 local home, rooms = {}, {}  -- by slot; by worker
+local digest = ARGV[11]
 count = tonumber(count)
 
-local function oldest() return (redis.call('XPENDING', requests, group, '-', '+', 1, WAITING)[1] or {})[1] end
+local function oldest(holder) return (redis.call('XPENDING', requests, group, '-', '+', 1, holder)[1] or {})[1] end
 
 -- Tenants of a band, the least served first.
 local function tenants_of(band, how_many)
@@ -123,27 +126,49 @@ local function choose(band, tenants, wanted)
   return chosen
 end
 
+-- Gives entries to this worker if they wait; answers the fields of those that do. What this run has read is not read again.
+local function claim(ids)
+  local read, unread, fields_of = {}, {}, {}
+  local long = string.format('%.0f', math.max(1, clock() - LEAST))
+  for _, id in ipairs(ids) do
+    local group_of = bodies[id] and read or unread
+    group_of[#group_of + 1] = id
+  end
+  if #unread > 0 then
+    for _, entry in ipairs(redis.call('XCLAIM', requests, group, worker, long, unpack(unread))) do
+      fields_of[entry[1]] = entry[2]
+    end
+  end
+  if #read > 0 then
+    read[#read + 1] = 'JUSTID'
+    for _, id in ipairs(redis.call('XCLAIM', requests, group, worker, long, unpack(read))) do
+      fields_of[id] = bodies[id].fields
+    end
+  end
+  return fields_of
+end
+
 -- Gives the chosen entries to the worker, and charges those that are not charged yet. One that does not wait any more costs
 -- its tenant nothing.
 local function take_chosen(chosen)
-  local ids, moved, is_here, new = {}, {}, {}, {}
+  local ids, moved, gone, new = {}, {}, {}, {}
   for i, each in ipairs(chosen) do
     ids[i] = each.id
     if each.home then moved[#moved + 1] = each.id end
   end
-  local before = redis.call('HMGET', charged, unpack(ids))
-  for _, entry in ipairs(claim(ids)) do
-    is_here[entry[1]] = true
-    has_room = add(entry[1], entry[2])
-  end
+  local before, fields_of = redis.call('HMGET', charged, unpack(ids)), claim(ids)
   for i, each in ipairs(chosen) do
-    if is_here[each.id] and not before[i] then
-      new[#new + 1], new[#new + 2] = each.id, each.cost
-    else
-      each.tenant.counter = each.tenant.counter - each.cost / each.tenant.weight
+    local fields = fields_of[each.id]
+    if fields then
+      local was = bodies[each.id] or described(fields)
+      has_room = add(each.id, fields, was.size)
+      if was.id then gone[#gone + 1] = was.id end
+      if not before[i] then new[#new + 1], new[#new + 2] = each.id, each.cost .. noted(was) end
     end
+    if not fields or before[i] then each.tenant.counter = each.tenant.counter - each.cost / each.tenant.weight end
   end
   if #new > 0 then redis.call('HSET', charged, unpack(new)) end
+  if #gone > 0 then redis.call('HDEL', named, unpack(gone)) end
   redis.call('ZREM', due, unpack(ids))
   if #moved > 0 then redis.call('ZREM', passed, unpack(moved)) end
 end
@@ -211,9 +236,15 @@ end
 -- Takes the oldest, which is known to wait. Answers whether there was one.
 local function take_oldest(entry)
   if not entry then return false end
-  local claimed = redis.call('XCLAIM', requests, group, worker, 0, entry)[1]
-  if claimed then has_room = take_out(claimed[1], claimed[2]) end  -- or it was deleted, and is not pending any more
+  local _
+  _, has_room = take_held(entry)  -- unless it was deleted, and is not pending any more
   return true
+end
+
+-- The next of what was set aside for this worker's model; nil if there is nothing.
+local function next_aside()
+  local first = digest ~= '' and redis.call('ZRANGE', aside_of .. digest, 0, 0, 'WITHSCORES') or {}
+  return first[1] and {member = first[1], priority = priority_of(tonumber(first[2]))} or nil
 end
 
 -- How often an entry was overtaken.
@@ -230,21 +261,28 @@ local function is_found(entry)
   return false
 end
 
-local aged = count > 0 and oldest() or nil
+local aged = count > 0 and oldest(WAITING) or nil
 local since_aged = aged and now - string.match(aged, '^%d+')  -- below 0 where the clock was set back: for how long, nobody knows
 if since_aged and since_aged >= 0 and since_aged <= AGED then aged = nil end
 local overtakes = aged and overtakes_of(aged) or 0
 if aged and lowest <= -1000 and overtakes >= tonumber(ARGV[7]) then take_oldest(aged) end
-local below = '+inf'
+local below, aside = '+inf', next_aside()
 while #found < count and has_room and tries < count + 64 do
   local band = redis.call('ZRANGE', bands, below, lowest, 'BYSCORE', 'REV', 'LIMIT', 0, 1)[1]
-  if not band then break end
-  if take_from(tonumber(band), math.min(count - #found, AT_ONCE)) == 0 then below = '(' .. band end
+  if aside and aside.priority >= lowest and aside.priority >= tonumber(band or -1000) then
+    redis.call('ZREM', aside_of .. digest, aside.member)
+    local _, goes_on = take_held((entry_of(aside.member)))
+    has_room, aside = goes_on, next_aside()
+  elseif not band then
+    break
+  elseif take_from(tonumber(band), math.min(count - #found, AT_ONCE)) == 0 then
+    below = '(' .. band
+  end
   tries = tries + 1
 end
 local may_be_lost = left_ms == nil and lowest <= -1000
 while may_be_lost and #found < count and has_room and tries < count + 64 do  -- what no lane has any more
-  if not take_oldest(oldest()) then break end
+  if not take_oldest(oldest(WAITING) or digest ~= '' and oldest(ASIDE .. digest)) then break end
   tries = tries + 1
 end
 keep_counts()

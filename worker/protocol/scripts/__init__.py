@@ -28,12 +28,8 @@ from penstock.worker.protocol.scripts.claims import (
 )
 from penstock.worker.protocol.scripts.entries import (
     LetterLimits,
-    adopt,
     bury,
-    disown,
     pending,
-    retire,
-    set_aside,
 )
 from penstock.worker.protocol.scripts.lanes import (
     LOWEST_PRIORITY,
@@ -44,7 +40,9 @@ from penstock.worker.protocol.scripts.lanes import (
     measure,
     pass_on,
     put_back,
+    retire,
     say,
+    set_aside,
     sweep,
     take,
 )
@@ -82,14 +80,12 @@ __all__ = [
     "Standing",
     "absolve",
     "ack",
-    "adopt",
     "announce",
     "answer_call",
     "beat",
     "bury",
     "charge",
     "claim",
-    "disown",
     "end_unclaimed",
     "find",
     "finish",

@@ -81,10 +81,11 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
     """Why there is nothing to run: the reply has ended, another entry has the same request id, the reply holds an entry
-    id that no claim can go above, another model began it, or a number of its state is none.
+    id that no claim can go above, another model began it, a number of its state is none, or it was to be ended only if it
+    is over, and is not.
     """
 
-    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk"]
+    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk", "goes_on"]
     other_entry: str = ""
     field: str = ""  # of the state, that is no number
     digest: str = ""  # of the other model
@@ -115,6 +116,8 @@ def claim(
     tenant: str = "",
     digest: str = "",
     any_model: bool = False,
+    timeout_ms: int | None = None,
+    only_over: bool = False,
 ) -> Command:
     """Takes a request under a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
@@ -129,9 +132,12 @@ def claim(
         tenant: whom the request is for.
         digest: of the worker's model; "": not known, and compared with nothing.
         any_model: that a reply which another model began is taken too, to be ended.
+        timeout_ms: after its enqueue the request is over; one that is over, or cancelled, is taken with any model.
+        only_over: that one which is neither is left alone.
     """
     leap = secrets.randbits(_LEAP_BITS)
-    arguments = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant, digest, int(any_model))
+    of_claim = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant, digest, int(any_model))
+    arguments = (*of_claim, "" if timeout_ms is None else timeout_ms, int(only_over))
     return call(_CLAIM, _request_keys(queue, request_id), arguments)
 
 

@@ -1,21 +1,16 @@
-"""The steps on the entries of a queue: taking them, letting go of them, and what becomes of a dead worker's."""
+"""The steps on the entries that a worker has: finding them again, and making dead letters of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.producer import keys
-from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_ADOPT = load("penstock.worker.protocol", "sized", "adopt")
 _PENDING = load("penstock.worker.protocol", "sized", "pending")
 _BURY = load("penstock.worker.protocol", "junk", "owned", "bury")
-_DISOWN = load("penstock.worker.protocol", "owned", "disown")
-_RETIRE = load("penstock.worker.protocol", "retire")
-_SET_ASIDE = load("penstock.worker.protocol", "owned", "set_aside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +22,8 @@ class LetterLimits:
     ttl_ms: int  # of a letter; where no other follows, it is kept for up to twice as long
 
 
-def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, digest: str = "") -> Command:
-    """Takes up to `count` entries that nobody owns, those that were set aside for the worker's model first.
+def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
+    """The entries pending for `worker`, up to `count`, from the one that follows `after` on.
 
     `worker.delivery.entries` reads the answer.
 
@@ -37,16 +32,9 @@ def adopt(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes
         worker: the consumer's name.
         count: of entries at most.
         max_body_bytes: of a larger entry the answer holds only the size and the `id`.
-        max_bytes: no entry is taken once those before it have so many together.
-        digest: of the worker's model.
+        max_bytes: no entry follows once those before it have so many together.
+        after: the id of an entry.
     """
-    sources = (set_aside_for(digest), keys.UNOWNED) if digest else (keys.UNOWNED,)
-    arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, *sources)
-    return call(_ADOPT, (keys.requests(queue),), arguments)
-
-
-def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
-    """As `adopt`, of the entries pending for `worker`, from the one that follows `after` on."""
     arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, after)
     return call(_PENDING, (keys.requests(queue),), arguments)
 
@@ -69,28 +57,3 @@ def bury(
     bounds = (limits.max_entries, limits.max_bytes, limits.ttl_ms)
     key_names = (keys.requests(queue), *of_letters, keys.charged(queue))
     return call(_BURY, key_names, (keys.GROUP, worker, entry_id, size, *bounds, *fields))
-
-
-def disown(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
-    """Hands those of `entry_ids` that are pending for `worker` to `keys.UNOWNED`; answers how many."""
-    return call(_DISOWN, (keys.requests(queue),), (keys.GROUP, worker, keys.UNOWNED, *entry_ids))
-
-
-def set_aside(queue: str, *, worker: str, entry_id: str, digest: str) -> Command:
-    """Hands an entry to the workers whose model has this digest: 1, or 0 if none has served the queue for a while."""
-    consumer = set_aside_for(digest)
-    key_names = (keys.requests(queue), keys.heartbeat(queue, consumer))
-    return call(_SET_ASIDE, key_names, (keys.GROUP, worker, consumer, entry_id))
-
-
-def retire(queue: str, *, stream: str, consumer: str, count: int) -> Command:
-    """Disowns up to `count` entries of a consumer whose heartbeat is gone, and removes it once it has none.
-
-    `stream` is that of the requests or of the calls of `queue`. Answers how many were disowned, or -1 if the consumer
-    lives.
-    """
-    arguments = (keys.GROUP, consumer, keys.UNOWNED, count)
-    of_queue = (keys.digests(queue), keys.room(queue), keys.serving(queue))
-    of_worker = (keys.nudges(queue, consumer), keys.report(queue, consumer))
-    key_names = (stream, keys.heartbeat(queue, consumer), *of_queue, *of_worker)
-    return call(_RETIRE, key_names, arguments)

@@ -6,12 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
 _PARTS = ("clock", "sized", "accounts", "backlog", "lanes")
 _TAKE = load("penstock.worker.protocol", *_PARTS, "homes", "take")
 _PASS_ON = load("penstock.worker.protocol", *_PARTS, "homes", "owned", "pass_on")
+_RETIRE = load("penstock.worker.protocol", *_PARTS, "retire")
+_RETIRE_CALLS = load("penstock.worker.protocol", "retire_calls")
+_SET_ASIDE = load("penstock.worker.protocol", *_PARTS, "owned", "set_aside")
 _PUT_BACK = load("penstock.worker.protocol", *_PARTS, "owned", "put_back")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
 _MEASURE = load("penstock.worker.protocol", *_PARTS, "fleet", "recount", "measure")
@@ -22,6 +26,8 @@ _ACK = load("penstock.worker.protocol", "accounts", "ack")
 LOWEST_PRIORITY = -1000
 MAX_OVERTAKES = 20
 NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
+WISHES_PER_SCRIPT = 500  # to cancel, that are looked at in one run
+BYTES_PER_SCRIPT = 8 << 20  # of bodies that one run reads, and one entry more
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,12 @@ def take(
     lowest: int = LOWEST_PRIORITY,
     room: int | None = None,
     steal_after_ms: int = 0,
+    digest: str = "",
 ) -> Command:
     """Gives new entries their places, and takes up to `count` of those whose turn it is.
 
-    Answers the entries, as `adopt` does; whether there are more new ones than got a place in this run; and after how
-    many ms an entry that was left to its home may be taken by any, or None if none was left.
+    Answers the entries, which `worker.delivery.entries` reads; whether there are more new ones than got a place in this
+    run; and after how many ms an entry that was left to its home may be taken by any, or None if none was left.
 
     Args:
         queue: whose.
@@ -70,9 +77,10 @@ def take(
         lowest: no entry of a lower priority is taken.
         room: how many more sequences the worker could run; `count` where it is not said.
         steal_after_ms: for how long an entry is left to a worker that it is at home with, and that has room.
+        digest: of the worker's model: what was set aside for that is taken too.
     """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    more = (NEW_PER_SCRIPT, max_overtakes, lowest, count if room is None else room, steal_after_ms)
+    more = (NEW_PER_SCRIPT, max_overtakes, lowest, count if room is None else room, steal_after_ms, digest)
     return call(_TAKE, _home_keys(queue), (*bounds, *more))
 
 
@@ -85,16 +93,54 @@ def pass_on(queue: str, *, worker: str, entry_id: str, lowest: int, room: int, s
     return call(_PASS_ON, _home_keys(queue), (keys.GROUP, worker, 0, 0, 0, entry_id, lowest, room, steal_after_ms))
 
 
-def put_back(queue: str, *, worker: str, entry_ids: Iterable[str]) -> Command:
-    """Lets those of `entry_ids` that are pending for `worker` wait again, in their order; answers how many."""
-    return call(_PUT_BACK, (*_lane_keys(queue), keys.backlog(queue)), (keys.GROUP, worker, 0, 0, 0, *entry_ids))
+def put_back(
+    queue: str, *, worker: str, entry_ids: Iterable[str], has_had: bool = True, max_bytes: int = BYTES_PER_SCRIPT
+) -> Command:
+    """Lets those of `entry_ids` that are pending for `worker` wait again, in their order.
+
+    Answers how many of `entry_ids` it looked at, from the first on, and how many wait now. It looks at fewer than all
+    where it had to read bodies of `max_bytes`.
+
+    Args:
+        queue: whose.
+        worker: which has the entries.
+        entry_ids: of the queue, at most some hundred.
+        has_had: whether workers have worked on them: then they go before what is new of their tenant and priority.
+        max_bytes: of bodies that are read; that is necessary only where no script knows an entry.
+    """
+    bounds = (keys.GROUP, worker, 0, 0, max_bytes, int(has_had))
+    return call(_PUT_BACK, (*_lane_keys(queue), keys.backlog(queue)), (*bounds, *entry_ids))
+
+
+def set_aside(queue: str, *, worker: str, entry_id: str, digest: str) -> Command:
+    """Hands an entry to the workers whose model has this digest: 1, or 0 if none has served the queue for a while."""
+    key_names = (*_lane_keys(queue), keys.heartbeat(queue, set_aside_for(digest)), keys.backlog(queue))
+    return call(_SET_ASIDE, key_names, (keys.GROUP, worker, 0, 0, BYTES_PER_SCRIPT, digest, entry_id))
+
+
+def retire(queue: str, *, stream: str, consumer: str, count: int, max_bytes: int = BYTES_PER_SCRIPT) -> Command:
+    """Lets up to `count` entries wait again of a consumer whose heartbeat is gone, and removes it once it has none.
+
+    `stream` is that of the requests or of the calls of `queue`. Answers how many were freed, 0 once there are no more,
+    or -1 if the consumer lives. It frees fewer where it had to read bodies of `max_bytes`.
+    """
+    of_queue = (keys.digests(queue), keys.room(queue), keys.serving(queue))
+    of_worker = (keys.nudges(queue, consumer), keys.report(queue, consumer))
+    about = (keys.heartbeat(queue, consumer), *of_queue, *of_worker)
+    if stream != keys.requests(queue):
+        return call(_RETIRE_CALLS, (stream, *about), (keys.GROUP, consumer, keys.UNOWNED, count))
+    key_names = (*_lane_keys(queue), *about, keys.backlog(queue))
+    return call(_RETIRE, key_names, (keys.GROUP, consumer, count, 0, max_bytes))
 
 
 def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
-    """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled."""
+    """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled.
+
+    Answers the entries, whether there are more new ones, and whether there is more to look at.
+    """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
     key_names = (*_lane_keys(queue), keys.cancelled(queue), keys.seen(queue, ""), keys.backlog(queue))
-    return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT))
+    return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT, WISHES_PER_SCRIPT))
 
 
 def say(queue: str, *, worker: str, part: Part, every_ms: int) -> Command:
@@ -154,7 +200,7 @@ def _account_keys(queue: str) -> tuple[str, ...]:
 
 
 def _lane_keys(queue: str) -> tuple[str, ...]:
-    return (*_account_keys(queue), keys.passed(queue))
+    return (*_account_keys(queue), keys.passed(queue), keys.named(queue), keys.asked(queue), keys.aside(queue))
 
 
 def _home_keys(queue: str) -> tuple[str, ...]:
