@@ -121,7 +121,7 @@ class EntryReader:
         await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
     async def take(self, count: int, *, waits: bool = True) -> list[QueueEntry]:
-        """Up to `count` entries whose turn it is. If there are none it waits for a new one, but not for long, or not at all.
+        """Up to `count` entries whose turn it is. If there are none it waits for a new one, shortly or not at all.
 
         Never cancel it: the entry would be pending here and known to nobody.
         """

@@ -108,7 +108,7 @@ async def test_it_is_let_go_of_once_all_is_published(desk: Desk, gives_back: str
     await giving
     await end_tasks([publishing])
     assert await desk.tokens(live) == ["0", "1", "2"]
-    assert await desk.owner(live) == (keys.WAITING if gives_back == "make_room" else keys.UNOWNED)
+    assert await desk.owner(live) == keys.WAITING
     assert desk.requests.get("r") is None
     assert (await desk.claim("r", live.entry_id, "heir")).handbacks == 1
 

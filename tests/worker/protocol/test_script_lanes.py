@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from script_calls import STREAM, give_up_as_before, owners, run
+from script_calls import STREAM, give_up_as_before, owners, put_back, run
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
