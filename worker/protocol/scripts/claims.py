@@ -81,8 +81,8 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
     """Why there is nothing to run: the reply has ended, another entry has the same request id, the reply holds an entry
-    id that no claim can go above, another model began it, a number of its state is none, or it was to be ended only if it
-    is over, and is not.
+    id that no claim can go above, another model began it, a number of its state is none, or it was only to be ended and
+    is not over.
     """
 
     reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk", "goes_on"]
