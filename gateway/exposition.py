@@ -6,7 +6,11 @@ import platform
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Info, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from penstock.gateway import log_lines
 
 
 class Registry(CollectorRegistry):
@@ -21,6 +25,7 @@ class Registry(CollectorRegistry):
         build = Info("penstock_build", "The version of Penstock, and of Python; always 1.", registry=self)
         build.info({"version": version, "python": platform.python_version()})
         ProcessCollector(registry=self)
+        self.register(_Log())
 
     def set_labels(self, **labels: str) -> None:
         """On every sample from now on. None may be a label of a single family."""
@@ -35,6 +40,12 @@ class Registry(CollectorRegistry):
                 if not sample.name.endswith("_created")
             ]
             yield family
+
+
+class _Log(Collector):
+    def collect(self) -> Iterator[Metric]:
+        text = "Lines of the log that were dropped, as the log could not be written to."
+        yield CounterMetricFamily("penstock_log_lines_dropped", text, log_lines.num_dropped())
 
 
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:

@@ -7,10 +7,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import structlog
+
+from penstock.gateway import log_lines
 
 _log = structlog.get_logger(__name__)
 
@@ -95,8 +97,8 @@ class _Processes:
 
     def _start(self, place: int) -> None:
         self._started_s[place] = time.monotonic()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
+        log_lines.before_fork()
         pid = os.fork()
         if pid == 0:
             _become(lambda: self._work(place, self._lifeline), self._held)
@@ -115,9 +117,15 @@ def _become(work: Callable[[], int], held: int) -> None:
     except Exception:
         _log.exception("process_failed")
     finally:
+        log_lines.close()
+        _flush()
+        os._exit(status)
+
+
+def _flush() -> None:
+    with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
 
 
 @contextmanager

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 import structlog
 
+from penstock.gateway import log_lines
+from penstock.gateway.log_lines import LogLines, Rank
 from penstock.worker.introduction import STARTED, as_table
 
 LogFormat = Literal["json", "console", "auto"]
@@ -19,13 +22,36 @@ LogFormat = Literal["json", "console", "auto"]
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
-def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextIO = sys.stderr) -> None:
+VITAL = frozenset({"operator_action", "operator_action_failed", "drained", "stopped"})
+"""Events that are no errors, and of which no line is to be lost: what operators did, and the last one."""
+
+
+@contextmanager
+def service_logs(level: str, style: LogFormat) -> Iterator[LogLines]:
+    """As `configure_logs`, for a service: who logs never waits for stderr, nor fails where it can't be written to.
+
+    Raises as `configure_logs`.
+    """
+    with log_lines.queued(sys.stderr, _say_dropped) as lines:
+        configure_logs(level, style, sys.stderr, lines)
+        yield lines
+
+
+def _say_dropped(count: int) -> None:
+    log = structlog.get_logger("worker")
+    log.warning("log_lines_dropped", count=count)
+
+
+def configure_logs(
+    level: str = "info", style: LogFormat = "auto", stream: TextIO = sys.stderr, lines: LogLines | None = None
+) -> None:
     """Sets structlog up for this process, once, before anything is logged.
 
     Args:
         level: debug, info, warning or error.
         style: `auto` writes for people on a terminal and for machines elsewhere.
         stream: where the lines go.
+        lines: takes them instead, on their way there; None: whoever logs writes them.
 
     Raises:
         ValueError: the level is unknown.
@@ -41,16 +67,37 @@ def configure_logs(level: str = "info", style: LogFormat = "auto", stream: TextI
     ]
     if for_people:
         processors.insert(0, _quote_unprintable)
-        processors += (_spread_out, structlog.dev.ConsoleRenderer(exception_formatter=_printable_traceback))
+        processors.append(_spread_out)
+        render: Any = structlog.dev.ConsoleRenderer(exception_formatter=_printable_traceback)
     else:
-        processors += (_TRACEBACKS, structlog.processors.JSONRenderer())
+        processors.append(_TRACEBACKS)
+        render = structlog.processors.JSONRenderer()
     structlog.configure(
-        processors=processors,
+        processors=[*processors, render if lines is None else _ranked(render)],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(stream) if lines is None else lambda *_: _Queued(lines),
         cache_logger_on_first_use=True,
     )
     _take_in(threshold)
+
+
+class _Queued:
+    """What structlog writes to: each method is a level. False: the line was dropped."""
+
+    def __init__(self, lines: LogLines) -> None:
+        self.debug = self.info = self.warning = self.error = self.critical = lines.put
+
+
+def _ranked(render: Any) -> Any:
+    """Renders a line, and says what it is worth."""
+
+    def process(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[str, Rank], dict[str, Any]]:
+        level = event["level"]
+        is_vital = level in ("error", "critical") or event["event"] in VITAL
+        rank = Rank.VITAL if is_vital else Rank.WARNING if level == "warning" else Rank.PLAIN
+        return (render(logger, method, event), rank), {}
+
+    return process
 
 
 class _ToStructlog(logging.Handler):

@@ -45,9 +45,10 @@ def build_here(build_dir: Path) -> Path:
         UnusableFolderError: `build_dir` can't be written to.
         NativeUnavailableError: there is no compiler, or it failed.
     """
+    compiler = find_compiler()
     library = build_dir / f"kernels-{fingerprint(NATIVE, _processor())}.so"
     if not kept_files.is_whole(library):
-        compile_library(find_compiler(), NATIVE, library)
+        compile_library(compiler, NATIVE, library)
     return library
 
 

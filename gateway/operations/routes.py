@@ -7,6 +7,8 @@ anyway, whatever `cors_origins` says.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, TypeVar
 
 import structlog
@@ -16,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.gateway.context import Caller, caller_of
-from penstock.gateway.errors import ApiError, invalid_value
+from penstock.gateway.errors import RETRY_AFTER_S, ApiError, invalid_value
 from penstock.gateway.http.body import read_json
 from penstock.gateway.operations.desk import Desk
 from penstock.producer.wire import ID_PATTERN
@@ -70,26 +72,46 @@ async def show_queue(asked: Request) -> Response:
 async def drain(asked: Request) -> Response:
     caller, queue = _operator_of_queue(asked)
     body = await _read(asked, DrainBody)
-    await _desk_of(asked).drain(queue, body.worker)
-    return _done(caller, queue, "drain", body.worker)
+    async with _audited(caller, queue, "drain", body.worker):
+        await _desk_of(asked).drain(queue, body.worker)
+    return _done("drain", body.worker)
 
 
 async def cancel(asked: Request) -> Response:
     caller, queue = _operator_of_queue(asked)
     body = await _read(asked, CancelBody)
-    await _desk_of(asked).cancel(queue, body.id)
-    return _done(caller, queue, "cancel", body.id)
+    async with _audited(caller, queue, "cancel", body.id):
+        await _desk_of(asked).cancel(queue, body.id)
+    return _done("cancel", body.id)
 
 
 async def replay(asked: Request) -> Response:
     caller, queue = _operator_of_queue(asked)
     body = await _read(asked, ReplayBody)
-    new_id = await _desk_of(asked).replay(queue, body.letter)
-    return _done(caller, queue, "replay", body.letter, new_id)
+    async with _audited(caller, queue, "replay", body.letter):
+        new_id = await _desk_of(asked).replay(queue, body.letter)
+    return _done("replay", body.letter, new_id)
 
 
-def _done(caller: Caller, queue: str, deed: str, target: str, new_id: str | None = None) -> Response:
-    _log.info("operator_action", key=caller.key_id, queue=queue, deed=deed, target=target)
+@asynccontextmanager
+async def _audited(caller: Caller, queue: str, deed: str, target: str) -> AsyncIterator[None]:
+    """The deed has a line of the log before it is done, and another one if it is not.
+
+    Raises:
+        ApiError: the log takes no line (503); nothing is to be done then.
+    """
+    said = {"key": caller.key_id, "queue": queue, "deed": deed, "target": target}
+    if _log.info("operator_action", **said) is False:
+        message = "the gateway's log takes no lines, and without one nothing is done for operators"
+        raise ApiError(503, message, type="server_error", code="log_unavailable", retry_after_s=RETRY_AFTER_S)
+    try:
+        yield
+    except Exception as error:
+        _log.info("operator_action_failed", **said, error=str(error)[:200])
+        raise
+
+
+def _done(deed: str, target: str, new_id: str | None = None) -> Response:
     return JSONResponse({"done": deed, "target": target, "new_id": new_id}, headers=_PRIVATE)
 
 

@@ -115,13 +115,6 @@ def test_a_harmed_library_is_built_anew_before_it_is_mapped(
 
 
 @NEEDS_COMPILER
-def test_what_is_there_needs_no_compiler(builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_here(tmp_path / "built")
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert says_seven(tmp_path / "built", monkeypatch)
-
-
-@NEEDS_COMPILER
 def test_a_library_that_is_in_use_outlives_its_file(builds: Path, tmp_path: Path) -> None:
     library = load_library(tmp_path / "built")
     shutil.rmtree(tmp_path / "built")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,17 +12,20 @@ from typing import Any
 
 import httpx2
 import pytest
+import structlog
 from gateway_harness import new_key, revoke, running_gateway
 from patience import WAIT_S
 from test_page import in_node
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 
-from penstock.gateway.operations import desk
+from penstock.gateway.log_lines import LogLines, Rank
+from penstock.gateway.operations import desk, routes
 from penstock.producer import keys
 from penstock.producer.operations.collector import look
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.logs import configure_logs
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 SECRET = "a secret prompt"
@@ -219,3 +223,33 @@ async def test_what_a_gateway_says_becomes_tables(redis: RedisClient, redis_url:
     assert line.startswith("1 live \u00b7 0 waiting \u00b7 1 running on 8 slots")
     assert points.endswith("240.0,0.0")
     assert json.dumps(tables).count(SECRET) == 0
+
+
+@pytest.mark.usefixtures("own_logs")
+async def test_what_has_no_line_in_the_log_is_not_done(
+    redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody reads the log, and all that may wait for it does."""
+    done: list[str] = []
+    monkeypatch.setattr(desk.Desk, "drain", lambda *_: done.append("drain"))
+    monkeypatch.setattr(desk.Desk, "cancel", lambda *_: done.append("cancel"))
+    monkeypatch.setattr(desk.Desk, "replay", lambda *_: done.append("replay"))
+    reading = threading.Event()
+    lines = LogLines(lambda data: reading.wait(WAIT_S) and len(data), lambda count: None)
+    configure_logs("info", "json", lines=lines)
+    monkeypatch.setattr(routes, "_log", structlog.get_logger())
+    secret = await new_key(redis_url, admin=True)
+    async with asking(redis_url) as http:
+        http.headers.update(bearer(secret))
+        while lines.put("x" * 2**16, Rank.VITAL):
+            pass
+        while lines.put("x" * 64, Rank.VITAL):
+            pass
+        for deed, body in ACTIONS.items():
+            answer = await http.post(f"{QUEUE}/{deed}", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "log_unavailable")
+            assert answer.headers["retry-after"]
+        assert done == []
+        assert (await http.get(QUEUE)).status_code == 200  # who looks leaves no line
+    reading.set()
+    lines.close(WAIT_S)

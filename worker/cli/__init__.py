@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import typer
 
@@ -78,14 +79,27 @@ def _options(version: version.VersionOption = False) -> None:
 def main() -> None:
     """Runs the command line and exits."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says at every start that torch is missing
+    _open_standard_streams()
     status = run()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     if any(thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
         # A worker told to stop while it loads leaves a thread inside the compiler, which would crash if the interpreter
         # were taken down around it.
         os._exit(status)
     sys.exit(status)
+
+
+def _open_standard_streams() -> None:
+    """Those that are closed lead nowhere: a connection that took their number would get what is meant for them."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
+from penstock.gateway.log_lines import Rank
 from penstock.gateway.settings import GatewaySettings
-from penstock.worker.cli.errors import USAGE, CommandFailed, require_gateway_extra
+from penstock.producer.errors import PenstockError
+from penstock.worker.cli.errors import USAGE, require_gateway_extra
 from penstock.worker.cli.options import takes_settings
-from penstock.worker.logs import configure_logs
+from penstock.worker.logs import service_logs
 from penstock.worker.settings import GATEWAY
 
 
@@ -26,12 +26,11 @@ def gateway(*, settings: GatewaySettings) -> None:
     # --help and a light install do without it
     from penstock.gateway.serve import CannotServe, WrongCertificate, serve
 
-    configure_logs(settings.log_level, settings.log_format, sys.stderr)
-    try:
-        status = serve(settings)
-    except WrongCertificate as error:
-        raise CommandFailed(str(error), USAGE) from error
-    except CannotServe as error:
-        raise CommandFailed(str(error)) from error
+    with service_logs(settings.log_level, settings.log_format) as lines:
+        try:
+            status = serve(settings)
+        except (CannotServe, PenstockError) as error:
+            lines.put(f"penstock: {error}", Rank.VITAL)
+            status = USAGE if isinstance(error, WrongCertificate) else 1
     if status:
         raise typer.Exit(status)

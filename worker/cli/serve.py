@@ -18,11 +18,12 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
+from penstock.gateway.log_lines import LogLines, Rank
 from penstock.producer.telemetry.loading import load_telemetry
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
 from penstock.worker.cli.progress import Say, shown
-from penstock.worker.logs import configure_logs, is_for_people
+from penstock.worker.logs import is_for_people, service_logs
 from penstock.worker.progress import BYTES
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, variable
@@ -42,8 +43,8 @@ def serve(settings: Settings) -> None:
         WorkerError: the service could not start, or ended for another reason than a drain.
         CommandFailed: the health port is taken.
     """
-    configure_logs(settings.log_level, settings.log_format, sys.stderr)
-    with _fatal_line(is_json=not is_for_people(settings.log_format, sys.stderr)):
+    is_json = not is_for_people(settings.log_format, sys.stderr)
+    with service_logs(settings.log_level, settings.log_format) as lines, _fatal_line(lines, is_json=is_json):
         if settings.model is None:
             raise SettingsError(
                 f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock"
@@ -55,16 +56,17 @@ def serve(settings: Settings) -> None:
 
 
 @contextmanager
-def _fatal_line(*, is_json: bool) -> Iterator[None]:
-    """Where the log is JSON, so is its last line, and nothing is left to be printed."""
+def _fatal_line(lines: LogLines, *, is_json: bool) -> Iterator[None]:
+    """The last line of the log says why; where that is JSON, so is the line. Nothing is left to be printed."""
     try:
         yield
     except Exception as error:
-        if not is_json:
-            raise
         status = exit_status_of(error)
-        trace = {} if status is not None else {"exc_info": True}
-        _log.critical("worker_failed", error=str(error), exit_status=status or 1, **trace)
+        if is_json or status is None:
+            trace = {} if status is not None else {"exc_info": True}
+            _log.critical("worker_failed", error=str(error), exit_status=status or 1, **trace)
+        else:
+            lines.put(f"penstock: {error}", Rank.VITAL)
         raise SystemExit(status or 1) from error
 
 

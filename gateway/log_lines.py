@@ -1,0 +1,188 @@
+"""The log's lines on their way out: a bounded queue and a thread that writes, so that a log that can't be written to
+ends nothing and holds up nobody.
+
+A pipe that nobody reads, a full disk, a reader that is gone: lines wait, and are tried again each second. When the
+queue is full, lines are dropped, those of the lowest rank first, and counted. The descriptor stays as it is (no
+O_NONBLOCK): other processes have it too.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TextIO
+
+CAPACITY_BYTES = 8 * 2**20
+"""Of all lines that wait."""
+
+CLOSE_PATIENCE_S = 2.0
+"""For what still waits at the end of the process."""
+
+_RETRY_S = 1.0
+_FORK_PATIENCE_S = 0.2
+_LARGEST_WRITE_BYTES = 64 * 2**10
+
+
+class Rank(enum.IntEnum):
+    """What a line may take of the queue before it is dropped."""
+
+    PLAIN = 6  # eighths of the capacity
+    WARNING = 7
+    VITAL = 8  # errors, what an operator did, the last line
+
+
+class LogLines:
+    """
+    Args:
+        write: takes bytes, as `os.write` does, and may wait or raise OSError; called in a thread of its own.
+        say_dropped: called, in the thread that writes, with the number of lines that were dropped before the log took
+            lines again; it may call `put`.
+    """
+
+    def __init__(self, write: Callable[[memoryview], int], say_dropped: Callable[[int], object]) -> None:
+        self._write = write
+        self._say_dropped = say_dropped
+        self.num_dropped = 0
+        self._num_told = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """As a process begins, one that was forked too: what its parent has waiting is the parent's."""
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Rank, bytes]] = deque()
+        self._num_bytes = 0
+        self._written = 0  # bytes of the first of them
+        self._thread: threading.Thread | None = None
+        self._is_resting = False  # its thread ends once nothing waits
+
+    def put(self, line: str, rank: Rank) -> bool:
+        """Takes a line, without its end, and never waits. False: it was dropped."""
+        if self._pid != os.getpid():
+            self._forget()
+        data = f"{line}\n".encode(errors="backslashreplace")
+        with self._changed:
+            if self._num_bytes + len(data) > CAPACITY_BYTES * rank // max(Rank):
+                self.num_dropped += 1
+                return False
+            self._waiting.append((rank, data))
+            self._num_bytes += len(data)
+            self._is_resting = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="penstock-log", daemon=True)
+                _start_without_signals(self._thread)
+            self._changed.notify_all()
+        return True
+
+    def rest(self, patience_s: float) -> bool:
+        """Ends the thread once nothing waits, until the next `put`. False: it still writes, or tries to."""
+        with self._changed:
+            thread, self._is_resting = self._thread, True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(patience_s)
+        return thread is None or not thread.is_alive()
+
+    def close(self, patience_s: float = CLOSE_PATIENCE_S) -> None:
+        """Waits for what was put to be written: all of it for half of the time, then for what is not plain alone."""
+        if self.rest(patience_s / 2):
+            return
+        with self._changed:
+            head = list(self._waiting)[:1]  # it is being written
+            kept = [each for each in list(self._waiting)[1:] if each[0] is not Rank.PLAIN]
+            self.num_dropped += len(self._waiting) - len(head) - len(kept)
+            self._waiting = deque([*head, *kept])
+            self._num_bytes = sum(len(data) for _, data in self._waiting)
+        self.rest(patience_s / 2)
+
+    def _write_all(self) -> None:
+        while (data := self._next()) is not None:
+            try:
+                self._advance(self._write(data))
+            except OSError:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_resting, _RETRY_S)
+                    if self._is_resting:
+                        time.sleep(_RETRY_S / 20)
+
+    def _next(self) -> memoryview | None:
+        """What to write now. None: this thread has to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_resting)
+            if not self._waiting:
+                self._thread = None
+                return None
+            return memoryview(self._waiting[0][1])[self._written :][:_LARGEST_WRITE_BYTES]
+
+    def _advance(self, count: int) -> None:
+        with self._changed:
+            self._written += count
+            if self._waiting and self._written >= len(self._waiting[0][1]):
+                _, data = self._waiting.popleft()
+                self._num_bytes -= len(data)
+                self._written = 0
+            news = self.num_dropped - self._num_told
+            self._num_told += news
+        if news:
+            self._say_dropped(news)
+
+
+def _start_without_signals(thread: threading.Thread) -> None:
+    """They are for the main thread, which may wait for them with `sigwait`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_current: LogLines | None = None
+
+
+@contextmanager
+def queued(stream: TextIO, say_dropped: Callable[[int], object]) -> Iterator[LogLines]:
+    """The lines of this process's log, to `stream`, while the block lasts; at its end they get `CLOSE_PATIENCE_S`."""
+    global _current  # noqa: PLW0603 - a process has one log
+    _current = lines = LogLines(_writer_to(stream), say_dropped)
+    try:
+        yield lines
+    finally:
+        close()
+        _current = None
+
+
+def _writer_to(stream: TextIO) -> Callable[[memoryview], int]:
+    try:
+        return partial(os.write, stream.fileno())
+    except io.UnsupportedOperation:  # it is one in memory
+
+        def write(data: memoryview) -> int:
+            stream.write(bytes(data).decode())
+            return len(data)
+
+        return write
+
+
+def num_dropped() -> int:
+    """Lines of this process's log that were dropped so far."""
+    return 0 if _current is None else _current.num_dropped
+
+
+def before_fork() -> None:
+    """To be called by a process that forks others, which is best done while it has one thread alone."""
+    if _current is not None:
+        _current.rest(_FORK_PATIENCE_S)
+
+
+def close() -> None:
+    """To be called by a process that was forked, before it ends."""
+    if _current is not None:
+        _current.close()

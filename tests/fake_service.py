@@ -1,0 +1,16 @@
+"""`penstock worker` with the fake engine in the place of a model: all of the command but JAX's work.
+
+Run as a program, with the command's own arguments.
+"""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.worker.cli import main
+
+if __name__ == "__main__":
+    model = fake_model(FakeEngine(step_s=0.01))
+    with mock.patch("penstock.worker.cli.serve.load_model", return_value=model):
+        main()
