@@ -10,7 +10,7 @@ import asyncio
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -66,6 +66,7 @@ class RefusingProxy:
         self._links: set[asyncio.Task[None]] = set()
         self._answer = b""
         self._matches: Callable[[str], bool] = _is_work
+        self._turns: list[bytes] = []
         self.port = 0
         self.seen: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -79,12 +80,17 @@ class RefusingProxy:
 
     def refuse(self, answer: str, *names: str) -> None:
         """From now on commands of these names get this error; without names, all but those that greet a server."""
-        self._answer = f"-{answer}\r\n".encode()
+        self._answer, self._turns = f"-{answer}\r\n".encode(), []
         self._matches = names.__contains__ if names else _is_work
 
+    def refuse_in_turn(self, answers: Iterable[str], *names: str) -> None:
+        """From now on each command, by name, gets these errors one after the other, and passes from then on."""
+        self._matches = names.__contains__ if names else _is_work
+        self._turns = [f"-{answer}\r\n".encode() for answer in answers]
+
     def allow(self) -> None:
-        """Ends what `refuse` began, and greets no more."""
-        self._answer, self.greeting = b"", None
+        """Ends what was refused, and greets no more."""
+        self._answer, self._turns, self.greeting = b"", [], None
 
     def cut(self) -> None:
         """Closes all connections there are."""
@@ -147,15 +153,22 @@ class RefusingProxy:
             command = await commands.get()
             name = name_of(command)
             self.seen[name] += 1
-            if self._answer and self._matches(name):
+            refusal = self._refusal_of(name)
+            if refusal:
                 self.refused[name] += 1
-                answer = self._answer
+                answer = refusal
             else:
                 server.write(pack_command(tuple(command)))
                 answer = await _read_answer(server_reader)
             await self.is_answering.wait()
             writer.write(answer)
             await writer.drain()
+
+    def _refusal_of(self, name: str) -> bytes:
+        if not self._matches(name):
+            return b""
+        turn = self.refused[name]
+        return self._turns[turn] if turn < len(self._turns) else self._answer
 
 
 async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[Command]) -> None:
@@ -187,7 +200,7 @@ def name_of(command: Command) -> str:
     return " ".join(words) if words[0] in _GROUPS and len(words) > 1 else words[0]
 
 
-_CALLS = re.compile(r"redis\.p?call\(")
+_CALLS = re.compile(r"redis\.[a-z_]+\(")
 _names: dict[str, str] = {}
 _num_modules = 0
 

@@ -15,6 +15,7 @@ from watched import ended, watched
 
 from penstock.engine.loading.identity import Identity
 from penstock.producer import keys
+from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.redis.streams import stream_entries
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
@@ -117,6 +118,7 @@ async def running_worker(
     identity: Identity | None = None,
     model_name: str = "",
     telemetry: Telemetry | None = None,
+    at: Address | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     """A worker that has joined its queue; drained or aborted at the end, whatever happened to it.
@@ -127,7 +129,7 @@ async def running_worker(
     model = replace(fake_model(engine), identity=identity, name=model_name)
     model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
-    service = WorkerService(config, url, lambda _: model, telemetry)
+    service = WorkerService(config, at or url, lambda _: model, telemetry)
     task = asyncio.create_task(service.run(), name=f"worker {config.name}")
     running = Running(service, engine, task)
     try:

@@ -103,14 +103,15 @@ class Readiness:
             self._lost_s = now_s
             self._words = self._words if is_the_same else set()
             if not is_the_same:
-                self._say("redis_unavailable", error, now_s, hint=hint_for(error))
+                self._say_lost(error, now_s)
         elif not self._is_said and now_s - self._lost_s >= SETTLED_S:
-            self._say("redis_unavailable", error, now_s, hint=hint_for(error))
+            self._say_lost(error, now_s)
         elif now_s - self._logged_s >= REMINDER_S:
-            self._say("redis_still_unavailable", error, now_s, for_s=round(now_s - self._lost_s))
+            self._is_said, self._logged_s = True, now_s
+            for_s = round(now_s - self._lost_s)
+            _log.warning("redis_still_unavailable", redis=self._redis, error=str(error), for_s=for_s)
         self._words.add(word)
 
-    def _say(self, event: str, error: Exception, now_s: float, **more: str | int) -> None:
-        self._is_said = True
-        self._logged_s = now_s
-        _log.warning(event, redis=self._redis, error=str(error), **more)
+    def _say_lost(self, error: Exception, now_s: float) -> None:
+        self._is_said, self._logged_s = True, now_s
+        _log.warning("redis_unavailable", redis=self._redis, error=str(error), hint=hint_for(error))

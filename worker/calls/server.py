@@ -24,7 +24,7 @@ from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
-_PART = "calls"  # in readiness
+_PART, _ANSWERS = "calls", "answers"  # in readiness
 
 MAX_AT_ONCE = 8  # calls that one worker answers; the others are left to workers that have less to do
 BYTES_PER_READ = 4 << 20
@@ -146,7 +146,21 @@ class CallServer:
             answer = refusal("internal_error", f"{times - 1} workers took this call and did not get to an answer")
         else:
             answer = await self._answerer.answer(entry)
-        await self._publish(entry, answer)
+        backoff, never = faults.Backoff(), asyncio.Event()
+        while not await self._try_publish(entry, answer):
+            await pause(never, backoff.next_s())
+
+    async def _try_publish(self, entry: QueueEntry, answer: Answer) -> bool:
+        """False: the server takes nothing now. The call stays in hand, for who takes it over would begin anew."""
+        try:
+            await self._publish(entry, answer)
+        except (*faults.REDIS_ERRORS, OSError) as error:
+            if not faults.must_wait(error):
+                raise
+            self._readiness.lost_redis(_ANSWERS, error)
+            return False
+        self._readiness.ready(_ANSWERS)
+        return True
 
     async def _publish(self, entry: QueueEntry, answer: Answer) -> None:
         envelope = await self._answerer.envelope(entry)

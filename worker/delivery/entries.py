@@ -8,6 +8,7 @@ may bring one, and it brings one at a time.
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,6 +28,7 @@ LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"
 ENTRIES_PER_READ = 256  # for how long one script may hold the server
 SWEPT_PER_READ = 64
 LATE_S = 0.25  # after a blocking read should have ended by the server's clock
+_PRIORITY = re.compile(rb"-?[0-9]{1,4}")
 BEGINNING = 1000  # as in `lanes.lua`: bytes of a prompt that is at home somewhere
 
 
@@ -49,6 +51,12 @@ class QueueEntry:
         """Whose lane it was in, as `lanes.lua` has it."""
         text = self.fields.get(b"tenant", b"").decode(errors="replace")
         return text if ID_PATTERN.fullmatch(text) else ""
+
+    @property
+    def priority(self) -> int:
+        """As `lanes.lua` has it."""
+        text = self.fields.get(b"priority", b"")
+        return int(text) if _PRIORITY.fullmatch(text) else 0
 
     @property
     def may_be_at_home(self) -> bool:

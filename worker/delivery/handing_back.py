@@ -56,16 +56,21 @@ class HandingBack:
         self._leaving: set[str] = set()  # ids of those that give way now
 
     async def give_back_all(self) -> None:
-        """Everything, to whoever has room: it waits again, before what is new of its tenant and priority.
-
-        Raises:
-            RedisError: the server is in trouble.
+        """Everything, to whoever has room: it waits again, before what is new of its tenant and priority. While the
+        server refuses, this goes on trying.
         """
         await self._stop(self._requests)
         await self._publisher.wait_idle()
         lives = list(self._requests)
         entry_ids = [*(live.entry_id for live in lives), *self._requests.parked]
-        await self._give_back(lives, entry_ids, handbacks=1)
+        backoff = faults.Backoff()
+        while True:
+            try:
+                return await self._give_back(lives, entry_ids, handbacks=1)
+            except faults.REDIS_ERRORS as error:
+                if not faults.must_wait(error):
+                    raise
+            await asyncio.sleep(backoff.next_s())
 
     async def let_wait(self, entry_ids: Sequence[str], *, has_had: bool) -> None:
         """Has entries that are pending here wait again, before what is new of their tenant if workers have had them.

@@ -257,8 +257,11 @@ class Intake:
         finally:
             read.cancel()  # only who leaves at once comes here before its end
         if entries:
-            self._watch(asyncio.create_task(self._handing_back.make_room(len(entries)), name="making_room"))
+            self._make_room(len(entries))
         await self._take_on_all(entries)
+
+    def _make_room(self, count: int) -> None:
+        self._watch(asyncio.create_task(self._handing_back.make_room(count), name="making_room"))
 
     async def _recover(self) -> None:
         """Takes on what is pending here and not being worked on: its reading, or its claim, failed half-way."""
@@ -270,7 +273,11 @@ class Intake:
                 return
             last = entries[-1].id
             known |= self._known()
-            await self._take_on_all([entry for entry in entries if entry.id not in known])
+            found = [entry for entry in entries if entry.id not in known]
+            num_urgent = sum(entry.priority >= GIVES_WAY_BELOW for entry in found)
+            if (excess := min(num_urgent - self._spare, self._handing_back.num_able)) > 0:
+                self._make_room(excess)  # as for one whose reading brought it here
+            await self._take_on_all(found)
 
     def _known(self) -> set[str]:
         return self._requests.entry_ids | self._outbox.leaving
