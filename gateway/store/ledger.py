@@ -10,15 +10,23 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
 from redis.asyncio import RedisCluster
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
+from penstock.producer.errors import ServerRefused
 from penstock.producer.redis import lua
+from penstock.producer.redis.faults import Meaning, meaning_of
 from penstock.producer.tasks import Joined
 
+_log = structlog.get_logger(__name__)
+
 LIMIT_MAX_AGE_S = 60.0
+UNKNOWN_MEMORY_BYTES = 2**30
+"""Of a server that lets nobody see how much it has (`INFO`)."""
+
 OVERHEAD_BYTES = 512
 """Of one thing, on top of its bytes: its key, and what the ledger itself takes for it."""
 
@@ -32,7 +40,7 @@ class Ledger:
     Args:
         store: where.
         max_share: of the server's `maxmemory`, or of the machine's memory where it has none; of the smallest server
-            of a cluster, as nobody can know where keys will lie.
+            of a cluster, as nobody can know where keys will lie. Of `UNKNOWN_MEMORY_BYTES` where it doesn't say.
         max_bytes: another bound; the lower one holds.
     """
 
@@ -95,8 +103,22 @@ class Ledger:
         return bool(granted), int(total), int(now_ms)
 
     async def _read_limit(self) -> int:
-        share = int(min(map(_memory, await self._servers())) * self._max_share)
+        try:
+            memory = min(map(_memory, await self._servers()))
+        except ServerRefused as error:
+            if meaning_of(error) not in (Meaning.NOT_PERMITTED, Meaning.UNKNOWN_COMMAND):
+                raise
+            return self._without_info(error)
+        share = int(memory * self._max_share)
         return max(1, share if self._max_bytes is None else min(share, int(self._max_bytes)))
+
+    def _without_info(self, error: ServerRefused) -> int:
+        if self._max_bytes is not None:
+            return int(self._max_bytes)
+        limit = int(UNKNOWN_MEMORY_BYTES * self._max_share)
+        if self._limit != limit:
+            _log.warning("memory_unknown", error=str(error), limit=limit, hint="allow INFO, or set max_store_bytes")
+        return limit
 
     async def _servers(self) -> list[Mapping[str, Any]]:
         """What INFO says of the memory of each."""

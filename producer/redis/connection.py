@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
 from hiredis import pack_command
@@ -30,6 +32,8 @@ from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_away, may_pa
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
 
+_log = logging.getLogger(__name__)
+
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
@@ -45,14 +49,13 @@ def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | N
         url: where Redis is.
         decode: whether answers are `str` (True) or `bytes`.
         retries: how often a command is tried again.
-        name: shown by CLIENT LIST.
+        name: shown by CLIENT LIST, where the server takes names.
 
     Raises:
         BadAddress: the URL can't be used.
     """
-    return _client(
-        url, decode_responses=decode, retry=Retry(BACKOFF, retries), socket_timeout=COMMAND_TIMEOUT_S, client_name=name
-    )
+    redis = _client(url, decode_responses=decode, retry=Retry(BACKOFF, retries), socket_timeout=COMMAND_TIMEOUT_S)
+    return redis if name is None else _named(redis, name)
 
 
 def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: str | None = None) -> RedisClient:
@@ -65,9 +68,8 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
         BadAddress: the URL can't be used.
     """
     timeout_s = block_s + COMMAND_TIMEOUT_S
-    return _client(
-        url, decode_responses=decode, retry=Retry(NoBackoff(), 0), socket_timeout=timeout_s, client_name=name
-    )
+    redis = _client(url, decode_responses=decode, retry=Retry(NoBackoff(), 0), socket_timeout=timeout_s)
+    return redis if name is None else _named(redis, name)
 
 
 @contextmanager
@@ -124,15 +126,40 @@ def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) 
     If it raises a ConnectionError, the connection is not used.
     """
 
-    async def greet(connection: Any) -> None:
-        await connection.on_connect()
+    async def call(_connection: Any) -> None:
         await hook()
 
+    _greet(redis, call)
+
+
+def _greet(redis: RedisClient, more: Callable[[Any], Awaitable[None]]) -> None:
+    """Has `more` called with each new connection, after what was asked for earlier."""
     if isinstance(redis, Redis):
-        redis.connection_pool.connection_kwargs["redis_connect_func"] = greet
-        return
-    for kwargs in (redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)):
-        kwargs["redis_connect_func"] = greet  # nodes found later are made with the client's own
+        kinds = [redis.connection_pool.connection_kwargs]
+    else:  # nodes found later are made with the client's own
+        kinds = [redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)]
+    before = kinds[0].get("redis_connect_func")
+
+    async def greet(connection: Any) -> None:
+        await (connection.on_connect() if before is None else before(connection))
+        await more(connection)
+
+    for kwargs in kinds:
+        kwargs["redis_connect_func"] = greet
+
+
+def _named(redis: RedisClient, name: str) -> RedisClient:
+    """With names for its connections, which some servers and proxies refuse, and which nothing needs."""
+
+    async def tell(connection: Any) -> None:
+        await connection.send_command("CLIENT", "SETNAME", name, check_health=False)
+        try:
+            await connection.read_response()
+        except exceptions.ResponseError as error:
+            _say_nameless(str(error))
+
+    _greet(redis, tell)
+    return redis
 
 
 def renew_connections(redis: RedisClient) -> None:
@@ -144,6 +171,12 @@ def renew_connections(redis: RedisClient) -> None:
         connections = tuple(each for node in redis.get_nodes() for each in node._connections)  # noqa: SLF001
     for connection in connections:
         connection.mark_for_reconnect()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _say_nameless(why: str) -> None:
+    """Once in a process."""
+    _log.info("Redis takes no names of connections, so CLIENT LIST shows none: %s", why)
 
 
 async def ensure_group(redis: RedisClient, queue: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock.engine.config import EngineConfig
 from penstock.gateway.settings import GatewaySettings
@@ -198,3 +199,13 @@ def test_what_goes_into_commands_is_of_plain_types() -> None:
     assert (config.max_body_bytes, type(config.max_body_bytes)) == (2048, int)
     kinds = {type(getattr(config, field.name)) for field in dataclasses.fields(config)}
     assert kinds <= {int, float, str, bool, type(None)}
+
+
+def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    with structlog.testing.capture_logs() as logged:
+        assert load_settings({}).engine_config().compile_cache_dir is None
+    assert [line["event"] for line in logged] == ["compilations_not_kept"]

@@ -67,6 +67,20 @@ _ON_LETTER_COUNTS = (
 )  # fmt: skip
 
 
+OPTIONAL = {
+    "CLIENT SETNAME": "CLIENT LIST shows no names",
+    "INFO": "a gateway bounds what it keeps as if Redis had 1 GiB, and doctor sees no version and no memory",
+    "CONFIG GET": "doctor sees no settings of the server",
+}
+"""What our programs send and go on without, and what is missing then. docs/operations.md has it too."""
+
+
+async def optional_denied(redis: RedisClient) -> list[str]:
+    """Those of `OPTIONAL` that this connection's user may not run. Raises as `denied`."""
+    missing = await _denied(redis, [("", f"{name} x" if " " in name else name) for name in OPTIONAL])
+    return [name.removesuffix(" x") for name in missing]
+
+
 async def check_permissions(redis: RedisClient, queue: str) -> None:
     """Passes if a worker's whole work in `queue` is allowed.
 

@@ -19,7 +19,7 @@ from penstock.worker import hints
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.checks.redis_writes import check_state, check_write, fix_for, words_of
 from penstock.worker.protocol import faults
-from penstock.worker.protocol.permissions import NAMED_AT_MOST, denied
+from penstock.worker.protocol.permissions import NAMED_AT_MOST, OPTIONAL, denied, optional_denied
 
 MIN_VERSION = (7, 0)
 """Before 7.0, XAUTOCLAIM returns entries that were deleted."""
@@ -65,7 +65,9 @@ def _unusable(error: Exception, address: Address) -> Finding:
 async def _permissions(client: RedisClient, queue: str) -> list[Finding]:
     missing = await denied(client, queue)
     if not missing:
-        return [Finding("permissions", "ok", "all that a worker needs")]
+        without = [f"{name}: {OPTIONAL[name]}" for name in await optional_denied(client)]
+        said = f"; it goes on without {'; without '.join(without)}" if without else ""
+        return [Finding("permissions", "ok", f"all that a worker needs{said}")]
     detail = f"not for a worker, which would need {len(missing)} more: {', '.join(missing[:NAMED_AT_MOST])}"
     return [Finding("permissions", "warn", detail, hints.ROLES)]
 
