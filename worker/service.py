@@ -22,6 +22,8 @@ from penstock.producer import keys
 from penstock.producer.queue_load import QueueLoad
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
+from penstock.producer.serving.readiness import Readiness
+from penstock.producer.serving.refusals import Refusals
 from penstock.producer.tasks import end_tasks
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
@@ -34,9 +36,7 @@ from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe, de
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import check_permissions
-from penstock.worker.protocol.refusals import Refusals
 from penstock.worker.protocol.reservation import Reservation
-from penstock.worker.readiness import Readiness
 from penstock.worker.session import Session
 from penstock.worker.tasks import Shared
 

@@ -13,6 +13,8 @@ from redis.asyncio import RedisCluster
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
+from penstock.producer.serving.refusals import Refusals
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
 from penstock.worker.calls.answering import Answerer, Answers
@@ -39,8 +41,6 @@ from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, Wo
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
-from penstock.worker.protocol.refusals import Refusals
-from penstock.worker.readiness import Readiness
 
 if TYPE_CHECKING:
     from penstock.worker.delivery.spans import RequestSpans
@@ -146,7 +146,7 @@ class Session:
             self._readiness.ready(_PART)
             _log.info("joined", queue=self._config.queue, worker=self._config.name, digest=self._digest)
             await self._while_working(self._until_told(stop))
-            await self._drain_for(self._heartbeat.must_end or self._refusals.must_end, intake)
+            await self._drain_for(self._heartbeat.must_end or self._refused, intake)
         finally:
             await self._leave()
 
@@ -163,6 +163,11 @@ class Session:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    @property
+    def _refused(self) -> WorkerError | None:
+        """Why it must end, where Redis has refused for too long."""
+        return None if self._refusals.refusal is None else faults.refusal(self._refusals.refusal)
 
     async def _drain_for(self, reason: WorkerError | None, intake: asyncio.Task[None]) -> None:
         """Drains. Where there is a `reason`, it is raised, even if Redis does not take back all requests."""

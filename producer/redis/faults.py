@@ -189,7 +189,7 @@ def is_stale_id(error: BaseException) -> bool:
 def code_of(error: BaseException) -> str:
     """The server's own word for an error, such as MISCONF, whatever it is wrapped in; empty: it has none."""
     word = word_of(error)
-    return word if word.isupper() else ""
+    return word if word in _CODES else ""
 
 
 _Judgement: TypeAlias = tuple[str, Meaning]

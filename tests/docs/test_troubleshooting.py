@@ -55,7 +55,7 @@ def test_every_exit_status_is_there() -> None:
 
 @pytest.mark.parametrize(("folder", "place"), [("worker", 0), ("gateway", 1)])
 def test_every_warning_in_a_log_is_there(folder: str, place: int) -> None:
-    said = source_words.events(folder)
+    said = source_words.events(folder, "producer/serving")
     assert len(said) > 15
     assert column_of(tables_of_logs()[place]) == said
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.health.server import HealthApp
-from penstock.worker.readiness import Readiness
 
 
 async def ask(

@@ -12,6 +12,7 @@ from worker_harness import QUICK, eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
@@ -19,7 +20,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import reservation as reservations
 from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.protocol.reservation import Reservation
-from penstock.worker.readiness import Readiness
 
 KEY = keys.starting("q", "w")
 LONG_S = 1000.0

@@ -13,6 +13,7 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import is_no_group
 from penstock.producer.redis.streams import pairs, stream_entries
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.worker.calls.answering import Answer, Answerer, refusal
 from penstock.worker.config import WorkerConfig
@@ -20,7 +21,6 @@ from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one, make_guarded_group
-from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)

@@ -10,11 +10,11 @@ from penstock.engine.request import FinishReason
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import execute
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
 from penstock.worker.protocol import faults
-from penstock.worker.readiness import Readiness
 
 _PART = "cancel"  # in readiness
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.requests import Phase, RequestTable
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.scripts import Bill
-from penstock.worker.readiness import Readiness
 
 CHARGE_INTERVAL_S = 1.0  # what an entry costs in the end is said when it leaves the queue
 BILLS_PER_SCRIPT = 256

@@ -13,6 +13,7 @@ import structlog
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Request
 from penstock.producer.redis.faults import is_junk, is_no_group
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery.claiming import Claimer, GoesOn, Occupied, Suspect
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
@@ -23,7 +24,6 @@ from penstock.worker.delivery.restore import Restorer, ending_failed
 from penstock.worker.delivery.suspects import Suspects
 from penstock.worker.protocol import faults
 from penstock.worker.protocol.heartbeat import Heartbeat
-from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)

@@ -8,6 +8,7 @@ import time
 
 from penstock.engine.driver import EngineDriver
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.capacity import Capacity
 from penstock.worker.delivery.entries import BYTES_PER_READ
@@ -17,7 +18,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.scripts import Part
-from penstock.worker.readiness import Readiness
 
 MEASURE_INTERVAL_S = 1.0
 LOOK_EVERY_MS = 1000

@@ -12,6 +12,7 @@ from redis import exceptions
 
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Reconnected, execute
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.ending import observe_end, observe_letter, observe_loss, observe_refusal
 from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
@@ -21,7 +22,6 @@ from penstock.worker.delivery.writes import AsideWrite, Burial, Write, is_publis
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import GUARD
-from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import Signal
 
 _PART = "publisher"  # in readiness

@@ -17,6 +17,7 @@ from penstock.producer.operations.reports import (
 )
 from penstock.producer.operations.reports import Phase as ReportedPhase
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.version import __version__
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
@@ -24,7 +25,6 @@ from penstock.worker.delivery.intake import Intake
 from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
-from penstock.worker.readiness import Readiness
 
 RATE_WINDOW_S = 2.0
 """Tokens per second are a mean over so long."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.delivery.intake import Intake
 from penstock.worker.protocol import faults
-from penstock.worker.readiness import Readiness
 
 SWEEP_INTERVAL_S = 0.5
 

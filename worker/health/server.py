@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from penstock.gateway.http.guard import GuardedServer, Limits
-from penstock.worker.readiness import Readiness
+from penstock.producer.serving.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from redis import exceptions
 
 from penstock.producer.redis.faults import is_junk, is_no_group, is_refused, may_pass
+from penstock.producer.serving.hints import hint_for
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.errors import RedisRefused
-from penstock.worker.hints import hint_for
-from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
 REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)

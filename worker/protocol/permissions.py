@@ -8,7 +8,7 @@ from penstock.producer import keys
 from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.lua import call, load
-from penstock.worker import hints
+from penstock.producer.serving import hints
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol.guarded import GUARD
 

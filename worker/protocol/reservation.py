@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.heartbeat import BEATS_PER_TTL
-from penstock.worker.readiness import Readiness
 from penstock.worker.tasks import pause
 
 _PART = "name"  # in readiness

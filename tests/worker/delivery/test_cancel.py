@@ -17,13 +17,13 @@ from worker_harness import eventually
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.worker.delivery import cancel
 from penstock.worker.delivery.cancel import CancelWatch
 from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
-from penstock.worker.readiness import Readiness
 
 
 class Driver:

@@ -17,6 +17,7 @@ from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.chaos.fake_engine import FakeEngine
@@ -31,7 +32,6 @@ from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
-from penstock.worker.readiness import Readiness
 
 STREAM = keys.requests("q")
 BATCH = GenerateRequest(prompt="x", priority=-5)

@@ -18,6 +18,7 @@ from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.redis.pipeline import execute
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
@@ -31,7 +32,6 @@ from penstock.worker.delivery.writes import MAX_SILENT_TOKENS
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
-from penstock.worker.readiness import Readiness
 
 
 @dataclass

@@ -18,6 +18,7 @@ from worker_harness import eventually
 from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
@@ -30,7 +31,6 @@ from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Bill, Claim, Standing
-from penstock.worker.readiness import Readiness
 
 pytestmark = pytest.mark.every_server
 

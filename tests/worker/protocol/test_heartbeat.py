@@ -15,6 +15,7 @@ from worker_harness import QUICK, eventually
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Command
+from penstock.producer.serving.readiness import Readiness
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet
@@ -22,7 +23,6 @@ from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import heartbeat as heartbeats
 from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
-from penstock.worker.readiness import Readiness
 
 pytestmark = pytest.mark.every_server
 

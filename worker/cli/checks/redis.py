@@ -15,7 +15,7 @@ from penstock.producer import keys
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.redis.faults import is_away, is_no_group, is_not_permitted, may_pass
-from penstock.worker import hints
+from penstock.producer.serving import hints
 from penstock.worker.cli.checks import Finding
 from penstock.worker.cli.checks.redis_writes import check_state, check_write, fix_for, words_of
 from penstock.worker.protocol import faults

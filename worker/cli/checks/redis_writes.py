@@ -13,7 +13,7 @@ from penstock.producer import keys
 from penstock.producer.ids import new_id
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import code_of, is_away, is_not_permitted, may_pass
-from penstock.worker import hints
+from penstock.producer.serving import hints
 from penstock.worker.cli.checks import Finding
 
 NEARLY_FULL = 0.9  # of maxmemory

@@ -8,7 +8,7 @@ import structlog
 from redis import exceptions
 from structlog.testing import capture_logs
 
-from penstock.worker.readiness import REMINDER_S, Readiness
+from penstock.producer.serving.readiness import REMINDER_S, Readiness
 
 REFUSED = exceptions.ConnectionError("Error 111 connecting to localhost:6379.")
 
@@ -39,7 +39,7 @@ def test_an_outage_is_one_line_a_reminder_a_minute_and_one_line_at_its_end(
     monkeypatch: pytest.MonkeyPatch, lines: list[Any]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("penstock.worker.readiness._log", structlog.get_logger())
+    monkeypatch.setattr("penstock.producer.serving.readiness._log", structlog.get_logger())
     readiness = Readiness("redis://localhost:6379/0", lambda: now[0])
     for now[0] in (100.0, 100.1, 101.0, 100.0 + REMINDER_S - 0.1):
         for part in ("intake", "heartbeat", "publisher"):

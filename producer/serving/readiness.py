@@ -10,7 +10,7 @@ from typing import get_args
 import structlog
 
 from penstock.producer.redis.faults import Trouble, is_refused, trouble_of, word_of
-from penstock.worker.hints import hint_for, public_reason
+from penstock.producer.serving.hints import hint_for, public_reason
 
 _log = structlog.get_logger(__name__)
 

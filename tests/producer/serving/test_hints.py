@@ -4,7 +4,7 @@ import pytest
 from redis import exceptions
 
 from penstock.producer.redis.faults import is_refused, may_pass
-from penstock.worker.hints import ROLES, hint_for, public_reason
+from penstock.producer.serving.hints import ROLES, hint_for, public_reason
 
 NO_NODE = "Redis Cluster cannot be connected. Please provide at least one reachable node: "
 

@@ -1,0 +1,1 @@
+"""What two servers share, worker and gateway: how they stand with Redis."""
