@@ -22,9 +22,9 @@ from penstock.gateway.anthropic.routes import PATH as ANTHROPIC_PATH
 from penstock.gateway.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from penstock.gateway.batches.routes import ROUTES as BATCHES_ROUTES
 from penstock.gateway.batches.runner import BatchRunner
-from penstock.gateway.context import Gateway
+from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.directory import Directory
-from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.errors import ApiError
 from penstock.gateway.files.routes import ROUTES as FILES_ROUTES
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.body import BodyBudget
@@ -40,6 +40,7 @@ from penstock.gateway.operations.routes import ROUTES as OPERATIONS_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.standing import Standing
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
@@ -63,24 +64,26 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         client = AsyncClient(
-            settings.redis_url,
+            settings.address(),
             max_queue_length=settings.max_queue_length,
             answer_timeout_s=settings.redis_timeout_s,
             tracing=provider or False,
         )
         directory, interruptions = Directory(client, settings.queues), Interruptions()
+        operator_url = "redis_url" if settings.operator_redis_url is None else "operator_redis_url"
         async with (
             client,
-            Store(settings.redis_url, answer_timeout_s=settings.redis_timeout_s) as store,
-            Keeper(store, client, interruptions, is_key_required=settings.require_key) as keeper,
-            Watch(store, client, settings.abandon_after_s) as watch,
-            Store(settings.operator_redis_url or settings.redis_url, answer_timeout_s=settings.redis_timeout_s) as desk,
+            Store(settings.address(), answer_timeout_s=settings.redis_timeout_s) as store,
+            Store(settings.address(operator_url), answer_timeout_s=settings.redis_timeout_s) as desk,
+            _standing(settings, directory, client, store, desk) as standing,
+            Keeper(store, client, interruptions, standing, is_key_required=settings.require_key) as keeper,
+            Watch(store, client, standing, settings.abandon_after_s) as watch,
         ):
             ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
             records, news = Records(store, ledger), asyncio.Event()
             app.state.desk = Desk(desk, settings.queues)
             app.state.gateway = gateway = Gateway(
-                settings, client, directory, store, interruptions, keeper, ledger, records, watch, news
+                settings, client, directory, store, interruptions, keeper, ledger, records, watch, news, standing
             )
             async with BatchRunner(gateway):
                 yield
@@ -107,6 +110,16 @@ def create_app(
     app.state.error_forms = {ANTHROPIC_PATH: error_body}
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app
+
+
+def _standing(
+    settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, desk: Store
+) -> Standing:
+    """Of the process's connections, but for those of an operator's user, who has a password of its own."""
+    clients = [*client.redis_clients, store.redis]
+    if settings.operator_redis_url is None:
+        clients.append(desk.redis)
+    return Standing(store, directory, clients, settings.refused_drain_after_s)
 
 
 def _tracing(provider: TracerProvider | None) -> Iterator[Middleware]:
@@ -138,7 +151,7 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 
 async def _answer_penstock_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)  # noqa: S101  as it is registered
-    return error_response(api_error(error), request.scope)
+    return error_response(gateway_of(request).standing.told(error), request.scope)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

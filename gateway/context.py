@@ -12,6 +12,7 @@ from penstock.gateway.directory import Directory
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.standing import Standing
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
@@ -34,6 +35,7 @@ class Gateway:
     records: Records
     watch: Watch
     has_batch_news: asyncio.Event
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True)

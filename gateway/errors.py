@@ -25,6 +25,7 @@ from penstock.producer import (
     ServerRefused,
     UnknownRequest,
 )
+from penstock.producer.redis.faults import is_refused
 from penstock.producer.wire.values import explain, place_of
 
 RETRY_AFTER_S = 1
@@ -101,16 +102,16 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
 
 
-def _lost(error: ConnectionLost) -> ApiError:
-    """Where Redis is, and what it says, is for the operator."""
-    _log.warning("redis_unreachable", error=str(error))
+def _lost(_: ConnectionLost) -> ApiError:
+    """Where Redis is, and what it says, is for the operator: `Standing` logs it."""
     return unavailable("the gateway has no connection to its queue now; try again")
 
 
 def _redis_refused(error: ServerRefused) -> ApiError:
-    _log.error("redis_refused", error=str(error))
-    if error.is_passing:
+    """A password and a permission are for people to mend, who may be at it: only about one request nothing helps."""
+    if error.is_passing or is_refused(error):
         return unavailable("the gateway's queue takes nothing now; try again")
+    _log.error("redis_refused", error=str(error))
     message = "the gateway's queue has refused a command; the gateway's log says why"
     return ApiError(500, message, type="server_error", code="internal_error")
 

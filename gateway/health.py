@@ -9,7 +9,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.gateway.context import gateway_of
-from penstock.producer import PenstockError
 
 READY_WITHIN_S = 2.0
 """Probes wait for little more. Redis may take commands and answer none."""
@@ -21,13 +20,21 @@ async def liveness(_: Request) -> Response:
 
 
 async def readiness(asked: Request) -> Response:
-    """Ready is who reaches Redis. Without a worker there are answers too: what they say is for the client."""
+    """Ready is who reaches Redis, and whom it lets write. Without a worker there are answers too: what they say is for
+    the client.
+    """
+    standing = gateway_of(asked).standing
     try:
         async with asyncio.timeout(READY_WITHIN_S):
-            await gateway_of(asked).directory.cards()
-    except (PenstockError, TimeoutError):
-        return JSONResponse({"ready": False, "reasons": {"redis": "no connection to Redis"}}, 503)
-    return JSONResponse({"ready": True, "reasons": {}})
+            await standing.check()
+    except TimeoutError:
+        return _unready("no connection to Redis")
+    reason = next(iter(standing.reasons.values()), None)
+    return JSONResponse({"ready": True, "reasons": {}}) if reason is None else _unready(reason)
+
+
+def _unready(reason: str) -> Response:
+    return JSONResponse({"ready": False, "reasons": {"redis": reason}}, 503)
 
 
 ROUTES = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from penstock.gateway.exposition import Registry
+from penstock.producer.redis.faults import Trouble
 from penstock.producer.version import __version__
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -50,10 +52,22 @@ class Metrics:
         self.redis_up = Gauge(
             "penstock_gateway_redis_up", "1 if Redis answered this scrape in time.", registry=self.registry
         )
+        self._trouble = Gauge(
+            "penstock_gateway_redis_trouble",
+            "1 while Redis is away, or refuses for a while (passing) or for good (refused).",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.set_trouble(None)
 
     def watch_connections(self, count: Callable[[], int]) -> None:
         gauge = Gauge("penstock_gateway_connections", "Connections that clients hold.", registry=self.registry)
         gauge.set_function(count)
+
+    def set_trouble(self, trouble: Trouble | None) -> None:
+        """What is wrong with Redis."""
+        for kind in get_args(Trouble):
+            self._trouble.labels(kind).set(kind == trouble)
 
     def set_served(self, served: Mapping[tuple[str, str], bool]) -> None:
         """Of each queue and its model, whether it is served."""

@@ -30,22 +30,24 @@ class Work(Protocol):
         """
 
 
-def keep_running(count: int, work: Work) -> int:
-    """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT; then it waits for all of them.
+def keep_running(count: int, work: Work, is_final: Callable[[int], bool] = lambda _: False) -> int:
+    """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT, or until one ends with an exit
+    status that `is_final`; then it tells all of them to end, and waits for it.
 
     They are forked from a process that does nothing else, so one that is started later is like the first ones. Call it
     without other threads and without an event loop.
 
     Returns:
-        The highest exit status of those that were told to stop.
+        The highest exit status of those that were told to stop, and of the one that was final.
     """
     with _blocked():
-        return _Processes(work).run(count)
+        return _Processes(work, is_final).run(count)
 
 
 class _Processes:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, is_final: Callable[[int], bool]) -> None:
         self._work = work
+        self._is_final = is_final
         self._places: dict[int, int] = {}  # by process id
         self._started_s: dict[int, float] = {}  # by place
         self._due_s: dict[int, float] = {}  # by place that is empty: when it is filled
@@ -74,10 +76,7 @@ class _Processes:
 
     def _handle(self, number: int | None) -> None:
         if number in _STOPPING:
-            self._is_stopping = True
-            self._due_s.clear()
-            for pid in self._places:
-                os.kill(pid, signal.SIGTERM)
+            self._stop()
         for pid in list(self._places):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -87,8 +86,16 @@ class _Processes:
                 del self._due_s[place]
                 self._start(place)
 
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._due_s.clear()
+        for pid in self._places:
+            os.kill(pid, signal.SIGTERM)
+
     def _ended(self, pid: int, status: int) -> None:
         place = self._places.pop(pid)
+        if self._is_final(status) and not self._is_stopping:
+            self._stop()
         if self._is_stopping:
             self._status = max(self._status, status)
             return

@@ -17,6 +17,11 @@ from penstock.gateway.exporting import exporting
 from penstock.gateway.processes import keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.store.connection import Store
+from penstock.gateway.store.probe import probe
+from penstock.producer import PenstockError
+from penstock.producer.redis.faults import is_refused
+from penstock.producer.serving.hints import hint_for
 from penstock.producer.telemetry.loading import check_telemetry, load_telemetry
 
 _log = structlog.get_logger(__name__)
@@ -24,23 +29,39 @@ _log = structlog.get_logger(__name__)
 ABORTED = 130
 """Exit status of who was told to stop twice."""
 
+REFUSED = 5
+"""Exit status of who was refused by Redis for good, at the start or for too long; a worker's is the same."""
+
+START_LOOK_S = 2.0
+"""How long the start waits for Redis, which it does not need."""
+
 _OTHER_DESCRIPTORS = 256
 """That a process needs beside those of its clients: connections to Redis, files, pipes."""
 
 
 class CannotServe(Exception):
-    """An address that cannot be listened on, or a certificate that cannot be used. The message names the setting."""
+    """An address that cannot be listened on, a certificate that cannot be used, a Redis that lets nobody in."""
+
+    exit_status = 1
 
 
 class WrongCertificate(CannotServe):
     """The files that the settings name are not there, or do not go together."""
+
+    exit_status = 2
+
+
+class RefusedAtStart(CannotServe):
+    """Redis refuses by its password or permissions. The message says what to do."""
+
+    exit_status = REFUSED
 
 
 def serve(settings: GatewaySettings) -> int:
     """Serves until SIGTERM or SIGINT, then drains.
 
     Returns:
-        The exit status: 0, or `ABORTED` after a second signal, which cut what was still open.
+        The exit status: 0, `ABORTED` after a second signal, which cut what was still open, or `REFUSED`.
 
     Raises:
         CannotServe: nothing was begun.
@@ -49,6 +70,7 @@ def serve(settings: GatewaySettings) -> int:
     _check_tls(settings)
     if settings.otel:
         check_telemetry()  # processes that can't would be started over and over
+    asyncio.run(_check_redis(settings))
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(settings.host, settings.port, "port"))
         metrics = [stack.enter_context(each) for each in _listen_for_metrics(settings)]
@@ -59,7 +81,10 @@ def serve(settings: GatewaySettings) -> int:
             workers=settings.workers,
         )
         process = _Process(settings, listener, metrics, _descriptors_for(settings.max_connections))
-        status = process.run() if settings.workers == 1 else keep_running(settings.workers, process.work)
+        if settings.workers == 1:
+            status = process.run()
+        else:
+            status = keep_running(settings.workers, process.work, lambda status: status == REFUSED)
     _log.info("stopped")
     return status
 
@@ -95,11 +120,27 @@ class _Process:
             serving_metrics(server, metrics_listener),
         ):
             await server.serve([self.listener])
-        return ABORTED if server.force_exit else 0
+        if server.force_exit:
+            return ABORTED
+        return REFUSED if server.is_refused else 0
 
     def _lose_parent(self, server: GatewayServer, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
         server.stop()
+
+
+async def _check_redis(settings: GatewaySettings) -> None:
+    """What Redis refuses for good is final at the start. One that is away may come.
+
+    Raises:
+        RefusedAtStart: it does.
+    """
+    async with Store(settings.address(), answer_timeout_s=START_LOOK_S) as store:
+        try:
+            await probe(store)
+        except PenstockError as error:
+            if is_refused(error):
+                raise RefusedAtStart(f"{str(error).rstrip('.')}; {hint_for(error)}") from error
 
 
 def _listen(host: str, port: int, setting: str) -> socket.socket:

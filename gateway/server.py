@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.gateway.app import create_app
-from penstock.gateway.directory import Directory
+from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exposition import render
 from penstock.gateway.http.guard import GuardedServer, Limits
@@ -75,13 +75,17 @@ class GatewayServer(_Server):
         settings: what can be set.
         max_connections: that there may be at once.
         telemetry: where traces go; None: nowhere.
+
+    Attributes:
+        is_refused: whether it ends because Redis has refused for too long.
     """
 
     def __init__(self, settings: GatewaySettings, max_connections: int, telemetry: Telemetry | None = None) -> None:
         self.metrics = Metrics()
         self._app = create_app(settings, self.metrics, None if telemetry is None else telemetry.provider)
         self._settings = settings
-        self._warning: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.is_refused = False
         super().__init__(
             self._app,
             _limits(settings, max_connections),
@@ -94,8 +98,17 @@ class GatewayServer(_Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self.should_exit:  # it could not start
+            return
+        self._tasks.append(asyncio.create_task(self._drain_once_refused()))
         if not is_loopback(self._settings.host):
-            self._warning = asyncio.create_task(self._warn_of_strangers())
+            self._tasks.append(asyncio.create_task(self._warn_of_strangers()))
+
+    async def _drain_once_refused(self) -> None:
+        """Redis has refused for too long: whoever starts the process is to see that it cannot go on."""
+        await self._app.state.gateway.standing.must_drain.wait()
+        self.is_refused = True
+        self.stop()
 
     async def _warn_of_strangers(self) -> None:
         try:
@@ -118,18 +131,20 @@ class GatewayServer(_Server):
         """Brings up to date what is looked up."""
         gateway = getattr(self._app.state, "gateway", None)
         if gateway is not None:  # the lifespan has begun
-            await self._look_at(gateway.directory)
+            await self._look_at(gateway)
 
-    async def _look_at(self, directory: Directory) -> None:
+    async def _look_at(self, gateway: Gateway) -> None:
         """Which queues are served, as of now, or as they were when Redis last said so."""
         try:
             async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-                served = await directory.standing()
+                await gateway.standing.check()
+                served = await gateway.directory.standing()
         except (PenstockError, TimeoutError):
             self.metrics.redis_up.set(0)
         else:
             self.metrics.redis_up.set(1)
             self.metrics.set_served(served)
+        self.metrics.set_trouble(gateway.standing.trouble)
 
     def stop(self) -> None:
         """Begins the drain; a second time it ends it."""
@@ -151,7 +166,7 @@ class GatewayServer(_Server):
                 await self.lifespan.shutdown()  # which uvicorn leaves out then: connections would be left open
         finally:
             ending.cancel()
-            await end_tasks([self._warning] if self._warning else [])
+            await end_tasks(self._tasks)
 
 
 def is_loopback(host: str) -> bool:

@@ -75,6 +75,13 @@ class GatewaySettings(Rereadable, BaseSettings):
         5.0,
     )
 
+    refused_drain_after_s: _Seconds = _setting(
+        "Redis",
+        "How long Redis may refuse a running gateway by its password or permissions before it drains and exits with 5; "
+        "meanwhile it answers 503, and reads user and password of redis_url anew.",
+        300.0,
+    )
+
     host: str = _setting("Server", "Address to listen on; 0.0.0.0: all of them, as in the image.", "127.0.0.1")
     port: _Port = _setting("Server", "Port to listen on; 0: any free one.", 8000)
     workers: Annotated[int, Field(ge=1, le=256)] = _setting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Collection, Iterable, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -18,6 +18,8 @@ from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
+from penstock.producer.redis.address import Address
+from penstock.producer.redis.connection import RedisClient
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.telemetry.loading import client_spans
@@ -37,8 +39,8 @@ class AsyncClient:
     threads or event loops; `Client` is.
 
     Args:
-        url: where Redis is (`penstock.producer.redis.address.parse_url`); the default is the environment's REDIS_URL,
-            then `redis://localhost:6379`.
+        url: where Redis is (`penstock.producer.redis.address.parse_url`, or what it returns); the default is the
+            environment's REDIS_URL, then `redis://localhost:6379`.
         queue: the queue's name.
         max_queue_length: QueueFull is raised from this many waiting and running requests on, and for a request whose
             `timeout_s` the queue's workers can't keep as it seems; None: neither, whatever waits.
@@ -59,7 +61,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Address | None = None,
         *,
         queue: str = "default",
         max_queue_length: int | None = 10_000,
@@ -99,6 +101,11 @@ class AsyncClient:
             vars(other).update(_transport=self._transport.beside(queue), _connections=None)  # not its to close
             self._others[queue] = other
         return self._others[queue]
+
+    @property
+    def redis_clients(self) -> Collection[RedisClient]:
+        """All that it has of the Redis library: of its connections, not for commands."""
+        return self._transport.connections.clients
 
     async def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Handle:
         """Enqueues a request and returns at once. Sending the same `id` again returns a handle on the same reply.

@@ -49,7 +49,7 @@ class Caller:
         self._execute = execute
         self._queue = queue
         self._mailbox = new_id()
-        self._blocking = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-calls")
+        self.redis = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-calls")
         self._cursor = "0-0"
         self._waiting: dict[str, asyncio.Future[AnswerEntry]] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -89,7 +89,7 @@ class Caller:
         if self._reader is not None:
             await end_tasks([self._reader])
         self._fail(ConnectionLost("the client was closed"))
-        await self._blocking.aclose()
+        await self.redis.aclose()
 
     def _expect(self, call_id: str) -> asyncio.Future[AnswerEntry]:
         answer: asyncio.Future[AnswerEntry] = asyncio.get_running_loop().create_future()
@@ -122,7 +122,7 @@ class Caller:
 
     async def _read_once(self) -> None:
         streams = await read_streams(
-            self._blocking,
+            self.redis,
             {keys.answers(self._queue, self._mailbox): self._cursor},
             count=ANSWERS_PER_READ,
             block_s=BLOCK_S,

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from penstock.producer.ids import random_slot
 from penstock.producer.reading.reader import ReplyReader
-from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, answered, connect, on_new_connections
 from penstock.producer.redis.pipeline import Batcher
 
@@ -24,10 +24,13 @@ class Connections:
         reconnect_timeout_s: for how long Redis may stay away.
         has_connected: whether a server has ever answered.
         is_closed: nothing is to be sent any more.
+        clients: all of the Redis library that are in use.
     """
 
-    def __init__(self, url: str, *, reconnect_timeout_s: float, answer_timeout_s: float | None = None) -> None:
-        self.address = parse_url(url)
+    def __init__(
+        self, url: str | Address, *, reconnect_timeout_s: float, answer_timeout_s: float | None = None
+    ) -> None:
+        self.address = parse_url(url) if isinstance(url, str) else url
         self.reconnect_timeout_s = reconnect_timeout_s
         self.has_connected = False
         self.is_closed = False
@@ -36,6 +39,7 @@ class Connections:
         on_new_connections(self.commands, self._note_connection)
         self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
         self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
+        self.clients: list[RedisClient] = [self.commands, self.reader.redis]
         self.slot = random_slot() if self.address.kind == "cluster" else None
         self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
         self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection

@@ -69,6 +69,7 @@ class Transport:
         self._batcher = connections.batcher
         self._redis = connections.redis
         self.caller = Caller(self.address, self._batcher.execute, queue)
+        connections.clients.append(self.caller.redis)
         self._served = ServedWatch(self._batcher.execute, queue)
         self._setup = Joined(self._set_up)  # else each would wait for the failure of all before, while Redis is away
         self._is_set_up = False

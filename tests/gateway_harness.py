@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from fakes import eventually
 from patience import WAIT_S
 
+from penstock.gateway.directory import Directory
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.keys.secrets import Secret, new_secret
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.standing import Standing
 from penstock.gateway.store.connection import Store
-from penstock.producer import ModelCard, keys
+from penstock.producer import AsyncClient, ModelCard, keys
 from penstock.producer.redis.connection import RedisClient
 
 if TYPE_CHECKING:
@@ -101,6 +103,11 @@ async def announce(redis: RedisClient, queue: str = "default", card: ModelCard =
     fields: Any = card.to_fields()
     await redis.hset(keys.card(queue), mapping=fields)
     await redis.zadd(keys.queues(), {queue: FAR_AHEAD_MS})
+
+
+def standing_with(store: Store) -> Standing:
+    """What parts of a gateway tell of Redis, where nobody asks for it."""
+    return Standing(store, Directory(AsyncClient(store.address)), (), refused_drain_after_s=300.0)
 
 
 async def new_key(redis_url: str, *, expires_in_s: float | None = None, **fields: Any) -> Secret:

@@ -33,6 +33,7 @@ PRODUCER = Package(
         ("blocking", "the client for threads"),
         ("reading", "all replies over one connection"),
         ("operations", "what operators see and do"),
+        ("serving", "what two servers share"),
         ("redis", "how Redis is reached"),
         ("telemetry", "spans, where asked for"),
         ("wire", "what travels: the schema"),

@@ -15,6 +15,7 @@ from typing import Self
 
 import structlog
 
+from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, PenstockError, ReplyCorrupt, ReplyGone, ReplyStream
@@ -27,6 +28,7 @@ ROUNDS = 4  # in the time after which a request is abandoned
 MAX_OVERDUE = 100  # that one gateway takes on at a time
 LEASE_MS = 10_000  # for which it has them for itself
 RETRY_S = 0.5
+_PART = "readers"
 _REFRESH = lua.load("penstock.gateway.abandonment", "refresh")
 _OVERDUE = lua.load("penstock.gateway.abandonment", "overdue")
 
@@ -37,12 +39,14 @@ class Watch:
     Args:
         store: where the deadlines are.
         client: of any queue; it cancels.
+        standing: is told what is wrong with Redis.
         abandon_after_s: how long a request goes on without a reader; a fourth of it longer where a gateway was killed.
     """
 
-    def __init__(self, store: Store, client: AsyncClient, abandon_after_s: float) -> None:
+    def __init__(self, store: Store, client: AsyncClient, standing: Standing, abandon_after_s: float) -> None:
         self._store = store
         self._client = client
+        self._standing = standing
         self._round_s = abandon_after_s / ROUNDS
         self._patience_ms = max(1, round(abandon_after_s * 1000))
         self._deadline_ms = self._patience_ms + max(1, round(self._round_s * 1000))
@@ -93,10 +97,11 @@ class Watch:
                 else:
                     await self._tell()
                 is_well = True
+                self._standing.ready(_PART)
             except Exception as error:  # whatever it is, all requests depend on this task
-                if is_well:  # once per outage
+                if not self._standing.lost(error, _PART) and is_well:  # once, until it is well again
                     log.warning("readers_unknown", error=str(error), exc_info=not isinstance(error, PenstockError))
-                is_well = False
+                is_well, next_round = False, min(next_round, loop.time())
                 await asyncio.sleep(min(RETRY_S, self._round_s))
             else:
                 with suppress(TimeoutError):

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.admission.admission import Admission, headers_of
 from penstock.gateway.context import Caller, gateway_of
-from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.errors import ApiError
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.interruptions import Interruption, Interruptions
 from penstock.gateway.keys.limits import Limiter, OverLimit
@@ -41,7 +41,7 @@ class KeyGuard:
         except ApiError as error:
             await _refuse(error, scope, receive, send)
         except PenstockError as error:
-            await _refuse(api_error(error), scope, receive, send)
+            await _refuse(gateway_of(HTTPConnection(scope)).standing.told(error), scope, receive, send)
         else:
             await self._answer(presented, admission, scope, receive, send)
 

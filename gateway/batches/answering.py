@@ -76,7 +76,7 @@ class Answering:
         if self._stopped.code is not None:
             return await self._end(line)
         try:
-            outcome = await self._stopped.unless(retried(partial(self._attempt, line)))
+            outcome = await self._stopped.unless(retried(partial(self._attempt, line), self._gateway.standing))
         except ApiError as error:
             return await self._failed(line, error)
         except ServerRefused:

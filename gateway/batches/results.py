@@ -72,6 +72,7 @@ class Results:
         self._batch = batch
         self._lease = lease
         self._stopped = stopped
+        self._standing = gateway.standing
         sizes: dict[BodyName, int] = {
             "output": progress.number("output_bytes") + LINE_BYTES * progress.number("completed"),
             "errors": progress.number("error_bytes") + LINE_BYTES * progress.number("failed"),
@@ -102,13 +103,13 @@ class Results:
                 lease, line.place, outcome.data, ttl_s, is_good=outcome.is_good, counts=outcome.counts
             )
 
-        await retried(keep)
+        await retried(keep, self._standing)
 
     async def _has_room(self, outcome: Outcome) -> bool:
         allowance = self._allowances["output" if outcome.is_good else "errors"]
         while True:
             try:
-                await retried(lambda: allowance.add(len(outcome.data) + LINE_BYTES))
+                await retried(lambda: allowance.add(len(outcome.data) + LINE_BYTES), self._standing)
             except ApiError as error:
                 if error.code != "store_full":
                     raise

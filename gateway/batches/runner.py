@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +13,7 @@ import structlog
 
 from penstock.gateway.batches.leases import Lease, Leases
 from penstock.gateway.batches.running import BatchRun
+from penstock.gateway.batches.stopping import REDIS_DELAY_S
 from penstock.gateway.batches.stored import LeaseLost
 from penstock.gateway.context import Gateway
 from penstock.gateway.http.unexpected import log_unexpected
@@ -22,6 +25,8 @@ log = structlog.get_logger(__name__)
 MAX_BATCHES = 64  # that one process runs at once
 ROUNDS_A_LEASE = 3
 RELEASE_TIMEOUT_S = 1.0
+RETRY_S = 0.5
+_PART = "batches"
 
 
 class BatchRunner:
@@ -55,12 +60,13 @@ class BatchRunner:
             try:
                 await self._go_round()
                 is_well = True
+                self._gateway.standing.ready(_PART)
             except Exception as error:  # whatever it is, all batches depend on this task
-                if is_well:  # once per outage
+                if not self._gateway.standing.lost(error, _PART) and is_well:  # once, until it is well again
                     log.warning("batches_unknown", error=str(error), exc_info=not isinstance(error, PenstockError))
                 is_well = False
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._round_s):
+                async with asyncio.timeout(self._round_s if is_well else min(RETRY_S, self._round_s)):
                     await news.wait()
 
     async def _go_round(self) -> None:
@@ -84,11 +90,11 @@ class BatchRunner:
         task.add_done_callback(lambda _: self._running.pop(run, None))
 
     async def _go_on(self, run: BatchRun) -> None:
-        """Where it fails, its lease lapses, and somebody tries again."""
-        batch_id = run.lease.batch_id
+        """Where it fails, its lease lapses, and somebody tries again; where Redis fails it, it does so itself, soon."""
+        batch_id, is_over = run.lease.batch_id, False
         try:
-            await run.run()
-            await self._leases.release(run.lease, is_over=True)
+            while not is_over:
+                is_over = await self._try(run)
         except* LeaseLost:
             log.warning("batch_lost", batch_id=batch_id)
         except* PenstockError as group:
@@ -96,10 +102,28 @@ class BatchRunner:
         except* Exception as group:
             log_unexpected("batch_failed", _first(group), batch_id=batch_id)
 
+    async def _try(self, run: BatchRun) -> bool:
+        """Whether the batch is over; else Redis was lost, and the batch goes on from what it has kept."""
+        try:
+            await run.run()
+            await self._leases.release(run.lease, is_over=True)
+        except* PenstockError as group:
+            if not all(self._gateway.standing.lost(error) for error in _leaves(group)):
+                raise
+        else:
+            return True
+        await asyncio.sleep(random.uniform(0.5, 1.0) * REDIS_DELAY_S)
+        return False
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            assert isinstance(error, Exception)  # noqa: S101  as the group that was caught
+            yield error
+
 
 def _first(group: BaseExceptionGroup[Any]) -> Exception:
-    error: Any = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)  # noqa: S101  as the group that was caught
-    return error
+    return next(_leaves(group))

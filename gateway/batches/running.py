@@ -111,7 +111,7 @@ class BatchRun:
             return await validate(lines, endpoint=batch.endpoint, max_line_bytes=max_bytes, directory=directory)
 
         try:
-            findings = await self._stopped.unless(retried(find))
+            findings = await self._stopped.unless(retried(find, self._gateway.standing))
         except (ApiError, BodyLost) as error:
             problem = error if isinstance(error, ApiError) else _input_lost(batch)
             return await self._advance("validating", "failed", errors=errors_document([error_of(problem)]))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.standing import Standing
 from penstock.producer import PenstockError, ServerRefused
 from penstock.producer.tasks import end_tasks
 
 T = TypeVar("T")
 
 MAX_DELAY_S = 30.0
+REDIS_DELAY_S = 1.0
 
 
 class Stopped:
@@ -51,21 +54,24 @@ class Stopped:
             await end_tasks(tasks)
 
 
-async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
-    """What `attempt` returns. It is made again for as long as that may help.
+async def retried(attempt: Callable[[], Awaitable[T]], standing: Standing) -> T:
+    """What `attempt` returns. It is made again for as long as that may help; what Redis ends at any time, soon.
 
     Raises:
         ApiError: it does not help.
-        ServerRefused: Redis says no.
+        ServerRefused: Redis says no to this alone.
         Whatever else `attempt` raises.
     """
     delay_s = 0.0
     while True:
         try:
             return await attempt()
-        except ServerRefused:
-            raise
         except PenstockError as error:
+            if standing.lost(error):
+                await asyncio.sleep(random.uniform(0.5, 1.0) * REDIS_DELAY_S)
+                continue
+            if isinstance(error, ServerRefused):
+                raise
             problem = api_error(error)
         except ApiError as error:
             problem = error

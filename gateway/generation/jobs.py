@@ -64,6 +64,7 @@ class Job:
             self.meter.counted(writer),
             reading=self._attended(asked),
             interruption=interruption_of(asked),
+            told=gateway.standing.told,
             commit_after_s=gateway.settings.commit_after_s,
             ping_interval_s=gateway.settings.ping_interval_s,
             after=self.after,

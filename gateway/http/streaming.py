@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.errors import ApiError, api_error
+from penstock.gateway.errors import ApiError
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
 from penstock.gateway.http.events import BEFORE_ALL, OPENING, PING, Event, EventWriter, Place, encode, entry_of
@@ -53,6 +53,7 @@ class EventStream(Response):
         *,
         reading: AbstractContextManager[None],
         interruption: Interruption,
+        told: Callable[[PenstockError], ApiError],
         commit_after_s: float,
         ping_interval_s: float,
         after: Place = BEFORE_ALL,
@@ -67,6 +68,7 @@ class EventStream(Response):
         self._writer = writer
         self._reading = reading
         self._interruption = interruption
+        self._told = told
         self._commit_after_s = commit_after_s
         self._ping_interval_s = ping_interval_s
         self._after = after
@@ -97,7 +99,7 @@ class EventStream(Response):
         except ApiError as error:
             return error
         except PenstockError as error:
-            return api_error(error)
+            return self._told(error)
         except (ClientGone, ClientDisconnect, OSError):
             raise
         except Exception as error:

@@ -11,6 +11,7 @@ from penstock.gateway.keys.limits import BackgroundRequest, Limiter
 from penstock.gateway.keys.ring import KeyRing, revoked
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.keys.watch import RevocationWatch
+from penstock.gateway.standing import Standing
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone
 
@@ -22,17 +23,24 @@ class Keeper:
         store: where keys are, and what counts for their limits.
         client: of any queue.
         interruptions: which it ends for keys that are revoked.
+        standing: is told what is wrong with Redis.
         is_key_required: whether to turn everybody away while there are no keys.
     """
 
     def __init__(
-        self, store: Store, client: AsyncClient, interruptions: Interruptions, *, is_key_required: bool
+        self,
+        store: Store,
+        client: AsyncClient,
+        interruptions: Interruptions,
+        standing: Standing,
+        *,
+        is_key_required: bool,
     ) -> None:
         self.ring = KeyRing(KeyStore(store.execute), is_required=is_key_required)
-        self.limiter = Limiter(store.execute, self._has_ended)
+        self.limiter = Limiter(store.execute, self._has_ended, standing)
         self._client = client
         self._interruptions = interruptions
-        self._watch = RevocationWatch(store.address, self._on_revoked)
+        self._watch = RevocationWatch(store.address, self._on_revoked, standing)
         self._running = AsyncExitStack()
 
     async def _has_ended(self, request: BackgroundRequest) -> bool:

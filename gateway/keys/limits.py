@@ -21,6 +21,7 @@ import structlog
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.records import Limits
+from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.producer import PenstockError
 from penstock.producer.redis import lua
@@ -29,6 +30,7 @@ from penstock.producer.tasks import end_tasks
 
 LEASE_S = 15.0
 RENEWALS_A_LEASE = 3
+RETRY_S = 0.5
 KEPT_S = 3600
 """For how long a lease that lapsed, or a charge, is known: a gateway that was cut off from Redis may come back."""
 
@@ -37,6 +39,7 @@ BACKGROUND_S = 7 * 86_400
 
 MAX_LOOKED_AT = 16
 
+_PART = "limits"
 _TOO_MANY_AT_ONCE = 2
 _ADMIT = lua.load("penstock.gateway.keys", "clock", "window", "admit")
 _RELEASE = lua.load("penstock.gateway.keys", "clock", "release")
@@ -121,12 +124,14 @@ class Limiter:
     Args:
         execute: sends one command, which may run twice.
         has_ended: whether the reply of a request in the background has.
+        standing: is told what is wrong with Redis.
         lease_s: for how long a request counts as running without a renewal.
     """
 
-    def __init__(self, execute: Execute, has_ended: HasEnded, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, execute: Execute, has_ended: HasEnded, standing: Standing, *, lease_s: float = LEASE_S) -> None:
         self._execute = execute
         self._has_ended = has_ended
+        self._standing = standing
         self._lease_s = lease_s
         self._open: dict[str, set[str]] = {}  # leases by key
         self._has_open = asyncio.Event()
@@ -216,19 +221,28 @@ class Limiter:
             await self._execute(*lua.call(_SETTLE, keys, arguments))
 
     async def _keep_renewing(self) -> None:
+        pause_s = self._lease_s / RENEWALS_A_LEASE
+        is_well = True
         while True:
             await self._has_open.wait()
-            await asyncio.sleep(self._lease_s / RENEWALS_A_LEASE)
+            await asyncio.sleep(pause_s if is_well else min(RETRY_S, pause_s))
             if not self._open:
                 self._has_open.clear()
-            await asyncio.gather(*(self._renew(key_id, tuple(leases)) for key_id, leases in self._open.items()))
+            renewals = [self._renew(key_id, tuple(leases)) for key_id, leases in self._open.items()]
+            is_well = all(await asyncio.gather(*renewals))
+            if is_well:
+                self._standing.ready(_PART)
 
-    async def _renew(self, key_id: str, leases: Sequence[str]) -> None:
+    async def _renew(self, key_id: str, leases: Sequence[str]) -> bool:
+        """Whether it could."""
         try:
             keys = (names.key_running(key_id),)
             await self._execute(*lua.call(_RENEW, keys, (self._lease_ms, KEPT_S * 1000, *leases)))
-        except Exception as error:  # whatever it is: the next renewal is due before the lease lapses
-            structlog.get_logger().warning("leases_not_renewed", key=key_id, error=str(error))
+        except Exception as error:  # whatever it is: all keys depend on this task
+            if not self._standing.lost(error, _PART):
+                structlog.get_logger().warning("leases_not_renewed", key=key_id, error=str(error))
+            return False
+        return True
 
     @property
     def _lease_ms(self) -> int:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
 from penstock.producer.redis.address import Address
@@ -17,6 +18,7 @@ from penstock.producer.tasks import end_tasks
 
 BLOCK_S = 10.0
 MAX_NOTICES_A_READ = 100
+_PART = "revocations"
 
 
 class RevocationWatch:
@@ -27,10 +29,12 @@ class RevocationWatch:
     Args:
         address: where Redis is.
         on_revoked: is told the id of each key that is revoked from the start on.
+        standing: is told what is wrong with Redis.
     """
 
-    def __init__(self, address: Address, on_revoked: Callable[[str], None]) -> None:
+    def __init__(self, address: Address, on_revoked: Callable[[str], None], standing: Standing) -> None:
         self._address = address
+        self._standing = standing
         self._on_revoked = on_revoked
         self._redis: RedisClient = connect_blocking(address, decode=False, block_s=BLOCK_S, name=NAME)
         self._cursor: str | None = None
@@ -49,21 +53,22 @@ class RevocationWatch:
         while True:
             try:
                 with redis_errors(self._address):
-                    await self._read()
+                    await self._read(BLOCK_S if num_failures == 0 else None)  # whether Redis is back is to be seen soon
                 num_failures = 0
+                self._standing.ready(_PART)
             except Exception as error:  # whatever it is: without this task no stream of a revoked key would end
                 num_failures += 1
-                if num_failures == 1:  # once per outage
+                if not self._standing.lost(error, _PART) and num_failures == 1:
                     structlog.get_logger().warning("revocations_unheard", error=str(error))
                 await asyncio.sleep(BACKOFF.compute(num_failures))
 
-    async def _read(self) -> None:
+    async def _read(self, block_s: float | None) -> None:
         stream = names.revocation_notices()
         if self._cursor is None:
             newest = await read_newest(self._redis, stream)
             self._cursor = newest[0] if newest else "0-0"
         cursors = {stream: self._cursor}
-        for _, entries in await read_streams(self._redis, cursors, count=MAX_NOTICES_A_READ, block_s=BLOCK_S):
+        for _, entries in await read_streams(self._redis, cursors, count=MAX_NOTICES_A_READ, block_s=block_s):
             for entry_id, fields in entries:
                 self._cursor = entry_id.decode()
                 self._on_revoked(fields.get(b"key", b"").decode(errors="replace"))

@@ -160,4 +160,5 @@ async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known
         if not (is_known or is_shared):
             await store.delete(response)
     except PenstockError as error:
-        log.warning("response_left", response_id=response.id, error=str(error))
+        if not gateway.standing.lost(error):
+            log.warning("response_left", response_id=response.id, error=str(error))

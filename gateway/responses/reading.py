@@ -78,6 +78,7 @@ def followed(
         writer,
         reading=nullcontext() if response.is_background else gateway.watch.reading(response.queue, reply),
         interruption=interruption_of(asked),
+        told=gateway.standing.told,
         commit_after_s=gateway.settings.commit_after_s,
         ping_interval_s=gateway.settings.ping_interval_s,
         after=place,
@@ -164,7 +165,9 @@ async def _count(asked: Request, response: StoredResponse, reply: ReplyStream) -
     """Failing is harmless: whoever reads the end next counts."""
     if reply.reply is None:
         return
+    gateway = gateway_of(asked)
     try:
-        await ResponseStore(gateway_of(asked).records).count(response, reply.reply)
+        await ResponseStore(gateway.records).count(response, reply.reply)
     except PenstockError as error:
-        log.warning("response_not_counted", response_id=response.id, error=str(error))
+        if not gateway.standing.lost(error):
+            log.warning("response_not_counted", response_id=response.id, error=str(error))

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, answered, connect
 from penstock.producer.redis.pipeline import Batcher
 
@@ -30,8 +30,8 @@ class Store:
         BadAddress: the URL can't be used.
     """
 
-    def __init__(self, url: str, *, answer_timeout_s: float | None = None) -> None:
-        self.address = parse_url(url)
+    def __init__(self, url: str | Address, *, answer_timeout_s: float | None = None) -> None:
+        self.address = parse_url(url) if isinstance(url, str) else url
         self._answer_timeout_s = answer_timeout_s
         self.redis: RedisClient = connect(self.address, decode=False, retries=RETRIES, name=NAME)
         self._batcher = Batcher(self.redis, retries=RETRIES)

@@ -106,3 +106,8 @@ def readers() -> str:
 def swept() -> str:
     """Exists while gateways look for what is abandoned."""
     return "penstock:gateway:{abandonment}:swept"
+
+
+def probe(name: str) -> str:
+    """What is written for a moment, to see whether Redis takes writes."""
+    return f"penstock:gateway:{{{name}}}:probe"

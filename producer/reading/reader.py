@@ -58,7 +58,7 @@ class ReplyReader:
         self._commands = commands
         self._batcher = batcher
         self._give_up_after_s = give_up_after_s
-        self._blocking = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-reader")
+        self.redis = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-reader")
         self._lines: dict[int, _Line] = {}
 
     def follow(self, queue: str, request_id: str, after: str = "0-0") -> Subscription:
@@ -67,7 +67,7 @@ class ReplyReader:
         line = self._lines.get(slot)
         if line is None:
             wake_key = keys.wake(new_id(slot if self._address.kind == "cluster" else None))
-            line = _Line(self._address, self._blocking, self._commands, self._batcher, wake_key, self._give_up_after_s)
+            line = _Line(self._address, self.redis, self._commands, self._batcher, wake_key, self._give_up_after_s)
             self._lines[slot] = line
         subscription = Subscription(line, queue, request_id, position(after))
         line.add(subscription)
@@ -78,7 +78,7 @@ class ReplyReader:
         for line in self._lines.values():
             await line.close()
         self._lines.clear()
-        await self._blocking.aclose()
+        await self.redis.aclose()
 
 
 class Subscription:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from gateway_harness import standing_with
 
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.store import names
@@ -26,7 +27,7 @@ async def unfinished(reply: ScriptedReply) -> None:
 @asynccontextmanager
 async def watching(url: str, abandon_after_s: float = PATIENCE_S) -> AsyncIterator[tuple[AsyncClient, Watch]]:
     client = AsyncClient(url)
-    async with client, Store(url) as store, Watch(store, client, abandon_after_s) as watch:
+    async with client, Store(url) as store, Watch(store, client, standing_with(store), abandon_after_s) as watch:
         yield client, watch
 
 
@@ -75,7 +76,10 @@ async def test_one_of_several_gateways_has_an_abandoned_request_for_itself(
     await redis.set(names.swept(), "1")
     await redis.zadd(names.readers(), {f"default {handle.id}": 1})
     async with AsyncClient(redis_url) as client, Store(redis_url) as store:
-        one, other = Watch(store, client, FOREVER_S), Watch(store, client, FOREVER_S)
+        one, other = (
+            Watch(store, client, standing_with(store), FOREVER_S),
+            Watch(store, client, standing_with(store), FOREVER_S),
+        )
         assert await one._take_overdue() == [f"default {handle.id}"]
         assert await other._take_overdue() == []
         assert await _has_deadline_in_future(redis)

@@ -14,7 +14,7 @@ from fakes import ScriptedReply, ScriptedWorker, eventually
 from gateway_client import events_of
 from starlette.applications import Starlette
 
-from penstock.gateway.errors import ApiError, ended_early
+from penstock.gateway.errors import ApiError, api_error, ended_early
 from penstock.gateway.http.events import BEFORE_ALL, Event, Place, encode, place_of
 from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.streaming import EventStream
@@ -94,6 +94,7 @@ async def streaming(
             Words(),
             reading=nullcontext(),
             interruption=interruption,
+            told=api_error,
             commit_after_s=commit_after_s,
             ping_interval_s=ping_interval_s,
             after=after,

@@ -27,6 +27,7 @@ async def test_a_redis_that_hangs_is_as_good_as_away(
     redis: RedisClient, redis_url: str, proxy: RedisProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.gateway.health.READY_WITHIN_S", 0.5)
+    monkeypatch.setattr("penstock.gateway.directory.MAX_AGE_S", 0.0)
     go_on = asyncio.Event()
 
     async def in_two_parts(reply: ScriptedReply) -> None:

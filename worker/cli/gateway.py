@@ -7,7 +7,7 @@ import typer
 from penstock.gateway.log_lines import Rank
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer.errors import PenstockError
-from penstock.worker.cli.errors import USAGE, require_gateway_extra
+from penstock.worker.cli.errors import require_gateway_extra
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.logs import service_logs
 from penstock.worker.settings import GATEWAY
@@ -20,17 +20,17 @@ def gateway(*, settings: GatewaySettings) -> None:
     The first SIGTERM or SIGINT drains: nothing new is taken, and open answers may go on for the drain timeout. A second
     one cuts them.
 
-    Exit status: 0 drained; 1 failed; 2 wrong settings; 130 told to stop twice.
+    Exit status: 0 drained; 1 failed; 2 wrong settings; 5 refused by Redis; 130 told to stop twice.
     """
     require_gateway_extra()
     # --help and a light install do without it
-    from penstock.gateway.serve import CannotServe, WrongCertificate, serve
+    from penstock.gateway.serve import CannotServe, serve
 
     with service_logs(settings.log_level, settings.log_format) as lines:
         try:
             status = serve(settings)
         except (CannotServe, PenstockError) as error:
             lines.put(f"penstock: {error}", Rank.VITAL)
-            status = USAGE if isinstance(error, WrongCertificate) else 1
+            status = error.exit_status if isinstance(error, CannotServe) else 1
     if status:
         raise typer.Exit(status)
