@@ -13,8 +13,9 @@ WARNINGS = ("warning", "error", "exception", "critical")
 
 @cache
 def sources(*folders: str) -> tuple[str, ...]:
-    """The Python files below folders of the repository."""
-    return tuple(path.read_text() for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    """The Python files below folders of the repository, and single ones of it."""
+    paths = [path for folder in folders for path in (sorted((ROOT / folder).rglob("*.py")) or [ROOT / folder])]
+    return tuple(path.read_text() for path in paths)
 
 
 def nodes(*folders: str) -> Iterator[ast.AST]:
