@@ -24,8 +24,9 @@ ANSWERS = {**PASSING, "max number of clients": FULL, **REFUSED}
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     structlog.reset_defaults()
-    for name in ("readiness", "protocol.refusals", "session", "protocol.heartbeat", "calls.server"):
-        monkeypatch.setattr(f"penstock.worker.{name}._log", structlog.get_logger())
+    in_worker = [f"worker.{name}" for name in ("session", "protocol.heartbeat", "calls.server")]
+    for name in ("producer.serving.readiness", "producer.serving.refusals", *in_worker):
+        monkeypatch.setattr(f"penstock.{name}._log", structlog.get_logger())
     with capture_logs() as captured:
         yield captured
 
@@ -100,7 +101,7 @@ async def test_missing_replicas_end_no_fleet(redis_url: str, redis: RedisClient)
 async def test_what_is_refused_for_too_long_ends_the_worker_in_good_order(
     proxy: RefusingProxy, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.worker.protocol.refusals.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.producer.serving.refusals.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("penstock.worker.session.HAND_BACK_TIMEOUT_S", 0.1)
     monkeypatch.setattr("penstock.worker.session.GOODBYE_TIMEOUT_S", 0.1)
     engine = FakeEngine(step_s=0.002)
@@ -121,7 +122,7 @@ async def test_new_credentials_are_found_while_the_worker_runs(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.producer.redis.credentials.READ_EVERY_S", 0.01)
-    monkeypatch.setattr("penstock.worker.protocol.refusals.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.producer.serving.refusals.LOOK_EVERY_S", 0.01)
 
     async def login(name: str, *rules: str) -> None:
         await redis.execute_command("ACL SETUSER", name, "reset", "on", f">{name}", "~*", "&*", *rules)
