@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 import structlog
+from redis import exceptions
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from structlog.testing import capture_logs
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
+from penstock.producer import keys
+from penstock.producer.redis import pipeline
 from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.errors import RedisRefused
 
@@ -96,6 +100,73 @@ async def test_missing_replicas_end_no_fleet(redis_url: str, redis: RedisClient)
         await send(redis, prompt="x", id="x", max_tokens=TOKENS)
         await ends_well(redis, "x")
         await eventually(lambda: idle.service.readiness.is_ready and other.service.readiness.is_ready)
+
+
+@pytest.mark.every_server
+async def test_a_stranger_s_script_ends_no_fleet(redis_url: str, redis: RedisClient) -> None:
+    async with running_worker(redis_url, FakeEngine(step_s=0.002), reclaim_interval_s=0.05) as worker:
+        await send(redis, prompt="x", id="x", max_tokens=TOKENS)
+        await read_until(redis, "x", lambda entry: entry.type == "chunk")
+        await redis.config_set("busy-reply-threshold", 50)
+        async with aclosing(connect(redis_url, decode=True, retries=0)) as stranger:
+            script = asyncio.create_task(stranger.eval("while true do end", 0))
+            await eventually(lambda: len(worker.service.readiness.reasons) >= 4)
+            assert worker.service.readiness.trouble == "passing"
+            await redis.script_kill()
+            with pytest.raises(exceptions.ResponseError):
+                await script
+        await redis.config_set("busy-reply-threshold", 5000)
+        await ends_well(redis, "x")
+        await eventually(lambda: worker.service.readiness.is_ready)
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
+async def test_silence_is_outlasted(
+    proxy: RefusingProxy, redis: RedisClient, lines: list[Any], monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    monkeypatch.setattr("penstock.producer.redis.connection.COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setitem(pipeline.execute.__kwdefaults__, "timeout_s", 1.0)  # type: ignore[arg-type]
+    async with running_worker(proxy.url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker:
+        ids = ["after"]
+        if is_busy:
+            ids += ["before"]
+            await send(redis, prompt="x", id="before", max_tokens=TOKENS)
+            await read_until(redis, "before", lambda entry: entry.type == "chunk")
+        lines.clear()
+        proxy.is_answering.clear()
+        await eventually(lambda: len(worker.service.readiness.reasons) >= 4)
+        assert await trouble_of(worker) == {"away"}
+        await send(redis, prompt="x", id="after", max_tokens=TOKENS)
+        proxy.is_answering.set()
+        await ends_well(redis, *ids)
+        await eventually(lambda: worker.service.readiness.is_ready)
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["redis_unavailable"]
+
+
+@pytest.mark.every_server
+async def test_nobody_is_taken_for_dead_because_no_beat_was_taken(redis_url: str, redis: RedisClient) -> None:
+    engines = [FakeEngine(step_s=0.002, max_num_seqs=1) for _ in range(2)]
+    async with running_worker(redis_url, engines[0]) as one, running_worker(redis_url, engines[1]) as other:
+        for request_id in ("x", "y"):
+            await send(redis, prompt="x", id=request_id, max_tokens=TOKENS * 40)
+        for request_id in ("x", "y"):
+            await read_until(redis, request_id, lambda entry: entry.type == "chunk")
+        beats = [keys.heartbeat("q", worker.service.config.name) for worker in (one, other)]
+        await redis.config_set("min-replicas-to-write", 1)
+        try:
+            await eventually(lambda: _none(redis.exists(*beats)))
+            await asyncio.sleep(0.5)  # for both to have looked in vain
+        finally:
+            await redis.config_set("min-replicas-to-write", 0)
+        replies = [await read_reply(redis, request_id) for request_id in ("x", "y")]
+        lost = [worker.service.metrics.lost_workers._value.get() for worker in (one, other)]
+    assert lost == [0, 0]
+    assert [len(reply.owners) for reply in replies] == [1, 1]
+    assert [len(reply.tokens()) for reply in replies] == [TOKENS * 40] * 2
+
+
+async def _none(count: Awaitable[int]) -> bool:
+    return await count == 0
 
 
 async def test_what_is_refused_for_too_long_ends_the_worker_in_good_order(

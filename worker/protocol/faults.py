@@ -49,18 +49,23 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
             return
 
 
-async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> None:
+async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> bool:
     """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
 
     No answer of the server ends a worker that serves: `Refusals` has it drain after a while.
+
+    Returns:
+        Whether there was none.
     """
     try:
         await work
     except (*REDIS_ERRORS, OSError) as error:
-        if not is_no_group(error):  # the intake makes it
-            readiness.lost_redis(part, error)
-    else:
-        readiness.ready(part)
+        if is_no_group(error):  # the intake makes it
+            return True
+        readiness.lost_redis(part, error)
+        return False
+    readiness.ready(part)
+    return True
 
 
 class Backoff:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import structlog
 from redis import exceptions
@@ -29,6 +30,8 @@ _PART = "heartbeat"  # in readiness
 RETIRE_COUNT = 100  # entries moved by one script
 BEATS_PER_READ = 500  # heartbeats that one command asks for
 BEATS_PER_TTL = 3
+AGAIN_S = 1.0  # within which a worker that could not beat tries again
+SETTLES_S = 1.5  # in which all that live have beaten again, where none could
 SOONEST, LATEST = 0.75, 1.25  # after which part of its interval a worker looks for dead ones again
 
 
@@ -92,10 +95,15 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beats until cancelled. While Redis is away it goes on trying: the others notice by the missing key."""
+        backoff, wait_s = faults.Backoff(longest_s=AGAIN_S), self._interval_s
         while True:
-            await pause(self._beat_now, self._interval_s)
+            await pause(self._beat_now, wait_s)
             self._beat_now.clear()
-            await faults.survive(self.beat(), _PART, self._readiness)
+            if await faults.survive(self.beat(), _PART, self._readiness):
+                backoff.reset()
+                wait_s = self._interval_s
+            else:
+                wait_s = min(self._interval_s, backoff.next_s())
 
     async def stop(self) -> None:
         """Leaves the group: what is still pending here may be taken at once."""
@@ -186,6 +194,7 @@ class Reclaimer:
         self._metrics = metrics
         self._readiness = readiness
         self._rest_s = SOONEST * config.reclaim_interval_s  # until somebody should look again
+        self._lost_s: float | None = None  # when Redis was first seen to be away, or to refuse (monotonic)
 
     async def run(self) -> None:
         """Looks around until cancelled. Whoever of the workers comes first in an interval does it for all: so what they
@@ -195,7 +204,22 @@ class Reclaimer:
         while True:
             await asyncio.sleep(self._rest_s + random.uniform(0, LATEST - SOONEST) * interval_s)
             self._rest_s = SOONEST * interval_s  # unless the server says otherwise
-            await faults.survive(self.look(self._rest_s), "reclaimer", self._readiness)
+            look = self._settle() if self._may_all_have_lapsed else self.look(self._rest_s)
+            if await faults.survive(look, "reclaimer", self._readiness):
+                self._lost_s = None
+            elif self._lost_s is None:
+                self._lost_s = time.monotonic()
+
+    @property
+    def _may_all_have_lapsed(self) -> bool:
+        """Whether Redis took no beats for so long that those who live may look dead."""
+        lasted_s = 0.0 if self._lost_s is None else time.monotonic() - self._lost_s
+        return lasted_s >= self._config.heartbeat_ttl_s / BEATS_PER_TTL
+
+    async def _settle(self) -> None:
+        """Sees that Redis takes something again, and leaves those who live the time to say so."""
+        await execute_one(self._redis, scripts.look(self._config.queue, worker=self._config.name, rest_ms=1))
+        self._rest_s = SETTLES_S
 
     async def look(self, shortest_s: float) -> None:
         """Looks unless another worker did, less than `shortest_s` ago."""
