@@ -6,14 +6,14 @@ same entries in the same order and the same accounts (`tests/worker/protocol/tes
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 SPAN = 2**42
 PATIENCE_MS, AGED_MS = 60_000, 5_000
+AGAIN_MS = 1_600_000_000_000  # so much earlier is due what a worker has had
 MAX_OVERTAKES = 20
 AT_ONCE = 64
 MAX_BANDS = 16
@@ -39,8 +39,16 @@ class Waiting:
 
     @property
     def rank(self) -> int:
-        before = self.id.ms + (PATIENCE_MS if self.timeout_s is None else int(1000 * self.timeout_s))
-        return (1000 - self.priority) * SPAN + before
+        return (1000 - self.priority) * SPAN + self._due_ms
+
+    @property
+    def rank_again(self) -> int:
+        """Once a worker has had it."""
+        return (1000 - self.priority) * SPAN + max(0, self._due_ms - AGAIN_MS)
+
+    @property
+    def _due_ms(self) -> int:
+        return self.id.ms + (PATIENCE_MS if self.timeout_s is None else int(1000 * self.timeout_s))
 
 
 @dataclass(slots=True)
@@ -51,6 +59,7 @@ class _Chooser:
     counter: float
     is_looked_at: bool = False
     is_done: bool = False
+    chosen: list[Waiting] = field(default_factory=list)
 
 
 class Lanes:
@@ -64,8 +73,8 @@ class Lanes:
         self.counters: dict[str, float] = {}  # of those that do
         self.seats: dict[str, int] = {}  # the priority of each one's next entry
         self._waiting: dict[EntryId, Waiting] = {}
-        self._by_age: deque[EntryId] = deque()
-        self._lanes: dict[str, list[tuple[int, int, int]]] = {}  # heaps; what has left stays until it comes up
+        self._by_age: list[EntryId] = []  # a heap; what has left stays until it comes up
+        self._lanes: dict[str, list[tuple[int, int, int]]] = {}  # as well
         self._bands: dict[int, list[tuple[float, str]]] = {}  # as well
         self._sizes: dict[int, int] = {}  # of bands
         self._forgettable: list[tuple[float, str]] = []  # `service` as a heap, as well
@@ -77,15 +86,22 @@ class Lanes:
     @property
     def oldest(self) -> EntryId | None:
         while self._by_age and self._by_age[0] not in self._waiting:
-            self._by_age.popleft()
+            heappop(self._by_age)
         return self._by_age[0] if self._by_age else None
 
     def arrive(self, entry: Waiting) -> None:
         """Gives it its place. Entries come in the order of their ids."""
+        self._wait(entry, entry.rank)
+
+    def give_back(self, entry: Waiting) -> None:
+        """Lets one wait again that was taken. It keeps what it was charged."""
+        self._wait(entry, entry.rank_again)
+
+    def _wait(self, entry: Waiting, rank: int) -> None:
         before = self._priority_next(entry.tenant)
         self._waiting[entry.id] = entry
-        self._by_age.append(entry.id)
-        heappush(self._lanes.setdefault(entry.tenant, []), (entry.rank, entry.id.number, entry.id.ms))
+        heappush(self._by_age, entry.id)
+        heappush(self._lanes.setdefault(entry.tenant, []), (rank, entry.id.number, entry.id.ms))
         if before is None or entry.priority > before:
             self._seat(entry.tenant, before, entry.priority)
 
@@ -129,10 +145,14 @@ class Lanes:
                 continue
             heappop(self._lanes[tenant.name])
             del self._waiting[entry.id]
-            self.charged[entry.id] = entry.cost
             tenant.counter += entry.cost / self._weight(tenant.name)
             chosen.append(entry)
+            tenant.chosen.append(entry)
         for tenant in tenants:
+            for entry in tenant.chosen:
+                if entry.id in self.charged:  # it was taken before
+                    tenant.counter -= entry.cost / self._weight(tenant.name)
+                self.charged.setdefault(entry.id, entry.cost)
             if tenant.is_looked_at:
                 now = self._priority_next(tenant.name)
                 if now == band:
@@ -147,8 +167,9 @@ class Lanes:
         before = self._priority_next(entry.tenant)
         del self._waiting[entry_id]
         self._seat(entry.tenant, before, self._priority_next(entry.tenant))
-        self.charged[entry_id] = entry.cost
-        self._serve(entry.tenant, entry.cost)
+        if entry_id not in self.charged:
+            self.charged[entry_id] = entry.cost
+            self._serve(entry.tenant, entry.cost)
         return entry
 
     def _first(self, band: int, count: int) -> list[str]:

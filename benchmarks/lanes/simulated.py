@@ -41,6 +41,9 @@ class Fifo:
     def arrive(self, entry: Waiting) -> None:
         self._waiting.append(entry)
 
+    def give_back(self, entry: Waiting) -> None:
+        self._waiting.appendleft(entry)
+
     def take(self, count: int, now_ms: int = 0) -> list[Waiting]:
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
@@ -89,7 +92,7 @@ class Simulation:
         self.samples: list[tuple[float, dict[str, float], dict[str, int]]] = []
         self._runs: dict[int, Run] = {}
         self._events: list[tuple[float, int, str]] = []  # when, of which request, what
-        self._unowned: deque[tuple[int, float]] = deque()
+        self.orphans: dict[int, float] = {}  # that wait again, by when their workers died
         self._stolen: set[int] = set()  # whose homes need not look at them any more
         self._wheel: list[list[int]] = [[] for _ in range(CHARGE_S)]
         self._now_s = 0.0
@@ -126,13 +129,12 @@ class Simulation:
             self._give_to_ready(place)
 
     def _queue(self, place: int) -> None:
-        at_s = self.traffic.at_s[place]
-        entry = Waiting(
-            EntryId(int(1000 * at_s), place), str(self.traffic.tenant[place]), self.traffic.priority[place],
-            cost=self.traffic.prompt[place],
-        )  # fmt: skip
-        self.queue.arrive(entry)
+        self.queue.arrive(self._entry(place))
         self.longest_queue = max(self.longest_queue, len(self.queue))
+
+    def _entry(self, place: int) -> Waiting:
+        traffic = self.traffic
+        return Waiting(self._id(place), str(traffic.tenant[place]), traffic.priority[place], cost=traffic.prompt[place])
 
     def _home(self, place: int) -> int | None:
         """The live worker that scores highest for a beginning: the first live one of its own random order."""
@@ -211,21 +213,24 @@ class Simulation:
 
     def _take(self, number: int) -> None:
         worker = self.workers[number]
-        while worker.free and self._unowned:
-            place, died_s = self._unowned.popleft()
-            self.resumed_s.append(self._now_s - died_s)
-            self._begin(place, number, self._runs.pop(place).num_left)
         while worker.free and worker.own:
             place = worker.own.popleft()
             if self.waits_s[place] < 0 and place not in self._stolen:
                 self._begin(place, number)
         if worker.free and len(self.queue):
             for entry in self.queue.take(worker.free, int(1000 * self._now_s)):
-                self._begin(entry.id.number, number)
+                self._take_on(entry.id.number, number)
             self.calls["take"] += 1
         elif worker.free:
             self.calls["take, none"] += 1
         self._list(number)
+
+    def _take_on(self, place: int, number: int) -> None:
+        if place not in self.orphans:
+            self._begin(place, number)
+            return
+        self.resumed_s.append(self._now_s - self.orphans.pop(place))
+        self._begin(place, number, self._runs.pop(place).num_left)
 
     def _steal(self, place: int) -> None:
         if self.waits_s[place] >= 0:
@@ -265,7 +270,8 @@ class Simulation:
         worker.running, worker.free = set(), 0
 
     def _give_back(self, place: int) -> None:
-        self._unowned.append((place, self._runs[place].begun_s))
+        self.orphans[place] = self._runs[place].begun_s
+        self.queue.give_back(self._entry(place))
         if self._ready():
             number = self.ready.popleft()
             self.workers[number].is_listed = False

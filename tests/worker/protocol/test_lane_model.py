@@ -76,6 +76,18 @@ class Trace:
         waiting, total = self.running.pop(chosen[0])
         self.model.settle(waiting.id, waiting.tenant, total)
 
+    async def give_back(self) -> None:
+        """Some of what runs gives way, or all of it has lost its worker."""
+        if self.random.random() < 0.2:
+            given_back = sorted(self.running)
+            await self.redis.execute_command(*scripts.retire("q", stream=STREAM, consumer="w", count=1000))
+        else:
+            given_back = self.random.sample(sorted(self.running), min(3, len(self.running)))
+            ids = [f"{id_.ms}-{id_.number}" for id_ in given_back]
+            await self.redis.execute_command(*scripts.put_back("q", worker="w", entry_ids=ids))
+        for entry in given_back:
+            self.model.give_back(self.running.pop(entry)[0])
+
     async def check_accounts(self) -> None:
         bands: Any = await self.redis.zrange(keys.bands("q"), 0, -1)
         waiting: dict[str, float] = {}
@@ -104,7 +116,8 @@ async def replay(url: str, random: Random) -> None:
     trace = Trace(redis, random)
     try:
         for _ in range(TURNS):
-            await random.choice((trace.arrive, trace.arrive, trace.arrive, trace.take, trace.charge))()
+            turns = (*[trace.arrive] * 6, *[trace.take] * 2, *[trace.charge] * 2, trace.give_back)
+            await random.choice(turns)()
             await trace.check_accounts()
         for _ in range(len(trace.model)):  # each takes one or more
             await trace.take()
