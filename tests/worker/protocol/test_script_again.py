@@ -182,6 +182,8 @@ async def test_bodies_of_a_dead_worker_are_read_only_where_no_script_knows_them(
     ids = [await add(raw, tenant="a") for _ in range(7)]
     for _ in ids:
         await READS["take" if is_known else "read"](raw)
+    bills = [Bill(entry_id, "a", 100) for entry_id in ids[:3]] if is_known else []
+    await run(raw, scripts.charge("q", worker="had", bills=bills))
     await raw.config_resetstat()
     command = scripts.retire("q", stream=STREAM, consumer="had", count=100, max_bytes=100)  # of 53 each
     freed = [await run(raw, command) for _ in range(5)]
@@ -220,9 +222,10 @@ async def test_what_is_set_aside_goes_by_priority_beside_the_rest(raw: RedisClie
     for _ in aside:
         await is_set_aside(raw, await takes(raw))
     usual = await add(raw, priority=0, tenant="b")
-    high = await add(raw, priority=9, tenant="b")
+    high = [await add(raw, priority=9, tenant="b") for _ in range(2)]
     await take(raw, 0)
-    assert await take(raw, 1, worker="other", digest="B") == [high]
+    assert await take(raw, 1, worker="other", digest="B") == high[:1]
+    assert await take(raw, 1, worker="a", digest="A") == high[1:]
     assert await take(raw, 9, worker="a", digest="A", lowest=0) == [aside[5], aside[0], usual]
     assert await take(raw, 9, worker="other", digest="B") == []
     assert await take(raw, 9, worker="a", digest="A") == [aside[-1000]]

@@ -311,6 +311,36 @@ async def test_it_is_taken_by_another_model_to_be_ended(raw: RedisClient) -> Non
     assert await finish(raw, last) == b"ok"
 
 
+async def entry_since(redis: RedisClient, age_ms: int) -> str:
+    """An id of an entry that came so long ago."""
+    seconds, micros = await redis.time()
+    return f"{seconds * 1000 + micros // 1000 - age_ms}-1"
+
+
+@pytest.mark.parametrize("why", ["cancelled", "over"])
+async def test_what_is_over_is_taken_with_any_model(raw: RedisClient, why: str) -> None:
+    """To be ended: so no worker of its own has to come for that."""
+    how: dict[str, Any] = {"entry": await entry_since(raw, 10_000), "digest": "B"}
+    await write(raw, await try_claim(raw, "a", entry=how["entry"], digest="A"))
+    assert await try_claim(raw, "b", timeout_ms=60_000, **how) == NotClaimed("other_model", digest="A")
+    if why == "cancelled":
+        await raw.set(keys.cancel("q", "r"), "1")
+    found = await try_claim(raw, "b", timeout_ms=60_000 if why == "cancelled" else 9_000, **how)
+    assert isinstance(found, Claim)
+    assert (found.is_of_other_model, found.is_cancelled) == (True, why == "cancelled")
+
+
+async def test_what_is_to_be_ended_and_goes_on_is_left_alone(raw: RedisClient) -> None:
+    entry = await entry_since(raw, 10_000)
+    for timeout_ms in (None, 60_000):
+        found = await try_claim(raw, entry=entry, timeout_ms=timeout_ms, only_over=True)
+        assert found == NotClaimed("goes_on")
+    assert not await raw.exists(keys.state("q", "r"), keys.reply("q", "r"))
+    assert isinstance(await try_claim(raw, entry=entry, timeout_ms=9_000, only_over=True), Claim)
+    await raw.set(keys.cancel("q", "r"), "1")
+    assert isinstance(await try_claim(raw, entry=entry, only_over=True), Claim)
+
+
 @pytest.mark.parametrize(("first", "second"), [("", "B"), ("A", "")])
 async def test_a_model_that_nothing_is_known_of_is_compared_with_none(
     raw: RedisClient, first: str, second: str
