@@ -86,8 +86,7 @@ local function placed(entry, found)
   local since = math.min(tonumber(ms), SPAN / 2)
   found.before = math.floor(since + (found.timeout or PATIENCE))
   found.rank = rank_of(found.priority, found.before)
-  -- Ids of old count on where the clock was set back.
-  found.expires = found.timeout and string.format('%.0f', math.min(since, clock()) + found.timeout)
+  found.expires = found.timeout and string.format('%.0f', since + found.timeout)
   found.member = string.format('%c%s-%s/%d/%s', 64 + #number, number, ms, found.size, found.slot or '')
   return found
 end
