@@ -7,7 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import structlog
 from fakes import ranked
 from patience import WAIT_S
@@ -254,6 +256,23 @@ async def lose(desk: Desk, happening: Callable[[Desk], Awaitable[None]], reason:
 async def test_a_fenced_request_is_dropped_with_its_first_refused_chunk(redis_url: str) -> None:
     async with publishing(redis_url) as desk:
         await lose(desk, fence, "fenced")
+
+
+@pytest.mark.parametrize("finds_out", ["by a refused chunk", "by a refused end", "by a look at a new connection"])
+async def test_who_finds_an_heir_takes_its_own_crash_back(redis_url: str, finds_out: str) -> None:
+    async with publishing(redis_url) as desk:
+        live = await desk.claim("r")
+        heir = scripts.claim("q", "r", entry_id="1-1", worker="heir", instance="j", ttl_ms=10**6)
+        await desk.redis.execute_command(*heir)
+        state = keys.state("q", "r")
+        assert await desk.redis.hmget(state, "crashes", "strikes") == [b"1", b"1"]
+        if finds_out == "by a look at a new connection":
+            await desk.redis.connection_pool.disconnect()
+        reason: Any = "stop" if finds_out == "by a refused end" else None
+        desk.outbox.push(live, Output("r", 0, 0, (1,), " a", finish_reason=reason))
+        await desk.gone(live)
+        await desk.publisher.wait_idle()
+        assert await desk.redis.hmget(state, "crashes", "strikes", "instance") == [b"0", b"0", b"j"]
 
 
 async def test_a_request_whose_reply_is_gone_is_dropped_and_no_new_reply_made(redis_url: str) -> None:
