@@ -66,10 +66,14 @@ async def test_a_report_s_phases_and_rate(redis_url: str, raw: RedisClient) -> N
         engine.allow()
 
 
+async def is_listed(redis: RedisClient, worker: str) -> bool:
+    return await redis.type(keys.reports("q")) == b"zset" and await redis.zscore(keys.reports("q"), worker) is not None
+
+
 async def test_what_somebody_else_wrote_in_its_place_is_overwritten(redis_url: str, raw: RedisClient) -> None:
     await raw.lpush(keys.report("q", "w"), "x")
     await raw.set(keys.reports("q"), "x")
     async with running_worker(redis_url, name="w") as worker:
-        await eventually(lambda: raw.zscore(keys.reports("q"), "w"))
+        await eventually(lambda: is_listed(raw, "w"))
         assert await report_of(raw, "w") is not None
-        assert worker.service.readiness.is_ready
+        await eventually(lambda: worker.service.readiness.is_ready)  # again

@@ -358,7 +358,11 @@ class Protocol(RuleBasedStateMachine):
         if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and not self.exists(answer.other_entry):
             gone_entry = answer.other_entry
             answer = self.try_claim(worker, entry_id, gone_entry=gone_entry)
-        if not is_another and begun_with(before) not in (None, worker.digest):
+        is_of_other = not is_another and begun_with(before) not in (None, worker.digest)
+        if is_of_other and self.run(self.redis.exists(keys.cancel(QUEUE, request_id))):
+            assert isinstance(answer, Claim)  # any worker may end it
+            assert answer.is_of_other_model
+        elif is_of_other:
             assert answer == NotClaimed("other_model", digest=str(begun_with(before)))
             command = scripts.set_aside(QUEUE, worker=worker.name, entry_id=entry_id, digest=answer.digest)
             if self.send(command):
