@@ -116,12 +116,13 @@ class AsyncClient:
 
         Raises:
             RequestRefused: an option is unknown or out of range; nothing was sent.
+            ReplyGone: the `id` was sent before, within `dedupe_window_s`, and its reply has expired; nothing was sent.
             QueueFull: the queue holds its limit, or the request would expire before its turn; nothing was sent.
             ConnectionLost, ServerRefused: Redis is away or says no.
             NotDurable: with `durable`, the request was sent, but nobody knows whether a crash of Redis would lose it.
         """
         request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
-        await self._transport.enqueue(request)
+        await self._transport.send(request)
         return self.handle(request.id or "")
 
     def stream(self, prompt: Prompt, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> ReplyStream:

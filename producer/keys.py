@@ -118,8 +118,15 @@ def cancelled(queue: str) -> str:
 
 
 def seen(queue: str, request_id: str) -> str:
-    """Marks a request id as enqueued, so that a retried enqueue adds no second entry."""
+    """Marks a request id as enqueued, so that a retried enqueue adds no second entry.
+
+    It holds the id of the entry, and `NO_ENTRY` once that has left the queue and the reply has its end.
+    """
     return f"penstock:{{{queue}}}:seen:{request_id}"
+
+
+NO_ENTRY = "0-0"
+"""What no entry of a stream is called."""
 
 
 def dead(queue: str) -> str:

@@ -35,6 +35,7 @@ State = Literal["unknown", "queued", "running", "lost", "finished"]
 """The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
 and the takeover by another one is due. `unknown`: see `UnknownRequest`."""
 
+NO_ENTRY = keys.NO_ENTRY.encode()
 CLOSE_TIMEOUT_S = 2.0
 HISTORY_PAGE = 1000
 
@@ -229,7 +230,7 @@ class Transport:
         """
         reply_key, state_key = keys.reply(queue, request_id), keys.state(queue, request_id)
         async with self._redis() as redis:
-            (gone,) = await find_gone(redis, [(reply_key, state_key, (0, 0))])
+            (gone,) = await find_gone(redis, [(reply_key, state_key, False)])
             if gone:
                 raise ReplyGone(request_id, "it ended and expired")
             with suppress(exceptions.NoPermissionError):
@@ -245,14 +246,17 @@ class Transport:
             ReplyGone: it was sent, and there is nothing left of it.
         """
         async with self._redis() as redis:
-            if queue not in self.connections.unreadable:
-                with suppress(exceptions.NoPermissionError):
-                    return await _has_entry(redis, queue, request_id)
-                self.connections.unreadable.add(queue)
-            with suppress(exceptions.NoPermissionError):
-                if await redis.exists(keys.seen(queue, request_id)):
-                    return True
-                return None if _is_entry_id(request_id) else False
+            with suppress(exceptions.NoPermissionError):  # of a role from before it was asked for
+                entry: Any = await redis.get(keys.seen(queue, request_id))
+                if entry is None and not _is_entry_id(request_id):
+                    return False
+                if queue not in self.connections.unreadable and entry != NO_ENTRY:
+                    with suppress(exceptions.NoPermissionError):
+                        return await _has_entry(redis, queue, request_id, entry)
+                    self.connections.unreadable.add(queue)
+                if entry == NO_ENTRY:
+                    await _check_begun(redis, queue, request_id)
+                return None if entry is None else True
         return None
 
     async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
@@ -307,21 +311,31 @@ class Transport:
             await self.cancel(self.queue, request_id)
 
 
-async def _has_entry(redis: RedisClient, queue: str, request_id: str) -> bool:
+async def _has_entry(redis: RedisClient, queue: str, request_id: str, entry: bytes | None) -> bool:
     """Whether a request that had not begun when the caller looked is in the queue, or has begun since.
+
+    Args:
+        redis: where it may be.
+        queue: that it was sent to.
+        request_id: its id, which is its entry's where nothing else is known.
+        entry: that it came with, as the client library has noted.
 
     Raises:
         ReplyGone: it was sent, and there is nothing left of it.
     """
-    stream = keys.requests(queue)
-    entry = await redis.get(keys.seen(queue, request_id))
+    sought = request_id if entry is None else entry
+    if await redis.xrange(keys.requests(queue), sought, sought):
+        return True
     if entry is None:
-        return _is_entry_id(request_id) and bool(await redis.xrange(stream, request_id, request_id))
-    if await redis.xrange(stream, entry, entry):
-        return True
-    if await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
-        return True
-    raise ReplyGone(request_id, "it ended and expired")
+        return False
+    await _check_begun(redis, queue, request_id)
+    return True
+
+
+async def _check_begun(redis: RedisClient, queue: str, request_id: str) -> None:
+    """Raises ReplyGone where a request that is in the queue no more has left nothing."""
+    if not await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
+        raise ReplyGone(request_id, "it ended and expired")
 
 
 def _is_entry_id(text: str) -> bool:

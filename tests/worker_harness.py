@@ -22,7 +22,7 @@ from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, d
 from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.chaos.fake_words import word
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.preparation import TextEncoder
+from penstock.worker.delivery.preparation import Grammars, TextEncoder
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
 from penstock.worker.service import WorkerService
@@ -119,6 +119,7 @@ async def running_worker(
     model_name: str = "",
     telemetry: Telemetry | None = None,
     at: Address | None = None,
+    grammars: Grammars | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     """A worker that has joined its queue; drained or aborted at the end, whatever happened to it.
@@ -126,7 +127,7 @@ async def running_worker(
     An error that ends it ends the block too, unless the test has its `task`.
     """
     engine = engine or FakeEngine()
-    model = replace(fake_model(engine), identity=identity, name=model_name)
+    model = replace(fake_model(engine), identity=identity, name=model_name, grammars=grammars)
     model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
     service = WorkerService(config, at or url, lambda _: model, telemetry)

@@ -24,7 +24,7 @@ from penstock.gateway.responses.items import Item, read_items, shown_items, to_m
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.request import ResponseBody, read_response
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for
-from penstock.producer import GenerateRequest, PenstockError, QueueFull, ServerRefused
+from penstock.producer import GenerateRequest, PenstockError, QueueFull, ReplyGone, ServerRefused
 from penstock.producer.wire import MAX_KEEP_S
 
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ async def _in_background(
 async def _submit(gateway: Gateway, response: StoredResponse, request: GenerateRequest) -> None:
     try:
         await gateway.client.on(response.queue).submit(request)
-    except (QueueFull, ServerRefused):
+    except (QueueFull, ReplyGone, ServerRefused):
         await ResponseStore(gateway.records).delete(response)
         raise
 

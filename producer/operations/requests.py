@@ -101,7 +101,7 @@ async def _entry_of(redis: RedisClient, queue: str, request_id: str) -> str | No
     """The queue entry that the client library noted, or that has this id."""
     entry: Any = await redis.get(keys.seen(queue, request_id))
     if entry is not None:
-        return _text(entry)
+        return None if _text(entry) == keys.NO_ENTRY else _text(entry)
     return request_id if _ENTRY_ID.fullmatch(request_id) else None
 
 

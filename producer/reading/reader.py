@@ -88,6 +88,7 @@ class Subscription:
         self.request_id = request_id
         self.key = keys.reply(queue, request_id)
         self.state_key = keys.state(queue, request_id)
+        self.seen_key = keys.seen(queue, request_id)
         self.cursor = cursor
         self.furthest = cursor
         self.quiet_since = time.monotonic()
@@ -335,10 +336,20 @@ class _Line:
         ]
         if not quiet:
             return
-        verdicts = await find_gone(self._commands, [(sub.key, sub.state_key, sub.furthest) for sub in quiet])
+        begun = await asyncio.gather(*map(self._had_begun, quiet))
+        replies = [(sub.key, sub.state_key, had_begun) for sub, had_begun in zip(quiet, begun, strict=True)]
+        verdicts = await find_gone(self._commands, replies)
         for sub, gone in zip(quiet, verdicts, strict=True):
             if gone:
                 sub.fail(_expired(sub))
+
+    async def _had_begun(self, sub: Subscription) -> bool:
+        """Whether there was a reply. Of one that nobody here has read a word of, it is known once it has ended."""
+        if sub.furthest > (0, 0):
+            return True
+        with contextlib.suppress(exceptions.NoPermissionError):  # of a role from before it was asked for
+            return bool(await self._batcher.execute("GET", sub.seen_key) == keys.NO_ENTRY.encode())
+        return False
 
     async def _failed_by_own_fault(self, error: Exception) -> bool:
         """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers get the error.
@@ -368,19 +379,19 @@ class _Line:
             sub.fail(error())
 
 
-async def find_gone(redis: RedisClient, readers: list[tuple[str, str, Position]]) -> list[bool]:
-    """Of replies (key, key of the state, how far it was read) of one hash slot: whether each was there and is no more.
+async def find_gone(redis: RedisClient, replies: list[tuple[str, str, bool]]) -> list[bool]:
+    """Of replies (key, key of the state, whether it had begun) of one hash slot: which of them are there no more.
 
     One that has not begun is not gone. Where this client may not look, nothing is claimed.
     """
     async with redis.pipeline(transaction=False) as pipe:
-        for reply_key, state_key, _ in readers:
+        for reply_key, state_key, _ in replies:
             pipe.hget(state_key, "status")
             pipe.exists(reply_key)
         answers = await pipe.execute(raise_on_error=False)
     return [
-        exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or cursor > (0, 0))
-        for (_, _, cursor), status, exists in zip(readers, answers[::2], answers[1::2], strict=True)
+        exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or was_there)
+        for (_, _, was_there), status, exists in zip(replies, answers[::2], answers[1::2], strict=True)
     ]
 
 

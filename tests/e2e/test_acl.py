@@ -51,7 +51,7 @@ PASSWORD = "secret"
 TRIED_ONCE = [
     (f"{prefix}{role}", *denied)
     for prefix in ("", "q-")
-    for role, denied in (("producer", ("key", keys.requests("q"))), ("reader", ("command", "get")))
+    for role, denied in (("producer", ("key", keys.requests("q"))), ("reader", ("key", keys.requests("q"))))
 ]
 """Whether a request without a reply still waits: some clients may look, these learn that they may not."""
 
@@ -386,10 +386,16 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
 async def test_who_may_look_into_the_queue_learns_what_has_expired(
     acl_server: EmbeddedServer, admin: RedisClient, role: str
 ) -> None:
+    """And everybody does, of what workers have noted to have ended."""
     await admin.set(keys.seen("q", "expired"), "1-0")
+    await admin.set(keys.seen("q", "noted"), keys.NO_ENTRY)
     async with AsyncClient(url_of(acl_server, role), queue="q") as client:
         for _ in range(3):
             assert await client.handle("never-sent").state() == "unknown"
+            with pytest.raises(ReplyGone):
+                await client.handle("noted").state()
+            with pytest.raises(ReplyGone):
+                await client.handle("noted").result()
             if "gateway" in role:
                 with pytest.raises(ReplyGone):
                     await client.handle("expired").state()
@@ -493,12 +499,12 @@ RESET_GROUP = [
 ]  # fmt: skip
 REFUSED = {
     "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, *LEARN_IDS, ("XRANGE", keys.dead("q"), "-", "+"),
-               ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("SET", keys.seen("q", "r"), "1-0")],
+               ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("DEL", keys.seen("q", "r"))],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS],
     "gateway": [*NOT_EVEN_WORKERS, *(each for each in NOT_PRODUCERS if each not in LOOKS), *LEARN_IDS],
     "reader": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS, ("XADD", Q, "*", "prompt", "x"),
                ("SET", keys.cancel("q", "r"), 1),
-               ("SET", keys.seen("q", "r"), 1), ("GET", keys.seen("q", "r")), ("XLEN", Q),
+               ("SET", keys.seen("q", "r"), 1), ("XLEN", Q),
                ("XADD", C, "*", "call", "tokenize"), ("XREAD", "STREAMS", A, 0), ("XTRIM", A, "MAXLEN", 0)],
     "autoscaler": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS, ("XADD", Q, "*", "prompt", "x"),
                    ("XREAD", "STREAMS", R, 0),

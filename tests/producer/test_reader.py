@@ -227,6 +227,22 @@ async def test_a_reply_that_expires_while_it_is_waited_for_is_gone(
             await anext(stream)
 
 
+async def test_a_reply_that_came_and_expired_while_its_reader_was_away_is_gone(
+    redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it was read, and there is nothing left of it but the mark of its worker."""
+    monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 0.1)
+    async with AsyncClient(redis_url) as client:
+        handle, other = await client.submit("x"), await client.submit("y")
+        waiting, stays = (asyncio.create_task(each.result()) for each in (handle, other))
+        await redis.set(keys.seen("default", handle.id), keys.NO_ENTRY, keepttl=True)
+        with pytest.raises(ReplyGone):
+            await waiting
+        assert not stays.done()
+        stays.cancel()
+
+
 async def test_a_reply_that_expired_during_an_outage_is_gone(redis: RedisClient, redis_server: EmbeddedServer) -> None:
     script = Script()
     async with (

@@ -110,6 +110,15 @@ async def test_what_was_sent_and_left_no_trace_is_gone_and_not_waited_for(redis:
     await line.check_present("q", "r")
 
 
+async def test_what_is_sent_again_after_its_reply_has_expired_is_gone(redis: RedisClient, line: Transport) -> None:
+    await line.send(request("r"))
+    await redis.set(keys.seen("q", "r"), keys.NO_ENTRY, keepttl=True)
+    with pytest.raises(ReplyGone, match="ended and expired"):
+        await line.send(request("r"))
+    await write_reply(redis, num_chunks=1)  # it is there still
+    await line.send(request("r"))
+
+
 async def test_what_only_one_waiter_knew_is_cancelled_when_it_goes(redis: RedisClient, line: Transport) -> None:
     await line.status()  # connects: without a connection nothing was sent
     for request_id in ("kept", "gone", "closed"):

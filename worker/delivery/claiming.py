@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.producer import keys
@@ -168,8 +169,9 @@ class Claimer:
         elif answer.reason == "dead":  # its worker died between the end and the dead letter
             self._bury(request_id, entry, "given_up", "given up by an earlier worker; the end of the reply says why")
         else:
-            self._metrics.duplicates.inc(answer.reason == "duplicate")
-            self._outbox.remove(entry.unbilled)
+            is_duplicate = answer.reason == "duplicate"
+            self._metrics.duplicates.inc(is_duplicate)
+            self._outbox.remove(entry.unbilled if is_duplicate else replace(entry.unbilled, ended_id=request_id))
 
     def _give_up(self, request_id: str, entry: QueueEntry, asked: Asked, message: str) -> None:
         """A request that can't be claimed: its keys hold what no worker writes there."""

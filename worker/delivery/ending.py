@@ -146,7 +146,13 @@ def dead_letter_of(
             letter += (b"field:" + name_bytes, value)
     stream = keys.malformed(config.queue) if is_malformed else keys.dead(config.queue)
     command = scripts.bury(
-        config.queue, worker=config.name, entry_id=entry_id, letters=stream, limits=limits, fields=letter
+        config.queue,
+        worker=config.name,
+        request_id=request_id,
+        entry_id=entry_id,
+        letters=stream,
+        limits=limits,
+        fields=letter,
     )
     return Burial(request_id, entry_id, code, is_malformed, command)
 

@@ -281,7 +281,7 @@ class LiveRequest:
     def bill(self) -> Bill:
         """What its tenant has been served with it, over all claims."""
         tokens = TOKEN_WEIGHTS[0] * self.prompt_tokens + TOKEN_WEIGHTS[1] * self.completion_tokens
-        return Bill(self.entry_id, self.tenant, tokens)
+        return Bill(self.entry_id, self.tenant, tokens, self.id)
 
     @property
     def reasoning_tokens(self) -> int | None:

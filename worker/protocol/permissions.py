@@ -141,7 +141,7 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield keys.report(queue, _PROBE), _ON_REPORT
     yield keys.reports(queue), _ON_QUEUES
     yield keys.cancelled(queue), ("SPOP {}", "EXISTS {}")
-    yield keys.seen(queue, _PROBE), ("GET {}",)
+    yield keys.seen(queue, _PROBE), ("GET {}", "SET {} v")
     yield keys.serving(queue), _ON_SERVING
     yield keys.queues(), _ON_QUEUES
     yield keys.card(queue), _ON_CARD

@@ -143,6 +143,31 @@ def letter_of(size: int) -> list[str]:
     return [*fields[:-1], "x" * (size - sum(map(len, fields)))]
 
 
+@pytest.mark.parametrize("by", ["ack", "bury"])
+async def test_an_id_is_marked_once_its_entry_has_left_with_an_end(raw: RedisClient, by: str) -> None:
+    """Not by another entry with its id, nor by who does not have the entry; and for no longer than the id is known."""
+    mine, other = await owned(raw, "a", 2)
+    await raw.set(keys.seen("q", "r"), mine, ex=1000)
+
+    async def leave(worker: str, entry: str) -> str:
+        if by == "ack":
+            bill = scripts.Bill(entry, "", None, ended_id="r")
+            await run(raw, scripts.ack("q", worker=worker, bills=[scripts.Bill(other, "", None), bill]))
+        else:
+            limits = scripts.LetterLimits(max_entries=10, max_bytes=10**6, ttl_ms=10**6)
+            more = {"request_id": "r", "letters": LETTERS, "limits": limits, "fields": ["id", "r"]}
+            await run(raw, scripts.bury("q", worker=worker, entry_id=entry, **more))
+        return (await raw.get(keys.seen("q", "r"))).decode()
+
+    assert await leave("b", mine) == mine
+    assert await leave("a", other) == mine
+    assert await leave("a", mine) == keys.NO_ENTRY
+    assert 0 < await raw.ttl(keys.seen("q", "r")) <= 1000
+    await raw.delete(keys.seen("q", "r"))
+    assert await run(raw, scripts.ack("q", worker="a", bills=[scripts.Bill(mine, "", None, ended_id="r")])) == 0
+    assert not await raw.exists(keys.seen("q", "r"))
+
+
 async def bury(
     redis: RedisClient,
     letter: list[str | bytes] | list[str],

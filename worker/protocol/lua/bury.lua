@@ -1,9 +1,9 @@
--- After junk.lua and owned.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
+-- After junk.lua, owned.lua and forget.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
 --
 -- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters are
 -- removed while a limit is exceeded; the new one stays whatever its size. A letter that somebody deleted by hand counts until it
 -- would be the oldest.
-local requests, letters, sizes, sum, charged = unpack(KEYS, 1, 5)
+local requests, letters, sizes, sum, charged, seen = unpack(KEYS, 1, 6)
 local group, worker, entry, size = unpack(ARGV, 1, 4)
 local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if not owned(requests, group, worker, entry) then return 0 end
@@ -19,6 +19,7 @@ local letter = redis.call('XADD', letters, 'MAXLEN', '=', max_entries, '*', unpa
 redis.call('XACK', requests, group, entry)
 redis.call('XDEL', requests, entry)
 redis.call('HDEL', charged, entry)
+forget(seen, {[entry] = true})
 
 if not bytes then  -- the first letter, or they are counted anew
   redis.call('DEL', sizes, sum)

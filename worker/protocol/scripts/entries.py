@@ -10,7 +10,7 @@ from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
 _PENDING = load("penstock.worker.protocol", "sized", "pending")
-_BURY = load("penstock.worker.protocol", "junk", "owned", "bury")
+_BURY = load("penstock.worker.protocol", "junk", "owned", "forget", "bury")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,21 @@ def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_byt
 
 
 def bury(
-    queue: str, *, worker: str, entry_id: str, letters: str, limits: LetterLimits, fields: Sequence[str | bytes]
+    queue: str,
+    *,
+    worker: str,
+    request_id: str = "",
+    entry_id: str,
+    letters: str,
+    limits: LetterLimits,
+    fields: Sequence[str | bytes],
 ) -> Command:
     """Moves an entry that is pending for `worker` to a stream of dead letters: 1, or 0 if it is not pending for it.
 
     Args:
         queue: where the entry is.
         worker: whose it is.
+        request_id: whose reply has its end, if that is known.
         entry_id: of the queue entry.
         letters: `keys.dead` or `keys.malformed` of the queue.
         limits: what that stream may hold.
@@ -55,5 +63,5 @@ def bury(
     size = sum(len(part) if isinstance(part, bytes) else len(part.encode()) for part in fields)
     of_letters = (letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
     bounds = (limits.max_entries, limits.max_bytes, limits.ttl_ms)
-    key_names = (keys.requests(queue), *of_letters, keys.charged(queue))
+    key_names = (keys.requests(queue), *of_letters, keys.charged(queue), keys.seen(queue, request_id))
     return call(_BURY, key_names, (keys.GROUP, worker, entry_id, size, *bounds, *fields))

@@ -21,7 +21,7 @@ _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
 _MEASURE = load("penstock.worker.protocol", *_PARTS, "fleet", "recount", "measure")
 _SAY = load("penstock.worker.protocol", "clock", "say")
 _CHARGE = load("penstock.worker.protocol", "accounts", "charge")
-_ACK = load("penstock.worker.protocol", "accounts", "ack")
+_ACK = load("penstock.worker.protocol", "accounts", "forget", "ack")
 
 LOWEST_PRIORITY = -1000
 MAX_OVERTAKES = 20
@@ -47,6 +47,7 @@ class Bill:
     entry_id: str
     tenant: str
     tokens: int | None  # weighted; None: as was charged
+    ended_id: str = ""  # of the request, if its reply has ended
 
 
 def take(
@@ -177,7 +178,9 @@ def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
 
 def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
     """Acknowledges and deletes those entries that are pending for `worker`, and settles them; answers how many."""
-    return call(_ACK, _account_keys(queue), (keys.GROUP, worker, *_flat(bills)))
+    bills = list(bills)
+    seen = (keys.seen(queue, bill.ended_id) for bill in bills if bill.ended_id)
+    return call(_ACK, (*_account_keys(queue), *seen), (keys.GROUP, worker, *_flat(bills)))
 
 
 def _flat(bills: Iterable[Bill]) -> list[str | int]:
