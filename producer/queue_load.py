@@ -31,7 +31,7 @@ class QueueLoad:
     oldest_s: float = 0.0
     bands: tuple[BandLoad, ...] = ()  # the highest priority first
     num_running: int = 0
-    num_given_back: int = 0  # of those that wait: a worker has had them
+    num_given_back: int = 0  # of those that wait: they are set aside for a model
     num_workers: int = 0
     slots: float = 0.0  # requests that these run at once
     tokens_per_s: float = 0.0  # of the fleet; 0: not known

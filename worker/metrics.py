@@ -146,7 +146,9 @@ class Metrics:
             "kind",
         )
         self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
-        self._queue_pending = self._gauge("queue_pending", "Entries that some worker has, or that were given back.")
+        self._queue_pending = self._gauge(
+            "queue_pending", "Entries that workers have, or that are set aside for a model."
+        )
         self._queue_lag = self._gauge("queue_lag", "Entries that wait for their turn.")
         self._backlog_tokens = self._gauge("backlog_tokens", "Tokens of prompts and replies that wait, estimated.")
         self._oldest_wait = self._gauge(

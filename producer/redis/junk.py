@@ -34,6 +34,7 @@ _WITH_SUBCOMMANDS = {"XGROUP", "XINFO"}
 _SHAPES = (
     (r":lanes:bands$", r"^%-?%d+$"),
     (r":lanes:tenant:", r"^[%-%d.e+inf]+$|^[A-Z]%d+%-%d+/%d+/%d*$"),
+    (r":lanes:aside:", r"^[%-%d.e+inf]+$|^[A-Z]%d+%-%d+/%d+/%d*$"),
 )
 
 

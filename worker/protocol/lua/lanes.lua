@@ -215,7 +215,11 @@ local function lane_new(limit)
   return has_more
 end
 
-local function holder_of(entry) return (redis.call('XPENDING', requests, group, entry, entry, 1)[1] or {})[2] end
+-- Who an entry is pending for; nil for what is no entry's id, or nobody's.
+local function holder_of(entry)
+  if not string.match(entry, '^%d+%-%d+$') then return nil end
+  return (redis.call('XPENDING', requests, group, entry, entry, 1)[1] or {})[2]
+end
 
 -- Whether what a consumer holds waits for workers, all or those with one model.
 local function is_held(holder) return holder == WAITING or string.sub(holder or '', 1, #ASIDE) == ASIDE end

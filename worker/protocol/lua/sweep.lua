@@ -37,7 +37,7 @@ local function look_at_wishes()
     local id = wishes[i]
     local seen = not entry and redis.pcall('GET', seen_of .. id)  -- a worker from before gave it its place, or it has no name
     entry = entry or type(seen) == 'string' and seen or id
-    if string.match(entry, '^%d+%-%d+$') and is_held(holder_of(entry)) then redis.call('ZADD', due, 0, entry) end
+    if is_held(holder_of(entry)) then redis.call('ZADD', due, 0, entry) end
     kept[2 * i - 1], kept[2 * i] = string.format('%d', now), id
   end
   redis.call('ZADD', asked, unpack(kept))
