@@ -95,7 +95,7 @@ end
 while true do
   reads = {}
   local is_done, answer = pcall(script)
-  if is_done then return {moved, false, answer == nil and false or answer} end
+  if is_done then return {moved, false, answer or false} end
   if in_the_way then return {moved, in_the_way, false} end
   if type(answer) == 'table' then return answer end
   local key = misread()
