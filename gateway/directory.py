@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from copy import copy
 
+from penstock.gateway.damage import tell
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
-from penstock.producer import AsyncClient, ModelCard
+from penstock.producer import AsyncClient, ModelCard, ServerRefused, keys
 from penstock.producer.tasks import Joined
 
 MAX_AGE_S = 2.0
@@ -145,8 +146,18 @@ class _ServedCards:
 
     async def _read(self) -> Mapping[str, ModelCard]:
         queues = self._only or await self._client.queues()  # whose list a user of some queues may not read
-        cards = await asyncio.gather(*(self._client.model_card(queue=queue) for queue in queues))
+        cards = await asyncio.gather(*map(self._card, queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
+
+    async def _card(self, queue: str) -> ModelCard | None:
+        """None: nobody serves the queue, as far as can be read. Its workers write it again."""
+        try:
+            return await self._client.model_card(queue=queue)
+        except ServerRefused as error:
+            if not error.is_junk:
+                raise
+            tell(keys.card(queue))
+            return None
 
 
 def _unserved(model: str) -> ApiError:

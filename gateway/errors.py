@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
+from penstock.gateway.damage import tell
 from penstock.producer import (
     CallFailed,
     CallTimedOut,
@@ -109,11 +110,23 @@ def _lost(_: ConnectionLost) -> ApiError:
 
 def _redis_refused(error: ServerRefused) -> ApiError:
     """A password and a permission are for people to mend, who may be at it: only about one request nothing helps."""
+    if error.is_junk:
+        return _junk(error)
     if error.is_passing or is_refused(error):
         return unavailable("the gateway's queue takes nothing now; try again")
     _log.error("redis_refused", error=str(error))
     message = "the gateway's queue has refused a command; the gateway's log says why"
     return ApiError(500, message, type="server_error", code="internal_error")
+
+
+def _junk(error: ServerRefused) -> ApiError:
+    """Workers and gateways set it aside where they can; the rest is for people."""
+    tell(str(error))
+    return unavailable("what this needs is damaged, and the gateway's log says where; try again")
+
+
+def _corrupt(error: ReplyCorrupt) -> ApiError:
+    return ApiError(409, str(error), type="conflict_error", code="reply_damaged")
 
 
 def _internal(error: PenstockError) -> ApiError:
@@ -138,7 +151,7 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
     ServerRefused: _redis_refused,
     RequestFailed: _internal,
     CallFailed: _internal,
-    ReplyCorrupt: _internal,
+    ReplyCorrupt: _corrupt,
 }
 
 

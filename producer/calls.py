@@ -18,6 +18,7 @@ from penstock.producer.errors import (
     PenstockError,
     QueueFull,
     RequestRefused,
+    ServerRefused,
 )
 from penstock.producer.ids import new_id
 from penstock.producer.redis.address import Address
@@ -32,6 +33,7 @@ from penstock.producer.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, C
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 10.0
+JUNK_RETRY_S = 0.1
 MAX_WAITING = 1000  # calls of all clients that no worker has answered yet
 BLOCK_S = 5.0
 ANSWERS_PER_READ = 64
@@ -99,8 +101,15 @@ class Caller:
         return answer
 
     async def _send(self, fields: Mapping[str, str]) -> Sent:
-        with redis_errors(self._address):
-            sent = await send_call(self._execute, self._queue, fields, max_waiting=MAX_WAITING)
+        while True:
+            try:
+                with redis_errors(self._address):
+                    sent = await send_call(self._execute, self._queue, fields, max_waiting=MAX_WAITING)
+                break
+            except ServerRefused as error:
+                if not error.is_junk:
+                    raise
+            await asyncio.sleep(JUNK_RETRY_S)  # workers set it aside; the call's own time-out ends this
         if sent.is_full:
             raise QueueFull(self._queue, sent.num_waiting, MAX_WAITING, what="calls")
         return sent

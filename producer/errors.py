@@ -46,11 +46,15 @@ class ServerRefused(PenstockError):
 
     `is_passing`: its disk or memory is full, or it takes no writes for another reason that may pass, and the same may
     succeed later. Otherwise trying again would not cure it.
+
+    `is_junk`: a key of Penstock's holds what Penstock never wrote there. Workers set that aside within seconds where it
+    is no request's key, and not the stream that requests wait in.
     """
 
-    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+    def __init__(self, message: str, *, is_passing: bool = False, is_junk: bool = False) -> None:
         super().__init__(message)
         self.is_passing = is_passing
+        self.is_junk = is_junk
 
 
 class QueueFull(PenstockError):

@@ -15,7 +15,7 @@ from penstock.producer.redis.enqueue import Execute
 from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.streams import pairs
 from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import ModelCard, decode_card
+from penstock.producer.wire import ID_PATTERN, ModelCard, decode_card
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ async def query_queues(execute: Execute) -> tuple[str, ...]:
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.
     """
-    return tuple(sorted(name.decode() for name in await execute("ZRANGE", keys.queues(), 0, -1)))
+    found = [name.decode(errors="replace") for name in await execute("ZRANGE", keys.queues(), 0, -1)]
+    return tuple(sorted(name for name in found if ID_PATTERN.fullmatch(name)))
 
 
 class ServedWatch:

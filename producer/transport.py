@@ -176,7 +176,7 @@ class Transport:
             async with self.connections.answered():
                 return await query_card(self._batcher.execute, queue)
         except ValueError as error:
-            raise ServerRefused(f"queue {queue!r}: {error}") from error
+            raise ServerRefused(f"queue {queue!r}: {error}", is_junk=True) from error
 
     async def queues(self) -> tuple[str, ...]:
         """Those that are served."""

@@ -18,7 +18,7 @@ import structlog
 from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer import AsyncClient, PenstockError, ReplyCorrupt, ReplyGone, ReplyStream
+from penstock.producer import AsyncClient, PenstockError, ReplyCorrupt, ReplyGone, ReplyStream, ServerRefused
 from penstock.producer.redis import lua
 from penstock.producer.tasks import end_tasks
 
@@ -127,8 +127,13 @@ class Watch:
     async def _cancel_overdue(self) -> None:
         for member in await self._take_overdue():
             queue, _, request_id = member.partition(" ")
-            with suppress(ReplyGone, ReplyCorrupt):
+            try:
                 await self._cancel(queue, request_id)
+            except (ReplyGone, ReplyCorrupt, ValueError):  # nothing goes on, or that names no request
+                pass
+            except ServerRefused as error:
+                if not error.is_junk:
+                    raise
             await self._store.execute("ZREM", names.readers(), member)
 
     async def _take_overdue(self) -> list[str]:
@@ -137,7 +142,7 @@ class Watch:
         members: list[bytes] = await self._store.execute(
             *lua.call(_OVERDUE, keys, (MAX_OVERDUE, self._patience_ms, LEASE_MS))
         )
-        return [member.decode() for member in members]
+        return [member.decode(errors="replace") for member in members]
 
     async def _cancel(self, queue: str, request_id: str) -> None:
         handle = self._client.handle(request_id, queue=queue)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from penstock.gateway.batches.stored import Progress, StoredBatch
+from penstock.gateway.batches.stored import TIMES, Progress, StoredBatch
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.documents import Document
 from penstock.producer import Usage
-
-_TIMES = (
-    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
-)  # fmt: skip
 
 
 def batch_document(batch: StoredBatch, progress: Progress) -> Document:
@@ -30,7 +26,7 @@ def batch_document(batch: StoredBatch, progress: Progress) -> Document:
         "error_file_id": progress.fields.get("error_file_id"),
         "created_at": batch.created_at,
         "expires_at": batch.expires_at,
-        **{name: progress.number(name) or None for name in _TIMES},
+        **{name: progress.number(name) or None for name in TIMES},
         "request_counts": {name: progress.number(name) for name in ("total", "completed", "failed")},
         "usage": _usage(progress),
         "metadata": batch.metadata,

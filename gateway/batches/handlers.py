@@ -42,13 +42,18 @@ async def list_batches(asked: Request) -> Response:
     limit = limit_of(asked, default=20, largest=MAX_LISTED)
     ids = (await batches.listing.ids(owner))[::-1]
     ids = ids[start_of(asked, ids) :]
-    found = [restored(record) for record in await batches.listing.read(owner, ids[:limit])]
+    found = [batch for each in await batches.listing.read(owner, ids[:limit]) if (batch := restored(each)) is not None]
     documents = [batch_document(batch, await batches.progress(batch.id)) for batch in found]
     return JSONResponse(page(documents, has_more=len(ids) > limit))
 
 
 async def retrieve_batch(asked: Request) -> Response:
-    return await _shown(asked, await _asked_for(asked))
+    """Who asks for one that has not ended sees to it that somebody runs it, whatever became of the list of those."""
+    batch, gateway = await _asked_for(asked), gateway_of(asked)
+    progress = await _batches(asked).progress(batch.id)
+    if progress.status not in ENDED:
+        await Leases(gateway.store, gateway.settings.batch_lease_s).offer(batch.id)
+    return JSONResponse(batch_document(batch, progress))
 
 
 async def cancel_batch(asked: Request) -> Response:

@@ -39,7 +39,8 @@ class Leases:
     async def claim(self, max_batches: int) -> list[Lease]:
         """Batches that nobody runs. Where the answer is lost, so are the leases, which lapse."""
         answer = await self._store.execute(*lua.call(_CLAIM, self._keys, (self._lease_ms, max_batches)))
-        return [Lease(batch.decode(), int(token)) for batch, token in zip(answer[::2], answer[1::2], strict=True)]
+        pairs = zip(answer[::2], answer[1::2], strict=True)
+        return [Lease(batch.decode(errors="replace"), int(token)) for batch, token in pairs]
 
     async def renew(self, lease: Lease) -> bool:
         """Whether it still holds."""

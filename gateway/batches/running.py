@@ -147,7 +147,10 @@ class BatchRun:
 
         async def answer(raw: RawLine) -> None:
             try:
-                line = await raw.parsed(batch.endpoint, max_bytes)
+                try:
+                    line = await raw.parsed(batch.endpoint, max_bytes)
+                except ApiError as error:  # the batch was validated: somebody has written into its input since
+                    raise BodyLost(batch.input_file_id) from error
                 outcome = await answering.outcome(line)
                 await results.keep(line, outcome)
                 await answering.forget(outcome)

@@ -6,10 +6,13 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter
 
 from penstock.gateway.batches.leases import Lease
 from penstock.gateway.context import Caller
+from penstock.gateway.damage import UNREADABLE, tell
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import places_of
 from penstock.gateway.files.listing import Listing
@@ -19,6 +22,7 @@ from penstock.gateway.generation.idempotency import other_body
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
+from penstock.producer import ServerRefused
 from penstock.producer.redis import lua
 
 KIND = "batch"
@@ -32,6 +36,15 @@ _BEGIN = lua.load("penstock.gateway.batches", "begin")
 _CANCEL = lua.load("penstock.gateway.batches", "cancel")
 _ADVANCE = lua.load("penstock.gateway.batches", "fence", "advance")
 _KEEP = lua.load("penstock.gateway.batches", "fence", "keep")
+
+
+TIMES = (
+    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
+NUMBERS = (
+    "total", "completed", "failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens",
+)  # fmt: skip
+MOST_DIGITS = 18
 
 
 class LeaseLost(Exception):
@@ -91,14 +104,32 @@ class Progress:
 
     @property
     def status(self) -> str:
-        return self.fields.get("status", "failed")
+        """What is none is `failed`."""
+        status = self.fields.get("status", "failed")
+        return status if status in get_args(Status) else "failed"
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is all what gateways write."""
+        return self.fields.get("status", "failed") == self.status and all(
+            _is_number(self.fields.get(name, "0")) for name in (*NUMBERS, *TIMES)
+        )
 
     def number(self, name: str) -> int:
-        return int(self.fields.get(name, 0))
+        """What is none is 0."""
+        text = self.fields.get(name, "0")
+        return int(text) if _is_number(text) else 0
 
     def document(self, name: str) -> Any:
-        text = self.fields.get(name)
-        return None if text is None else json.loads(text)
+        """None: there is none."""
+        try:
+            return json.loads(self.fields.get(name, "null"))
+        except UNREADABLE:
+            return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
 
 
 class BatchStore:
@@ -118,7 +149,7 @@ class BatchStore:
         """
         document = {name: getattr(batch, name) for name in _KEPT}
         there = restored(await self._records.create(KIND, batch.id, document, ttl_s=batch.ttl_s))
-        if {name: getattr(there, name) for name in _OF_CLIENT} != {name: getattr(batch, name) for name in _OF_CLIENT}:
+        if there is None or _of_client(there) != _of_client(batch):
             raise other_body()
         await self._store.execute(*lua.call(_BEGIN, [names.batch_progress(batch.id)], [batch.ttl_s]))
         return there
@@ -126,8 +157,9 @@ class BatchStore:
     async def read(self, batch_id: str, caller: Caller) -> StoredBatch:
         """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
         record = await self._records.read_owned(KIND, batch_id, caller.owner)
-        if record is not None:
-            return restored(record)
+        batch = None if record is None else restored(record)
+        if batch is not None:
+            return batch
         message = f"batch {batch_id[:200]!r} is not there: it never was, or has expired"
         raise ApiError(404, message, code="not_found")
 
@@ -137,9 +169,20 @@ class BatchStore:
         return None if record is None else restored(record)
 
     async def progress(self, batch_id: str) -> Progress:
-        flat: Any = await self._store.execute("HGETALL", names.batch_progress(batch_id))
+        """It has failed, where nobody can tell."""
+        key = names.batch_progress(batch_id)
+        try:
+            flat: Any = await self._store.execute("HGETALL", key)
+        except ServerRefused as error:
+            if not error.is_junk:
+                raise
+            tell(key)
+            return Progress({})
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-        return Progress({name.decode(): value.decode() for name, value in pairs})
+        progress = Progress({name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs})
+        if not progress.is_readable:
+            tell(key)
+        return progress
 
     async def cancel(self, batch_id: str) -> str:
         """The status from now on."""
@@ -185,9 +228,16 @@ class BatchStore:
         await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s + GRACE_S)
 
 
+def _of_client(batch: StoredBatch) -> Mapping[str, Any]:
+    return {name: getattr(batch, name) for name in _OF_CLIENT}
+
+
 _OF_CLIENT = ("owner", "endpoint", "input_file_id", "completion_window", "metadata")
 
 
-def restored(record: Record) -> StoredBatch:
-    kept = {name: record.document[name] for name in _KEPT}
-    return StoredBatch(id=record.id, created_at=record.document["created_at"], **kept)
+_STORED = TypeAdapter(StoredBatch)
+
+
+def restored(record: Record) -> StoredBatch | None:
+    """None: it cannot be read."""
+    return record.restored(_STORED, id=record.id)

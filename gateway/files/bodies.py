@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 
+from penstock.gateway.damage import tell
 from penstock.gateway.errors import ApiError
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
+from penstock.producer import ServerRefused
 from penstock.producer.redis import lua
 
 PIECE_BYTES = 256 << 10
@@ -76,13 +79,28 @@ UPLOADED = "uploaded"
 """The name of the body of an upload."""
 
 
+_PLACE = re.compile(rb"[0-9]{1,18}")
+
+
 class BodyLost(Exception):
     """A body, or a part of it, is not there any more."""
 
 
 async def places_of(store: Store, key: str) -> list[int]:
-    """The numbers of a body's pieces, in order."""
-    return sorted(map(int, await store.execute("HKEYS", key)))
+    """The numbers of a body's pieces, in order.
+
+    Raises:
+        BodyLost: something else is there.
+        ConnectionLost, ServerRefused: Redis is away or says no.
+    """
+    try:
+        names_found: list[bytes] = await store.execute("HKEYS", key)
+    except ServerRefused as error:
+        if not error.is_junk:
+            raise
+        tell(key)
+        raise BodyLost(key) from error
+    return sorted(int(name) for name in names_found if _PLACE.fullmatch(name))
 
 
 async def pieces(store: Store, key: str, num_bytes: int) -> AsyncIterator[bytes]:

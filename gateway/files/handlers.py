@@ -47,7 +47,7 @@ async def list_files(asked: Request) -> Response:
     ids = await files.listing.ids(owner)
     ids = ids if is_ascending(asked) else ids[::-1]
     found = map(restored, await files.listing.read(owner, ids[start_of(asked, ids) :]))
-    documents = [file.document() for file in found if purpose in (None, file.purpose)]
+    documents = [file.document() for file in found if file is not None and purpose in (None, file.purpose)]
     return JSONResponse(page(documents[:limit], has_more=len(documents) > limit))
 
 

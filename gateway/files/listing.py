@@ -33,7 +33,8 @@ class Listing:
 
     async def ids(self, owner: str) -> list[str]:
         """Oldest first. Some may have expired."""
-        return [each.decode() for each in await self._store.execute("ZRANGE", names.owned(self._kind, owner), 0, -1)]
+        found: list[bytes] = await self._store.execute("ZRANGE", names.owned(self._kind, owner), 0, -1)
+        return [each.decode(errors="replace") for each in found]
 
     async def read(self, owner: str, record_ids: Sequence[str]) -> list[Record]:
         """Those that are there; what has expired is no longer listed."""

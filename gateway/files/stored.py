@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from penstock.gateway.context import Caller
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import pieces
@@ -95,13 +97,15 @@ class FileStore:
             KIND, file.id, document, ttl_s=file.ttl_s + GRACE_S, more_bytes=file.num_bytes
         )
         await self.listing.add(file.owner, file.id)
-        return restored(record)
+        made = restored(record)
+        return file if made is None else made
 
     async def read(self, file_id: str, caller: Caller, *, param: str | None = None) -> StoredFile:
         """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
         record = await self._records.read_owned(KIND, file_id, caller.owner)
-        if record is not None:
-            return restored(record)
+        file = None if record is None else restored(record)
+        if file is not None:
+            return file
         message = f"file {file_id[:200]!r} is not there: it never was, was deleted, or has expired"
         raise ApiError(404, message, param=param, code="not_found")
 
@@ -124,13 +128,16 @@ class FileStore:
         """Raises ApiError (409): a batch that has not ended reads it."""
         users = await self._store.execute(*lua.call(_USER, [names.file_users(file.id)], []))
         if users:
-            message = f"file {file.id} is the input of {users[0].decode()}, which has not ended"
+            message = f"file {file.id} is the input of {users[0].decode(errors='replace')}, which has not ended"
             raise ApiError(409, message, type="conflict_error", code="file_in_use")
         await self._store.execute("UNLINK", file.key)
         await self._records.delete(KIND, file.id)
         await self.listing.remove(file.owner, file.id)
 
 
-def restored(record: Record) -> StoredFile:
-    kept = {name: record.document[name] for name in _KEPT}
-    return StoredFile(id=record.id, created_at=record.document["created_at"], **kept)
+_STORED = TypeAdapter(StoredFile)
+
+
+def restored(record: Record) -> StoredFile | None:
+    """None: it cannot be read."""
+    return record.restored(_STORED, id=record.id)

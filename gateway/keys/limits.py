@@ -179,7 +179,8 @@ class Limiter:
     async def _forget_ended(self, key_id: str) -> bool:
         """Whether a request in the background no longer counts. Where there are many, it looks at some."""
         members = await self._execute("ZRANDMEMBER", names.key_background(key_id), MAX_LOOKED_AT)
-        there = [BackgroundRequest(*member.decode().split(" ", 1)) for member in members]
+        parts = [member.decode(errors="replace").split(" ", 1) for member in members]
+        there = [BackgroundRequest(*each) for each in parts if len(each) == 2]
         have_ended = await asyncio.gather(*map(self._has_ended, there))
         ended = [request.member for request, has_ended in zip(there, have_ended, strict=True) if has_ended]
         if ended:

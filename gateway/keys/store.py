@@ -60,7 +60,7 @@ class KeyStore:
         command = lua.call(_FIND, (names.api_keys(), names.revocations()), (key_id,), only_reads=True)
         num_keys, record, revoked_ms, now_ms = await self._execute(*command)
         key, problem = (None, None) if record is None else _read(record)
-        return Found(key_id, num_keys, key, problem, None if revoked_ms is None else int(revoked_ms), now_ms)
+        return Found(key_id, num_keys, key, problem, None if revoked_ms is None else _moment(revoked_ms), now_ms)
 
     async def add(self, key: ApiKey) -> None:
         """A new one."""
@@ -69,13 +69,18 @@ class KeyStore:
     async def list(self) -> list[Found]:
         """All there are, oldest first."""
         ids = await self._execute("HKEYS", names.api_keys())
-        found = [await self.find(key_id.decode()) for key_id in ids]
+        found = [await self.find(key_id.decode(errors="replace")) for key_id in ids]
         return sorted(found, key=lambda each: (each.key.created_ms if each.key else 0, each.key_id))
 
     async def revoke(self, key_id: str) -> bool:
         """Whether there was one to revoke. Gateways hear of it at once."""
         keys = (names.api_keys(), names.revocations(), names.revocation_notices())
         return bool(await self._execute(*lua.call(_REVOKE, keys, (key_id, MAX_NOTICES))))
+
+
+def _moment(value: bytes) -> int:
+    """What is no time is some time: the key was revoked."""
+    return int(value) if value.isdigit() and len(value) < 19 else 0
 
 
 def _read(record: bytes) -> tuple[ApiKey | None, str | None]:

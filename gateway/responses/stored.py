@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from penstock.gateway.context import Caller
+from penstock.gateway.damage import tell
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.request import ResponseBody
+from penstock.gateway.store import names
 from penstock.gateway.store.records import Record, Records
 from penstock.producer import GenerateRequest, Reply
 
@@ -82,14 +86,15 @@ class ResponseStore:
         num_tokens = response.asked["max_output_tokens"] or min(request.max_tokens, EXPECTED_TOKENS)
         more_bytes = num_tokens * (TOKEN_BYTES + _logprob_bytes(request.logprobs))
         record = await self._records.create(KIND, response.request_id, document, ttl_s=ttl_s, more_bytes=more_bytes)
-        return _restored(record)
+        return _restored(record) or response
 
     async def read(self, response_id: str, caller: Caller, *, param: str | None = None) -> StoredResponse:
         """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
         if response_id.startswith(PREFIX):
             record = await self._records.read_owned(KIND, response_id.removeprefix(PREFIX), caller.owner)
-            if record is not None:
-                return _restored(record)
+            response = None if record is None else _restored(record)
+            if response is not None:
+                return response
         raise not_found(response_id, param=param)
 
     async def delete(self, response: StoredResponse) -> None:
@@ -107,15 +112,15 @@ def not_found(response_id: str, *, param: str | None = None) -> ApiError:
     return ApiError(404, message, param=param, code="not_found")
 
 
+_ASKED = (
+    "model", "instructions", "metadata", "background", "previous_response_id", "max_output_tokens",
+    "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key",
+)  # fmt: skip
+
+
 def asked_for(body: ResponseBody) -> Document:
     """What a response's body says of its request, as long as that is not stored."""
-    asked = {
-        name: getattr(body, name)
-        for name in (
-            "model", "instructions", "metadata", "background", "previous_response_id", "max_output_tokens",
-            "temperature", "top_p", "user", "safety_identifier", "prompt_cache_key",
-        )
-    }  # fmt: skip
+    asked = {name: getattr(body, name) for name in _ASKED}
     text = body.text.model_dump(exclude_none=True)
     return asked | {
         "store": False,
@@ -131,9 +136,16 @@ def asked_for(body: ResponseBody) -> Document:
     }
 
 
-def _restored(record: Record) -> StoredResponse:
-    kept = {name: record.document[name] for name in _KEPT}
-    return StoredResponse(request_id=record.id, created_at=record.document["created_at"], record=record, **kept)
+_STORED = TypeAdapter(StoredResponse)
+
+
+def _restored(record: Record) -> StoredResponse | None:
+    """None: it cannot be read."""
+    made = record.restored(_STORED, request_id=record.id)
+    if made is not None and not made.asked.keys() >= set(_ASKED):
+        tell(names.record(KIND, record.id))
+        return None
+    return None if made is None else replace(made, record=record)
 
 
 def _logprob_bytes(num_others: int | None) -> int:

@@ -6,6 +6,9 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
+from redis import exceptions
+
+from penstock.gateway.damage import GUARD
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, answered, connect
 from penstock.producer.redis.pipeline import Batcher
@@ -46,7 +49,10 @@ class Store:
             ServerRefused: the server answered with an error.
         """
         async with self.answered():
-            return await self._batcher.execute(*command)
+            try:
+                return await self._batcher.execute(*command)
+            except exceptions.ResponseError as error:
+                return await GUARD.mend(self.redis, command, error)
 
     def answered(self) -> AbstractAsyncContextManager[None]:
         """Turns the errors of what is asked of Redis in the block into ours; it may take `answer_timeout_s`."""

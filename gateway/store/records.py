@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from pydantic import TypeAdapter
+
+from penstock.gateway.damage import UNREADABLE, tell
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
+from penstock.producer import ServerRefused
 from penstock.producer.wire import ID_PATTERN
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,14 @@ class Record:
     id: str
     document: Mapping[str, Any]
     num_bytes: int
+
+    def restored(self, kind: TypeAdapter[T], **more: Any) -> T | None:
+        """What was made of these fields; None: it cannot be read, which the log says."""
+        try:
+            return kind.validate_python({**self.document, **more})
+        except UNREADABLE:
+            tell(names.record(self.kind, self.id))
+            return None
 
     @property
     def name(self) -> str:
@@ -66,13 +80,22 @@ class Records:
         return there or Record(kind, record_id, json.loads(value), len(value))
 
     async def read(self, kind: str, record_id: str) -> Record | None:
-        """The record; None: there is none, or it has expired.
+        """The record; None: there is none, it has expired, or it cannot be read.
 
         Raises:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        value = await self._store.execute("GET", names.record(kind, record_id))
-        return None if value is None else Record(kind, record_id, json.loads(value), len(value))
+        key = names.record(kind, record_id)
+        try:
+            value = await self._store.execute("GET", key)
+            return None if value is None else Record(kind, record_id, _decoded(value), len(value))
+        except ServerRefused as error:
+            if not error.is_junk:
+                raise
+        except UNREADABLE:
+            pass
+        tell(key)
+        return None
 
     async def read_owned(self, kind: str, record_id: str, owner: str) -> Record | None:
         """The record, for who asks for it by an id that may be anything; None: there is none, or another's.
@@ -92,6 +115,14 @@ class Records:
         was_there = await self._store.execute("DEL", names.record(kind, record_id))
         await self._ledger.release(name_of(kind, record_id))
         return bool(was_there)
+
+
+def _decoded(value: bytes) -> Mapping[str, Any]:
+    """Raises one of `UNREADABLE`: it is no record."""
+    document: Any = json.loads(value)
+    if not (isinstance(document["owner"], str) and isinstance(document["created_at"], int)):
+        raise TypeError("a record has an owner and a time")
+    return cast("Mapping[str, Any]", document)
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

@@ -14,12 +14,12 @@ from functools import partial
 from redis import exceptions
 
 from penstock.producer import keys
-from penstock.producer.errors import ConnectionLost, PenstockError, ReplyGone, ServerRefused
+from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
 from penstock.producer.ids import new_id, slot_of
 from penstock.producer.reading.entries import Position, decode_fields, entry_id, position
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import Fields, RedisClient, as_ours, connect_blocking
-from penstock.producer.redis.faults import UNREACHABLE, is_refused, may_pass
+from penstock.producer.redis.faults import UNREACHABLE, is_junk, is_refused, may_pass
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_streams
 from penstock.producer.tasks import end_tasks
@@ -368,7 +368,7 @@ class _Line:
                 denied = is_refused(own_error)
                 for sub in [sub for sub in readers if not (denied and self._was_readable(sub))]:
                     any_failed = True
-                    sub.fail(ServerRefused(f"stream {key} can't be read: {own_error}"))
+                    sub.fail(_unreadable(sub, key, own_error))
         return any_failed
 
     def _all(self) -> list[Subscription]:
@@ -400,6 +400,12 @@ def _lowest(subscriptions: set[Subscription]) -> Position:
         [subscription] = subscriptions
         return subscription.cursor
     return min(subscription.cursor for subscription in subscriptions)
+
+
+def _unreadable(sub: Subscription, key: str, error: Exception) -> PenstockError:
+    if is_junk(error) and key == sub.key:
+        return ReplyCorrupt(sub.request_id, "its stream holds what no worker writes there")
+    return ServerRefused(f"stream {key} can't be read: {error}")
 
 
 def _expired(sub: Subscription) -> ReplyGone:

@@ -18,6 +18,14 @@ from redis import exceptions
 from penstock.producer.errors import ConnectionLost, ServerRefused
 
 
+class JunkFound(exceptions.ResponseError):
+    """A key holds what Penstock never wrote there, and it stays so until somebody looks after it."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"JUNK {key} holds what Penstock never wrote there")
+        self.key = key
+
+
 class Meaning(Enum):
     """What to make of an error, those that end last first: of several errors together the last one counts."""
 
@@ -91,6 +99,9 @@ _TEXTS = {
     "resulting score is not a number": Meaning.JUNK,
     "The stream has exhausted the last possible ID": Meaning.JUNK,
     "user_script:": Meaning.JUNK,
+    "Unrecognized XCLAIM option": Meaning.JUNK,  # for an entry's id, which was read from a key
+    "Invalid stream ID": Meaning.JUNK,
+    "value is not a valid float": Meaning.JUNK,
     "ACL failure in script": Meaning.NOT_PERMITTED,
     "The user executing the script can't": Meaning.NOT_PERMITTED,
     "invalid password": Meaning.WRONG_PASSWORD,
@@ -237,5 +248,7 @@ def _unwrapped(text: str) -> Iterator[str]:
 
 def _by_type(error: BaseException) -> Meaning:
     if isinstance(error, ServerRefused):
+        if error.is_junk:
+            return Meaning.JUNK
         return Meaning.LATER if error.is_passing else Meaning.OTHER
     return next((meaning for kind, meaning in _TYPES.items() if isinstance(error, kind)), Meaning.OTHER)

@@ -18,7 +18,7 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import is_junk
+from penstock.producer.redis.faults import JunkFound, is_junk
 from penstock.producer.redis.lua import load
 from penstock.producer.redis.pipeline import Command, execute_one
 
@@ -33,17 +33,13 @@ _WITH_SUBCOMMANDS = {"XGROUP", "XINFO"}
 # By the names of keys: how each string in them looks. A script that breaks over what it read, read one that does not.
 _SHAPES = (
     (r":lanes:bands$", r"^%-?%d+$"),
-    (r":lanes:tenant:", r"^[%-%d.e+inf]+$|^[A-Z]%d+%-%d+/%d+/%d*$"),
-    (r":lanes:aside:", r"^[%-%d.e+inf]+$|^[A-Z]%d+%-%d+/%d+/%d*$"),
+    (r":lanes:tenant:", r"^[A-Z]%d+%-%d+/%d+/%d*$"),
+    (r":lanes:aside:", r"^[A-Z]%d+%-%d+/%d+/%d*$"),
+    (r":lanes:due$", r"^%d+%-%d+$"),
+    (r":seen:", r"^%d+%-%d+$"),
+    (r"^penstock:gateway:{[^}]+}:requests$", r"^%-?%d+$"),
+    (r"^penstock:gateway:{[^}]+}:tokens$", r"^%-?%d+$"),
 )
-
-
-class JunkFound(exceptions.ResponseError):
-    """A key holds what Penstock never wrote there, and it stays so until somebody looks after it."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"JUNK {key} holds what Penstock never wrote there")
-        self.key = key
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import structlog
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import is_no_group
+from penstock.producer.redis.faults import is_junk, is_no_group
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
@@ -185,6 +185,7 @@ class CallServer:
             if is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
+            self._has_group = self._has_group and not is_junk(error)  # what makes it sets junk aside
             if faults.must_wait(error):
                 self._readiness.lost_redis(_PART, error)
             elif self._is_readable:  # or it was said; and it is no reason to serve no requests

@@ -64,7 +64,7 @@ function redis.call(...)
   local answer = server_call(...)
   local why = type(answer) == 'table' and answer.err
   if not why then
-    reads[#reads + 1] = {key_of(arguments), answer}
+    reads[#reads + 1] = {arguments, answer}
     return answer
   end
   if not is_about_the_value(why, arguments[1]) then error(answer) end
@@ -72,22 +72,23 @@ function redis.call(...)
   return redis.call(...)
 end
 
-local function fits(answer, shape)
-  if type(answer) == 'table' then
-    for _, each in ipairs(answer) do
-      if not fits(each, shape) then return false end
-    end
-    return true
+-- Whether such a key can hold all that was read: members without their scores, which are numbers.
+local function fits(arguments, answer, shape)
+  if type(answer) ~= 'table' then return type(answer) ~= 'string' or string.find(answer, shape) ~= nil end
+  local step = string.upper(arguments[#arguments]) == 'WITHSCORES' and 2 or 1
+  for i = 1, #answer, step do
+    if type(answer[i]) == 'string' and not string.find(answer[i], shape) then return false end
   end
-  return type(answer) ~= 'string' or string.find(answer, shape) ~= nil
+  return true
 end
 
--- The last of what was read that no such key can hold.
+-- The last key that was read and held what no such key can.
 local function misread()
   for i = #reads, 1, -1 do
-    local key, answer = reads[i][1], reads[i][2]
-    for at = 1, key and #SHAPES or 0, 2 do
-      if string.find(key, SHAPES[at]) and not fits(answer, SHAPES[at + 1]) then return key end
+    local arguments, answer = reads[i][1], reads[i][2]
+    local key, is_score = key_of(arguments), string.find(arguments[1], '^ZM?SCORE$')
+    for at = 1, key and not is_score and #SHAPES or 0, 2 do
+      if string.find(key, SHAPES[at]) and not fits(arguments, answer, SHAPES[at + 1]) then return key end
     end
   end
 end
@@ -97,8 +98,7 @@ while true do
   local is_done, answer = pcall(script)
   if is_done then return {moved, false, answer or false} end
   if in_the_way then return {moved, in_the_way, false} end
-  if type(answer) == 'table' then return answer end
   local key = misread()
-  if not key then return redis.error_reply(answer) end
+  if not key then return type(answer) == 'table' and answer or redis.error_reply(answer) end
   if not set_aside(key) then return {moved, in_the_way, false} end
 end

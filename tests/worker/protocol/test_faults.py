@@ -12,8 +12,7 @@ from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.faults import is_no_group, is_refused, is_stale_id, may_pass
-from penstock.producer.redis.junk import JunkFound
+from penstock.producer.redis.faults import JunkFound, is_no_group, is_refused, is_stale_id, may_pass
 from penstock.producer.serving.readiness import Readiness
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol import faults

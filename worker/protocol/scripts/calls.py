@@ -11,7 +11,7 @@ from penstock.producer.wire import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, Envelope
 
 _TAKE = load("penstock.worker.protocol", "clock", "overdue", "owned", "sized", "take_calls")
 _REDATE = load("penstock.worker.protocol", "redate")
-_ANSWER = load("penstock.worker.protocol", "clock", "overdue", "owned", "answer_call")
+_ANSWER = load("penstock.worker.protocol", "clock", "junk", "overdue", "owned", "answer_call")
 
 MAX_DROPPED = 256  # overdue calls in one script
 MAX_REDATED = 1000  # in one script
