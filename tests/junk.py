@@ -22,14 +22,15 @@ OF_QUEUES: Mapping[str, Type] = {
     "malformed": "stream", "letter_sizes": "stream", "letter_bytes": "string", "heartbeat": "string",
     "looked": "string", "serving": "zset", "card": "hash", "digests": "hash", "queues": "zset", "calls": "stream",
     "answers": "stream", "report": "string", "reports": "zset", "starting": "string", "drain": "string",
-    "reply": "stream", "state": "hash", "cancel": "string", "wake": "stream",
+    "reply": "stream", "state": "hash", "cancel": "string", "wake": "stream", "named": "hash", "asked": "zset",
+    "aside": "zset",
 }  # fmt: skip
 OF_GATEWAYS: Mapping[str, Type] = {
     "api_keys": "hash", "revocations": "hash", "revocation_notices": "stream", "key_requests": "hash",
     "key_running": "zset", "key_background": "zset", "key_tokens": "hash", "key_charges": "zset", "record": "string",
     "owned": "zset", "body": "hash", "file_users": "zset", "batch_leases": "zset", "batch_holders": "hash",
     "batch_progress": "hash", "ledger_sizes": "hash", "ledger_expiries": "zset", "fingerprint": "string",
-    "readers": "zset", "swept": "string",
+    "readers": "zset", "swept": "string", "probe": "string",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, PenstockError, ServerRefused
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.credentials import Credentials
-from penstock.producer.redis.faults import UNREACHABLE, JunkFound, Meaning, is_away, is_junk, may_pass, meaning_of
+from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_away, is_junk, may_pass, meaning_of
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -102,10 +102,8 @@ def as_ours(error: Exception, address: Address) -> ConnectionLost | ServerRefuse
         return ConnectionLost(f"no connection to Redis at {address}: what answers there is not Redis: {error}")
     if is_away(error):
         return ConnectionLost(f"no connection to Redis at {address}: {error}")
-    if is_junk(error):
-        key = error.key if isinstance(error, JunkFound) else "a key of Penstock's"
-        return ServerRefused(f"Redis at {address}: {key} holds what Penstock never wrote there", is_junk=True)
-    return ServerRefused(f"Redis at {address} refused: {error}", is_passing=may_pass(error))
+    refused = f"Redis at {address} refused: {error}"
+    return ServerRefused(refused, is_passing=may_pass(error), is_junk=is_junk(error))
 
 
 @asynccontextmanager

@@ -92,7 +92,7 @@ def places(routes: Routes, kind: Kind) -> list[str]:
     }
     if kind.name in made:
         return [kind.make(*each) for each in made[kind.name]]
-    return [kind.key(key_id=routes.key_id, file_id=routes.file, batch_id=routes.batch, request_id="x")]
+    return [kind.key(key_id=routes.key_id, file_id=routes.file, batch_id=routes.batch, request_id="x", name="probe")]
 
 
 @pytest.mark.parametrize(
