@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from worker_harness import eventually, is_queue_empty, read_reply, read_until, r
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.producer import GenerateRequest, keys
+from penstock.producer.redis.cancelling import cancel
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_tokens
 from penstock.worker.cli.serve import load_model
 from penstock.worker.config import WorkerConfig
+from penstock.worker.delivery import handing_back, publisher, sweeping
 from penstock.worker.delivery.admission import to_engine_request
 from penstock.worker.delivery.handing_back import MAX_HANDBACKS
 from penstock.worker.delivery.preparation import Preparer
@@ -85,6 +89,40 @@ async def test_other_work_does_not_and_what_gave_way_often_does_not_either(redis
         reply = await read_reply(redis, "often")
         assert reply.tokens() == expected_tokens(b"often", "often", 0, 4000)
         assert (await read_reply(redis, "usual")).owners == ["w"]
+
+
+async def test_a_cancel_is_not_lost_whenever_its_request_gives_way(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order of the wish, of each step of the way back to the lane, and of sweeps, which look at wishes."""
+    chance, step = random.Random(46), publisher.execute
+    monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 0.005)
+
+    async def later(*arguments: Any) -> Any:
+        await asyncio.sleep(chance.choice([0, 0.01]))
+        return await step(*arguments)
+
+    for module in (publisher, handing_back):
+        monkeypatch.setattr(module, "execute", later)
+    engine = FakeEngine(max_num_seqs=1, step_s=0.001)
+    async with running_worker(redis_url, engine, name="w", cancel_poll_ms=10_000) as worker:
+        for number in range(20):
+            name = f"b{number}"
+            await send(redis, prompt=name, id=name, max_tokens=10**6, priority=-5)
+            await begun(redis, name)
+            acts = [
+                send(redis, prompt="x", id=f"x{number}", max_tokens=30, timeout_s=1000),
+                _after(chance.uniform(0, 0.04), cancel(redis, "q", name)),
+            ]
+            await asyncio.gather(*acts)
+            assert (await read_reply(redis, name)).end.finish_reason == "cancelled"
+            await read_reply(redis, f"x{number}")
+        assert worker.service.metrics.handed_back._value.get() > 10
+
+
+async def _after(seconds: float, work: Awaitable[None]) -> None:
+    await asyncio.sleep(seconds)
+    await work
 
 
 async def test_a_model_goes_on_as_if_nothing_had_been(

@@ -47,10 +47,10 @@ class Answerer:
 
     async def envelope(self, entry: QueueEntry) -> Envelope:
         """Whose the call is, and where its answer goes."""
-        return await self._threads.run(lambda: Envelope.of(entry.id, entry.fields), entry.fields)
+        return await self._threads.read(lambda: Envelope.of(entry.id, entry.fields), entry.fields)
 
     async def _answer(self, entry: QueueEntry) -> Answer:
-        call = await self._threads.run(lambda: self._parse(entry), entry.fields)
+        call = await self._threads.read(lambda: self._parse(entry), entry.fields)
 
         def work() -> Answer:
             return self._answers.to(call, _sent_s(entry.id))

@@ -37,7 +37,7 @@ class CancelWatch:
 
     async def run(self) -> None:
         """Watches until cancelled."""
-        poll: asyncio.Task[None] | None = None
+        poll: asyncio.Task[bool] | None = None
         try:
             while True:
                 while not (len(self._requests) or self._requests.parked):

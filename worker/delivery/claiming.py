@@ -93,7 +93,7 @@ class Claimer:
             self._outbox.remove(entry.unbilled)
             return None
         taken_s = time.monotonic()
-        asked = await self._threads.run(lambda: _parse(entry, self._config.max_body_bytes), entry.fields)
+        asked = await self._threads.read(lambda: _parse(entry, self._config.max_body_bytes), entry.fields)
         request_id = asked.request_id if isinstance(asked, WireError) else asked.id or entry.id
         claim = await self._take_epoch(request_id, entry, asked, only_over=only_over)
         if claim is None:

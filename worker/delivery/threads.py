@@ -11,6 +11,7 @@ from penstock.producer.redis.connection import Fields
 
 _T = TypeVar("_T")
 
+READER_THREADS = 2
 TOKENIZER_THREADS = 2
 CHAT_THREADS = 2  # a chat template renders in as many processes at once
 GRAMMAR_THREADS = 2  # grammars are tried in as many processes at once
@@ -28,20 +29,31 @@ async def to_the_end(work: asyncio.Future[_T]) -> _T:
 
 
 class Threads:
-    """Chats and grammars have threads of their own: they may take long, and prompts do not wait for them."""
+    """Chats and grammars have threads of their own: they may take long, and prompts do not wait for them.
+
+    So has reading entries. Nobody knows before it what a request is called, so no deadline and no cancel acts:
+    it waits for no prompt either.
+    """
 
     def __init__(self) -> None:
+        self._reads = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="penstock-reader")
         self._prompts = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="penstock-chat")
         self._grammars = ThreadPoolExecutor(GRAMMAR_THREADS, thread_name_prefix="penstock-grammar")
 
     def close(self) -> None:
-        for threads in (self._prompts, self._chats, self._grammars):
+        for threads in (self._reads, self._prompts, self._chats, self._grammars):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, function: Callable[[], _T], fields: Fields) -> _T:
+        """What `function` reads in a queue entry; in a thread, unless the entry is small."""
+        if _is_small(fields):
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._reads, function)
 
     async def run(self, function: Callable[[], _T], fields: Fields, wait: Wait = to_the_end) -> _T:
         """What `function` makes of a queue entry; in a thread, unless the entry is small."""
-        if sum(map(len, fields.values())) <= SMALL_BYTES:
+        if _is_small(fields):
             return function()
         return await wait(asyncio.get_running_loop().run_in_executor(self._prompts, function))
 
@@ -52,3 +64,7 @@ class Threads:
     async def run_grammar(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
         """Always in a thread: a small grammar may take long to compile."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._grammars, function))
+
+
+def _is_small(fields: Fields) -> bool:
+    return sum(map(len, fields.values())) <= SMALL_BYTES

@@ -76,6 +76,16 @@ async def test_prompts_go_past_chats_that_take_long(threads: Threads, held: Held
     assert await asyncio.gather(*chats) == ["done"] * CHAT_THREADS
 
 
+async def test_what_is_read_goes_past_prompts_that_take_long(threads: Threads, held: Held) -> None:
+    prompts = [asyncio.create_task(threads.run(held, LARGE)) for _ in range(TOKENIZER_THREADS)]
+    await held.started(TOKENIZER_THREADS)
+    assert (await threads.read(name, LARGE)).startswith("penstock-reader")
+    assert await threads.read(name, {}) == threading.main_thread().name
+    assert not any(prompt.done() for prompt in prompts)
+    held.go.set()
+    await asyncio.gather(*prompts)
+
+
 async def test_closing_waits_for_nobody_and_starts_nothing_more(threads: Threads, held: Held) -> None:
     running = [asyncio.create_task(threads.run(held, LARGE)) for _ in range(TOKENIZER_THREADS)]
     await held.started(TOKENIZER_THREADS)
