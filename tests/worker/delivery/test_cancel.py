@@ -74,7 +74,7 @@ class Watch:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         task = asyncio.create_task(self.subject.run(), name="watch")
-        async with watched(task):
+        async with watched(task), asyncio.timeout(WAIT_S):
             yield
         await end_tasks([task])
 

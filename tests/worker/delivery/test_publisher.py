@@ -84,7 +84,7 @@ async def publishing(redis_url: str, flush_interval_s: float = 0) -> AsyncIterat
     outbox = Outbox(config, requests, coalescing, has_nodes=False)
     publisher = Publisher(redis, outbox, coalescing, metrics, Readiness())
     task = asyncio.create_task(publisher.run(), name="publisher")
-    async with watched(task):
+    async with watched(task), asyncio.timeout(WAIT_S):
         yield Desk(publisher, outbox, redis, metrics, aborted, requests, coalescing)
     await end_tasks([task])
     await redis.aclose()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from fakes import ranked
+from patience import WAIT_S
 from watched import watched
 from worker_harness import eventually
 
@@ -52,7 +53,7 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveReq
     entry, asked = QueueEntry("1-1", {}, 0), GenerateRequest(prompt="x")
     live = LiveRequest("q", "r", entry, claim, time.monotonic(), asked, structlog.get_logger())
     requests.add(live)
-    async with watched(task):
+    async with watched(task), asyncio.timeout(WAIT_S):
         for at in range(2):
             outbox.push(live, Output("r", 0, at, (at,), "a"))
             await publisher.wait_idle()
