@@ -178,7 +178,7 @@ def slot_load(size: Size, run: Simulation, found: Mapping[str, Cost]) -> list[di
         ("calls: blocked read that lapses", "workers", workers * 1.0, "read, none"),
         ("beat", "workers", workers * 0.3, "beat"),
         ("look for the dead: list of consumers, 2 in 1.5 s", "workers", 2 / SCAN_S, "consumers"),
-        ("look for the dead: MGET of all, 2 in 1.5 s", "workers", 2 / SCAN_S, "beats of all"),
+        ("look for the dead: heartbeats of all, 2 in 1.5 s", "workers", 2 / SCAN_S, "beats of all"),
         ("measure, one for all", "workers", 1.0, "measure"),
         ("scrape, 1 in 15 s", "workers", workers / 15, "scrape"),
     ]

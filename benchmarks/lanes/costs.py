@@ -99,10 +99,10 @@ def _idle(redis: RedisClient) -> dict[str, Call]:
 
 def _over_all(redis: RedisClient, num_workers: int) -> dict[str, Call]:
     """What grows with the number of workers."""
-    beats = [keys.heartbeat(QUEUE, f"worker-{place:05d}") for place in range(num_workers)]
-    pages = [beats[start : start + BEATS_PER_READ] for start in range(0, num_workers, BEATS_PER_READ)]
+    workers = [f"worker-{place:05d}" for place in range(num_workers)]
+    pages = [workers[start : start + BEATS_PER_READ] for start in range(0, num_workers, BEATS_PER_READ)]
     return {
-        "beats of all": lambda: execute(redis, [("MGET", *page) for page in pages]),
+        "beats of all": lambda: execute(redis, [scripts.lapsed(QUEUE, page) for page in pages]),
         "consumers": lambda: execute_one(redis, ("XINFO", "CONSUMERS", keys.requests(QUEUE), keys.GROUP)),
     }
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from clocks import ShiftedServer
 from fakes import eventually
+from gateway_harness import standing_with
 
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.batches.leases import Lease, Leases
@@ -50,10 +51,10 @@ async def test_what_nobody_reads_is_abandoned_in_time_and_what_somebody_reads_ne
 
     async with AsyncClient(shifted.url) as client:
         left, read = [await client.submit("x") for _ in range(2)]
-        async with Watch(store, client, 1000.0) as killed:
+        async with Watch(store, client, standing_with(store), 1000.0) as killed:
             killed.reading("default", left.stream()).__enter__()
             await eventually(lambda: redis.zscore(names.readers(), f"default {left.id}"))
-        async with Watch(store, client, 0.6) as watch:
+        async with Watch(store, client, standing_with(store), 0.6) as watch:
             with watch.reading("default", read.stream()):
                 await eventually(lambda: redis.zscore(names.readers(), f"default {read.id}"))
                 for ahead_s in (-90.0, -FAR_S, -2 * FAR_S):
@@ -100,7 +101,7 @@ async def test_a_batch_s_holder_keeps_it_as_long_as_it_renews(shifted: ShiftedSe
 async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
     shifted: ShiftedServer, store: Store, limits: Limits
 ) -> None:
-    limiter = Limiter(store.execute, has_ended)
+    limiter = Limiter(store.execute, has_ended, standing_with(store))
 
     async def use() -> None:
         if limits.requests_per_minute:
@@ -120,7 +121,7 @@ async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
 
 
 async def test_the_place_of_a_killed_gateway_s_request_is_free_in_time(shifted: ShiftedServer, store: Store) -> None:
-    killed, limiter = Limiter(store.execute, has_ended), Limiter(store.execute, has_ended)
+    killed, limiter = (Limiter(store.execute, has_ended, standing_with(store)) for _ in range(2))
     limits = Limits(max_concurrent=1)
     await killed.admit("k", limits)
     shifted.set_ahead(-FAR_S)

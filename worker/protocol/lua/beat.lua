@@ -9,7 +9,7 @@ local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(
 local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
 local holder = redis.call('GET', KEYS[1]) or ''
 if holder ~= '' and holder ~= instance then
-  cut(KEYS[1], holder)
+  cut(KEYS[1], holder, clock())
   local until_ms = redis.call('PEXPIRETIME', KEYS[1])
   if until_ms ~= -1 then return {holder, until_ms, clock()} end
   junk(KEYS[1])  -- a heartbeat lapses

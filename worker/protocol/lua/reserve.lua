@@ -5,7 +5,7 @@ local instance, ttl = unpack(ARGV)
 for _, key in ipairs(KEYS) do
   local holder = redis.call('GET', key) or ''
   if holder ~= '' and holder ~= instance then
-    cut(key, holder)
+    cut(key, holder, clock())
     local until_ms = redis.call('PEXPIRETIME', key)
     if until_ms ~= -1 then return {holder, until_ms, clock()} end
     junk(key)  -- what holds a name lapses
