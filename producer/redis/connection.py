@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -165,6 +166,14 @@ def _named(redis: RedisClient, name: str) -> RedisClient:
     return redis
 
 
+_is_looking_up: ContextVar[bool] = ContextVar("_is_looking_up", default=False)
+
+
+def is_looking_up() -> bool:
+    """Whether this is within a cluster client's look at the topology, for which all its other commands wait."""
+    return _is_looking_up.get()
+
+
 def renew_connections(redis: RedisClient) -> None:
     """Has every connection there is made anew, at the latest after its next command, and greeted as of then."""
     if isinstance(redis, Redis):
@@ -289,6 +298,13 @@ class _Cluster(RedisCluster):
         await super().aclose()
         for node in first:
             await node.disconnect()
+
+    async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
+        token = _is_looking_up.set(True)
+        try:
+            return await super().initialize(*args, **kwargs)
+        finally:
+            _is_looking_up.reset(token)
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         await self.initialize()

@@ -213,6 +213,8 @@ def _judge(error: BaseException) -> _Judgement:
     if said is not None:
         return said
     cause = error.__cause__
+    if cause is None and isinstance(error, exceptions.RedisClusterException) and not error.__suppress_context__:
+        cause = error.__context__  # what CLUSTER SLOTS was refused with is told as if there were no cluster
     if cause is not None:
         judged = _judge(cause)
         if judged[1] is not Meaning.OTHER or isinstance(cause, exceptions.ResponseError):

@@ -100,6 +100,7 @@ class Publisher:
         """Sends those of the writes that still make sense on this server; returns them and their answers."""
         reconnects = self._reconnects
         while True:
+            await reconnects.prepare()
             if not reconnects.is_checked:
                 count = reconnects.count
                 await self._look_back()

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from redis import exceptions
 from redis.asyncio import Redis
 
-from penstock.producer.redis.connection import RedisClient, on_new_connections
+from penstock.producer.redis.connection import RedisClient, is_looking_up, on_new_connections
 from penstock.producer.redis.pipeline import execute
 from penstock.worker.delivery.outbox import Drop, Fence
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
@@ -35,6 +36,7 @@ class Reconnects:
     """
 
     def __init__(self, redis: RedisClient, on_change: Callable[[], None]) -> None:
+        self._redis = redis
         self.count = 0
         self._num_checked = 0
         self._on_change = on_change
@@ -45,6 +47,11 @@ class Reconnects:
     def is_checked(self) -> bool:
         """Whether the server of the newest connection is known to have what was written."""
         return self._num_checked == self.count
+
+    async def prepare(self) -> None:
+        """Has a cluster client look at the topology now, if it has to: what it connects for that can be counted."""
+        if self._connects_while_sending:
+            await self._redis.initialize()
 
     def note(self) -> None:
         self.count += 1
@@ -71,6 +78,8 @@ class Reconnects:
         self.note()
         look = _look.get()
         if look is not None:
+            if is_looking_up():  # what `look` would ask waits until that is over
+                raise exceptions.ConnectionError("the cluster's topology has changed: nothing was sent")
             token = _look.set(None)  # it needs connections too
             try:
                 await look()

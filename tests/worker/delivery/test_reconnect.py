@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +13,14 @@ import pytest
 import structlog
 from fakes import ranked
 from patience import WAIT_S
+from redis import exceptions
 from watched import watched
 from worker_harness import eventually
 
 from penstock.engine.request import Output
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer.redis.pipeline import execute
 from penstock.producer.serving.readiness import Readiness
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import GenerateRequest
@@ -139,3 +141,25 @@ def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str)
     claim = Claim(3, "i", False, False, 0, 0, 1, 0, 0, 0)
     live: Any = SimpleNamespace(claim=claim, reply=SimpleNamespace(last_number=2))
     assert reconnect.judge(live, Standing(owner, last)) == VERDICTS[verdict](live)
+
+
+async def test_what_a_cluster_client_connects_to_look_at_the_topology_waits_for_nothing(redis_cluster_url: str) -> None:
+    """All its commands wait for that look, those of a look back among them."""
+    num_looks = 0
+    async with aclosing(connect(redis_cluster_url, decode=False, retries=0)) as redis:
+        reconnects = reconnect.Reconnects(redis, lambda: None)
+
+        async def look() -> None:
+            nonlocal num_looks
+            num_looks += 1
+            await execute(redis, [("GET", "k")])
+
+        async with asyncio.timeout(WAIT_S):
+            with reconnects.looking(look), pytest.raises((exceptions.RedisError, exceptions.RedisClusterException)):
+                await execute(redis, [("GET", "k")])
+            assert num_looks == 0
+            await reconnects.prepare()
+            with reconnects.looking(look):
+                for key in ("a", "b", "c", "k"):  # of all nodes
+                    assert await execute(redis, [("GET", key)]) == [None]
+    assert num_looks
