@@ -13,26 +13,29 @@ from typing import Protocol
 import structlog
 
 from penstock.gateway import log_lines
+from penstock.stopping import Stopping
 
 _log = structlog.get_logger(__name__)
 
 RESTART_INTERVAL_S = 1.0
 """Between two starts in one place: one that ends at once is no reason to use up a processor."""
 
-_STOPPING = frozenset({signal.SIGTERM, signal.SIGINT})
-_AWAITED = _STOPPING | {signal.SIGCHLD}
+ABORT = signal.SIGQUIT
+"""From the process that started the others: they are to end at once."""
 
 
 class Work(Protocol):
-    def __call__(self, place: int, lifeline: int) -> int:
+    def __call__(self, place: int, lifeline: int, signals: Stopping) -> int:
         """What the process in `place` does; its exit status. It drains on SIGTERM, and once `lifeline` can be read:
-        then the process that started it is gone.
+        then the process that started it is gone. It ends at once on `ABORT`.
         """
 
 
-def keep_running(count: int, work: Work, is_final: Callable[[int], bool] = lambda _: False) -> int:
+def keep_running(
+    count: int, work: Work, signals: Stopping, is_final: Callable[[int], bool] = lambda _: False
+) -> int:
     """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT, or until one ends with an exit
-    status that `is_final`; then it tells all of them to end, and waits for it.
+    status that `is_final`; then it tells all of them to end, and waits for it. SIGHUP it passes on.
 
     They are forked from a process that does nothing else, so one that is started later is like the first ones. Call it
     without other threads and without an event loop.
@@ -40,14 +43,16 @@ def keep_running(count: int, work: Work, is_final: Callable[[int], bool] = lambd
     Returns:
         The highest exit status of those that were told to stop, and of the one that was final.
     """
-    with _blocked():
-        return _Processes(work, is_final).run(count)
+    with _blocked(signals.numbers | {signal.SIGCHLD}), signals.waited_for():
+        return _Processes(work, signals, is_final).run(count)
 
 
 class _Processes:
-    def __init__(self, work: Work, is_final: Callable[[int], bool]) -> None:
+    def __init__(self, work: Work, signals: Stopping, is_final: Callable[[int], bool]) -> None:
         self._work = work
+        self._signals = signals
         self._is_final = is_final
+        self._awaited = signals.numbers | {signal.SIGCHLD}
         self._places: dict[int, int] = {}  # by process id
         self._started_s: dict[int, float] = {}  # by place
         self._due_s: dict[int, float] = {}  # by place that is empty: when it is filled
@@ -69,13 +74,15 @@ class _Processes:
     def _await_signal(self) -> int | None:
         """None: a place is to be filled."""
         if not self._due_s:
-            return signal.sigwait(_AWAITED)
+            return signal.sigwait(self._awaited)
         timeout_s = max(0.0, min(self._due_s.values()) - time.monotonic())
-        info = signal.sigtimedwait(_AWAITED, timeout_s)
+        info = signal.sigtimedwait(self._awaited, timeout_s)
         return None if info is None else info.si_signo
 
     def _handle(self, number: int | None) -> None:
-        if number in _STOPPING:
+        if number == signal.SIGHUP:
+            self._hang_up()
+        elif number in self._signals.numbers:
             self._stop()
         for pid in list(self._places):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -87,10 +94,22 @@ class _Processes:
                 self._start(place)
 
     def _stop(self) -> None:
-        self._is_stopping = True
-        self._due_s.clear()
+        if self._signals.is_new_stop():
+            self._tell(ABORT if self._is_stopping else signal.SIGTERM)
+            self._is_stopping = True
+            self._due_s.clear()
+
+    def _hang_up(self) -> None:
+        if self._is_stopping:
+            return
+        if self._signals.has_hung_up():
+            self._stop()
+        else:
+            self._tell(signal.SIGHUP)
+
+    def _tell(self, number: int) -> None:
         for pid in self._places:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
 
     def _ended(self, pid: int, status: int) -> None:
         place = self._places.pop(pid)
@@ -108,18 +127,18 @@ class _Processes:
         log_lines.before_fork()
         pid = os.fork()
         if pid == 0:
-            _become(lambda: self._work(place, self._lifeline), self._held)
+            _become(lambda: self._work(place, self._lifeline, self._signals), self._held, self._awaited)
         self._places[pid] = place
         _log.info("process_started", pid=pid, place=place)
 
 
-def _become(work: Callable[[], int], held: int) -> None:
+def _become(work: Callable[[], int], held: int, awaited: frozenset[signal.Signals]) -> None:
     """Does the work in a process that was just forked, which then ends."""
     status = 1
     try:
         os.close(held)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; who started this one decides
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
         status = work()
     except Exception:
         _log.exception("process_failed")
@@ -136,9 +155,9 @@ def _flush() -> None:
 
 
 @contextmanager
-def _blocked() -> Iterator[None]:
+def _blocked(numbers: frozenset[signal.Signals]) -> Iterator[None]:
     """So that signals wait until they are asked for."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
+from penstock import stopping
 from penstock.gateway.exporting import exporting
-from penstock.gateway.processes import keep_running
+from penstock.gateway.processes import ABORT, keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
@@ -23,6 +24,10 @@ from penstock.producer import PenstockError
 from penstock.producer.redis.faults import is_refused
 from penstock.producer.serving.hints import hint_for
 from penstock.producer.telemetry.loading import check_telemetry, load_telemetry
+from penstock.stopping import Stopping
+
+if TYPE_CHECKING:
+    from penstock.producer.telemetry.sdk import Telemetry
 
 _log = structlog.get_logger(__name__)
 
@@ -81,10 +86,11 @@ def serve(settings: GatewaySettings) -> int:
             workers=settings.workers,
         )
         process = _Process(settings, listener, metrics, _descriptors_for(settings.max_connections))
+        signals = stack.enter_context(stopping.current())
         if settings.workers == 1:
-            status = process.run()
+            status = process.run(signals)
         else:
-            status = keep_running(settings.workers, process.work, lambda status: status == REFUSED)
+            status = keep_running(settings.workers, process.work, signals, lambda status: status == REFUSED)
     _log.info("stopped")
     return status
 
@@ -98,31 +104,36 @@ class _Process:
     metrics_listeners: Sequence[socket.socket]  # by place; none: no metrics are served
     max_connections: int
 
-    def work(self, place: int, lifeline: int) -> int:
+    def work(self, place: int, lifeline: int, signals: Stopping) -> int:
         """As one of several, until SIGTERM, or until `lifeline` can be read."""
-        return asyncio.run(self._serve(place, (signal.SIGTERM,), lifeline))
+        return asyncio.run(self._serve(place, signals, lifeline))
 
-    def run(self) -> int:
+    def run(self, signals: Stopping) -> int:
         """As the only one, until SIGTERM or SIGINT."""
-        return asyncio.run(self._serve(0, (signal.SIGTERM, signal.SIGINT), None))
+        return asyncio.run(self._serve(0, signals, None))
 
-    async def _serve(self, place: int, signals: Iterable[signal.Signals], lifeline: int | None) -> int:
+    async def _serve(self, place: int, signals: Stopping, lifeline: int | None) -> int:
         telemetry = load_telemetry("penstock-gateway") if self.settings.otel else None
         server = GatewayServer(self.settings, self.max_connections, telemetry)
         loop = asyncio.get_running_loop()
-        for number in signals:
-            loop.add_signal_handler(number, server.stop)
         if lifeline is not None:
             loop.add_reader(lifeline, self._lose_parent, server, lifeline)
+            loop.add_signal_handler(ABORT, server.abort)
         metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
+        with signals.serving(loop, server.stop, server.reload):
+            await self._run(server, telemetry, metrics_listener)
+        if server.force_exit:
+            return ABORTED
+        return REFUSED if server.is_refused else 0
+
+    async def _run(
+        self, server: GatewayServer, telemetry: Telemetry | None, metrics_listener: socket.socket | None
+    ) -> None:
         async with (
             exporting(telemetry, server.metrics.registry, server.refresh_metrics),
             serving_metrics(server, metrics_listener),
         ):
             await server.serve([self.listener])
-        if server.force_exit:
-            return ABORTED
-        return REFUSED if server.is_refused else 0
 
     def _lose_parent(self, server: GatewayServer, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)

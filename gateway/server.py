@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,25 @@ class GatewayServer(_Server):
             self.force_exit = True
             for connection in list(self.server_state.connections):
                 connection.cut()  # type: ignore[union-attr]  # all are those of the guard
+
+    def abort(self) -> None:
+        """Ends the drain, which it may have to begin first."""
+        if not self.should_exit:
+            self.stop()
+        if not self.force_exit:
+            self.stop()
+
+    def reload(self) -> None:
+        """Reads the certificate again, for connections from now on. A pair that does not fit is refused."""
+        certificate, key = self._settings.tls_certificate, self._settings.tls_key
+        if self.config.ssl is not None and certificate is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
+                self.config.ssl.load_cert_chain(certificate, key, "")
+            except (OSError, ValueError) as error:
+                _log.error("certificate_refused", file=str(certificate), error=str(error))
+                return
+        _log.info("reloaded")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         interruptions = self._app.state.gateway.interruptions

@@ -9,12 +9,16 @@ with Client() as client:
 `LLM` is the engine without a queue; it needs the worker extra.
 """
 
-import importlib
-from typing import TYPE_CHECKING
+from penstock.stopping import listen_early
 
-from penstock import producer
-from penstock.producer import *  # noqa: F403  its `__all__` is the one list of what users import
-from penstock.producer.version import __version__
+listen_early()  # before the imports below, which take a moment
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
+
+from penstock import producer  # noqa: E402
+from penstock.producer import *  # noqa: F403, E402  its `__all__` is the one list of what users import
+from penstock.producer.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from penstock.worker.llm import LLM as LLM

@@ -109,10 +109,28 @@ class Terminal:
 async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcome:
     """Waits for the end; one that takes too long is killed and fails the test."""
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin.encode()), WAIT_S)
+        out, err = await asyncio.wait_for(process.communicate(stdin.encode() if process.stdin else None), WAIT_S)
     except TimeoutError:
         process.kill()
         out, err = await process.communicate()
-        raise AssertionError(f"still running after {WAIT_S:g} s\n{out.decode()}\n{(err or b'').decode()}") from None
+        raise AssertionError(
+            f"still running after {WAIT_S:g} s\n{(out or b'').decode()}\n{(err or b'').decode()}"
+        ) from None
     assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), (err or b"").decode())
+    return Outcome(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+async def finish_by(process: asyncio.subprocess.Process, number: int) -> Outcome:
+    """Sends a signal again until it is no longer taken for the first stop."""
+
+    async def insist() -> None:
+        while process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+            await asyncio.sleep(0.1)
+
+    insisting = asyncio.create_task(insist())
+    try:
+        return await finish(process)
+    finally:
+        insisting.cancel()

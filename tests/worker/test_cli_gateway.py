@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from cli_process import finish, penstock, start
+from cli_process import finish, finish_by, penstock, start
 from gateway_harness import Certificate
 from patience import WAIT_S
 
@@ -192,7 +192,6 @@ async def test_a_second_signal_cuts_the_drain_short(redis_url: str) -> None:
         assert await is_alive(f"http://127.0.0.1:{port}")
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.until("draining")
-        gateway.process.send_signal(signal.SIGTERM)
-        outcome = await finish(gateway.process)
+        outcome = await finish_by(gateway.process, signal.SIGTERM)
         writer.close()
     assert (outcome.status, "Traceback" in outcome.err) == (130, False)

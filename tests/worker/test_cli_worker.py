@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import command, finish, penstock, start
+from cli_process import command, finish, finish_by, penstock, start
 from patience import WAIT_S
 
 from penstock.engine.demo import MODEL_DIR
@@ -76,8 +76,7 @@ async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> No
         await anext(handle.stream())
         process.send_signal(signal.SIGINT)
         await read_until(process, "draining")
-        process.send_signal(signal.SIGINT)
-        outcome = await finish(process)
+        outcome = await finish_by(process, signal.SIGINT)
     assert outcome.status == 130
     last = json.loads(outcome.err.splitlines()[-1])
     assert (last["event"], last["level"], last["exit_status"]) == ("worker_failed", "critical", 130)

@@ -19,6 +19,7 @@ from contextlib import suppress
 
 import typer
 
+from penstock import stopping
 from penstock.worker.cli import (
     bench,
     card,
@@ -80,7 +81,9 @@ def main() -> None:
     """Runs the command line and exits."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says at every start that torch is missing
     _open_standard_streams()
+    stopping.listen_early(("penstock", *sys.argv[1:]))  # where this is called by a program of another name
     status = run()
+    stopping.end()
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

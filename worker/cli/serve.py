@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,12 +13,14 @@ from functools import partial
 import structlog
 
 import penstock.engine as engine_package
+from penstock import stopping
 from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
 from penstock.gateway.log_lines import LogLines, Rank
 from penstock.producer.telemetry.loading import load_telemetry
+from penstock.stopping import Stopping
 from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
 from penstock.worker.cli.progress import Say, shown
@@ -52,7 +53,8 @@ def serve(settings: Settings) -> None:
         load = partial(load_model, settings.model, settings.engine_config())
         config = settings.worker_config()
         telemetry = load_telemetry("penstock-worker", config.name) if settings.otel else None
-        asyncio.run(_run(WorkerService(config, settings.address(), load, telemetry)))
+        with stopping.current() as signals:
+            asyncio.run(_run(WorkerService(config, settings.address(), load, telemetry), signals))
 
 
 @contextmanager
@@ -92,15 +94,18 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
     )
 
 
-async def _run(service: WorkerService) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.request_drain)
+async def _run(service: WorkerService, signals: Stopping) -> None:
     try:
-        await service.run()
+        with signals.serving(asyncio.get_running_loop(), service.request_drain, _say_reloaded):
+            await service.run()
     except OSError as error:
         if error.errno not in _CANNOT_LISTEN:
             raise
         raise CommandFailed(
             f"the health server cannot listen: {error}; set {flag('health_port')} or {flag('health_host')}"
         ) from error
+
+
+def _say_reloaded() -> None:
+    """What a worker reads from files, each new connection to Redis reads anew."""
+    _log.info("reloaded")

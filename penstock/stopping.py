@@ -1,0 +1,191 @@
+"""What signals mean to `penstock worker` and `penstock gateway`, from the first line of Python to the last.
+
+SIGTERM and SIGINT stop: the first one drains, what comes within `SAME_STOP_S` of it is the same stop (npm, GNU
+`timeout`, a terminal's group send twice), and a later one aborts. SIGHUP stops too where the terminal that the process
+was started at is gone; else it has the service read again what may have changed on disk. A SIGHUP or SIGINT that was
+ignored when the process began stays so (`nohup`, a shell's `&`).
+
+Handlers are Python's own, not those of an event loop: before there is one a stop ends the process at once, as process 1
+of a container too, to which the system delivers nothing that has no handler; and once it is closed they still stand.
+Nothing is imported here but what is loaded anyway, so that this is early.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Protocol
+
+SAME_STOP_S = 1.0
+"""In which a second stop is the first one again."""
+
+_HANG_UP_S = 0.25  # what it may take until a terminal that hangs up can be seen to
+_SERVICES = ("worker", "gateway")
+
+Act = Callable[[], object]
+
+
+class Loop(Protocol):
+    """The event loop's half that is needed here: importing asyncio takes a moment."""
+
+    def call_soon_threadsafe(self, callback: Act, /) -> object: ...
+
+    def call_later(self, delay: float, callback: Act, /) -> object: ...
+
+
+class Stopping:
+    """What the signals of this process do. Made before anything else, in the main thread."""
+
+    def __init__(self) -> None:
+        self._has_terminal = is_at_terminal()
+        self._stop: Act = _nothing
+        self._reload: Act = _nothing
+        self._loop: Loop | None = None
+        self._stopped_s: float | None = None
+        self._is_over = False
+        self._before: dict[signal.Signals, object] = {}
+
+    @property
+    def numbers(self) -> frozenset[signal.Signals]:
+        """Those that are heard."""
+        return frozenset(self._before)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopped_s is not None
+
+    def listen(self) -> None:
+        """Takes the signals."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._receive)
+
+    def give_up(self) -> None:
+        """Has the signals mean what they did before `listen`."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @contextmanager
+    def serving(self, loop: Loop, stop: Act, reload: Act) -> Iterator[None]:
+        """Within it signals are for a service. After it they do nothing: the process ends as it is about to.
+
+        Args:
+            loop: calls the other two.
+            stop: begins the drain; called again, it aborts.
+            reload: reads again what may have changed.
+        """
+        self._loop, self._stop, self._reload = loop, stop, reload
+        with self.waited_for():
+            yield
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Within it signals are blocked and waited for. After it they do nothing, as after `serving`."""
+        try:
+            yield
+        finally:
+            self._is_over = True
+
+    def is_new_stop(self) -> bool:
+        """Notes a stop. False: it is the first one again."""
+        now = time.monotonic()
+        if self._stopped_s is not None:
+            return now - self._stopped_s >= SAME_STOP_S
+        self._stopped_s = now
+        return True
+
+    def has_hung_up(self) -> bool:
+        """Whether a SIGHUP that came just now is from a terminal that is gone; takes a moment where that may be."""
+        if self._may_be_hanging_up():
+            time.sleep(_HANG_UP_S)
+        return self._is_hung_up()
+
+    def _may_be_hanging_up(self) -> bool:
+        return self._has_terminal and is_at_terminal()
+
+    def _is_hung_up(self) -> bool:
+        return self._has_terminal and not is_at_terminal()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        """Between any two instructions of the main thread."""
+        if self._is_over:
+            return
+        if self._loop is not None:
+            act = self._hang_up if number == signal.SIGHUP else self._end
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(act)
+        elif number != signal.SIGHUP or self.has_hung_up():
+            os._exit(0)  # nothing was begun
+
+    def _hang_up(self) -> None:
+        if self._loop is not None and self._may_be_hanging_up():
+            self._loop.call_later(_HANG_UP_S, self._hung_up)
+        else:
+            self._hung_up()
+
+    def _hung_up(self) -> None:
+        if self.is_stopping:
+            return
+        if self._is_hung_up():
+            self._end()
+        else:
+            self._reload()
+
+    def _end(self) -> None:
+        if self.is_new_stop():
+            self._stop()
+
+
+def _nothing() -> None: ...
+
+
+def is_at_terminal() -> bool:
+    """Whether this process has a controlling terminal that can be opened."""
+    with suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+        return True
+    return False
+
+
+_current: Stopping | None = None
+
+
+def listen_early(words: Sequence[str] = sys.orig_argv) -> None:
+    """Takes the signals of a process that was started as a service."""
+    global _current  # noqa: PLW0603 - a process has one
+    if _current is None and _is_service(words) and threading.current_thread() is threading.main_thread():
+        _current = Stopping()
+        _current.listen()
+
+
+def _is_service(words: Sequence[str]) -> bool:
+    for at, word in enumerate(words[:-1]):
+        is_command = os.path.basename(word) == "penstock" and (at == 0 or words[at - 1] == "-m" or os.sep in word)  # noqa: PTH119
+        if is_command:
+            return words[at + 1] in _SERVICES
+    return False
+
+
+def end() -> None:
+    """Has the signals do nothing from now on, also while the interpreter ends, which would make them deadly again."""
+    if _current is not None:
+        for number in _current.numbers:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def current() -> Iterator[Stopping]:
+    """That of this process; one for the block alone where it was not started as a service."""
+    if _current is not None:
+        yield _current
+        return
+    stopping = Stopping()
+    stopping.listen()
+    try:
+        yield stopping
+    finally:
+        stopping.give_up()

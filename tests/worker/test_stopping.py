@@ -1,0 +1,252 @@
+"""What signals mean to worker and gateway, at each moment of a start, of serving, of a drain and of a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_process import ROOT, environment, finish, finish_by
+from fakes import eventually
+from patience import WAIT_S, slow
+from worker_harness import read_until, send
+
+from penstock import stopping
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.producer.wire import ChunkEntry
+from penstock.stopping import SAME_STOP_S, Stopping, listen_early
+
+TESTS = ROOT / "tests"
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+
+
+class FakeLoop:
+    """Does at once what is asked for."""
+
+    def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
+        callback()
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> None:
+        callback()
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("came", "done"),
+    [
+        ([(0.0, TERM)], ["stop"]),
+        ([(0.0, TERM), (0.0, TERM), (0.9, INT)], ["stop"]),
+        ([(0.0, INT), (SAME_STOP_S, TERM)], ["stop", "stop"]),
+        ([(0.0, HUP), (0.1, HUP), (0.2, TERM), (0.3, HUP), (5.0, HUP)], ["reload", "reload", "stop"]),
+        ([(0.0, HUP), (2.0, TERM), (2.5, TERM), (3.0, TERM)], ["reload", "stop", "stop"]),
+        ([(0.0, "the terminal goes"), (0.1, HUP), (0.2, HUP), (0.3, TERM)], ["stop"]),
+        ([(0.0, "the terminal goes"), (0.1, HUP), (1.5, TERM)], ["stop", "stop"]),
+    ],
+)
+def test_what_comes_in_which_order(
+    came: list[tuple[float, Any]], done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, there = Clock(), [True]
+    monkeypatch.setattr(stopping, "time", clock)
+    monkeypatch.setattr(stopping, "is_at_terminal", lambda: there[0])
+    heard: list[str] = []
+    signals = Stopping()
+    with signals.serving(FakeLoop(), lambda: heard.append("stop"), lambda: heard.append("reload")):
+        for at, number in came:
+            clock.now = 100.0 + at
+            if isinstance(number, str):
+                there[0] = False
+            else:
+                signals._receive(number, None)
+    assert heard == done
+    clock.now += 10.0
+    signals._receive(TERM, None)  # it is over
+    assert heard == done
+
+
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        ("python -m penstock worker --model x", True),
+        ("/usr/bin/python /opt/penstock/bin/penstock gateway", True),
+        ("penstock worker", True),
+        ("python -m penstock send worker", False),
+        ("python -m penstock", False),
+        ("python -m pytest penstock worker", False),
+        ("python -m penstock.engine.native worker", False),
+    ],
+)
+def test_only_a_service_listens_early(words: str, is_one: bool) -> None:
+    assert stopping._is_service(words.split()) is is_one
+    before = signal.getsignal(TERM)
+    listen_early([] if is_one else words.split())
+    assert signal.getsignal(TERM) is before
+
+
+FAKE_WORKER = [str(TESTS / "fake_service.py"), "worker", "--model", "fake", "--queue", "q", "--health-port", "none"]
+COMMANDS = {
+    "worker": FAKE_WORKER,
+    "gateway": ["-m", "penstock", "gateway", "--port", "0"],
+    "gateways": ["-m", "penstock", "gateway", "--port", "0", "--workers", "2"],
+}
+READY = {"worker": "joined", "gateway": "listening", "gateways": "process_started"}
+
+
+@asynccontextmanager
+async def running(*command: str, ignored: str = "", stdin: int = subprocess.DEVNULL) -> AsyncIterator[Any]:
+    """In a session of its own. `ignored`: signals that are when it starts."""
+    words = [sys.executable, *command]
+    if ignored:
+        words = ["sh", "-c", f"trap '' {ignored}; exec \"$@\"", "sh", *words]
+    process = await asyncio.create_subprocess_exec(
+        *words, cwd=ROOT, env=environment(), stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def until(process: Any, event: str, count: int = 1) -> None:
+    while count:
+        line = await asyncio.wait_for(process.stderr.readline(), WAIT_S)
+        assert line, f"it ended before {event}"
+        with suppress(ValueError):
+            count -= json.loads(line)["event"] == event
+
+
+def service(name: str, redis_url: str) -> list[str]:
+    return [*COMMANDS[name], "--redis-url", redis_url, "--log-format", "json", "--drain-timeout-s", "60"]
+
+
+def children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def catches(pid: int, number: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigCgt")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, slow(0.1), slow(0.6), slow(1.0), slow(1.5), slow(2.5)])
+@pytest.mark.parametrize("name", ["worker", slow("gateway"), slow("gateways")])
+@pytest.mark.parametrize("number", [TERM, slow(INT)])
+async def test_a_stop_at_any_moment_of_a_start_ends_it_with_0(name: str, number: int, delay_s: float) -> None:
+    command = COMMANDS[name] if name != "worker" else ["-m", "penstock", "worker", "--model", "demo"]
+    async with running(*command, "--redis-url", "redis://127.0.0.1:1") as process:
+        await eventually(lambda: catches(process.pid, TERM))
+        process.send_signal(HUP)  # of which it has nothing to read again
+        await asyncio.sleep(delay_s)
+        for _ in range(2):
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+        outcome = await finish(process)
+    assert (outcome.status, "Traceback" in outcome.err) == (0, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a process 1 of its own")
+async def test_process_1_hears_a_stop_while_it_imports() -> None:
+    command = ("unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "penstock", "gateway", "--port", "0")
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE)
+    await eventually(lambda: process.returncode is not None or bool(children(process.pid)))
+    if process.returncode is not None:
+        pytest.skip("no namespaces here")
+    (child,) = children(process.pid)
+    await eventually(lambda: catches(child, TERM))
+    os.kill(child, TERM)
+    assert (await finish(process)).status == 0
+
+
+@pytest.mark.parametrize("name", ["worker", "gateway", "gateways"])
+async def test_a_hang_up_reloads_and_a_stop_that_comes_twice_drains(
+    name: str, redis: RedisClient, redis_url: str
+) -> None:
+    """To the group, as terminals and `timeout` send it, and to the process."""
+    async with running(*service(name, redis_url)) as process:
+        count = 2 if name == "gateways" else 1
+        await until(process, READY[name], count)
+        await reload(process, count)
+        if name == "worker":
+            await send(redis, prompt="x", id="r", max_tokens=10**6)
+            await read_until(redis, "r", lambda entry: isinstance(entry, ChunkEntry))
+        for _ in range(3):
+            os.killpg(process.pid, TERM)
+            process.send_signal(INT)
+        if name == "worker":
+            await until(process, "draining")
+            process.send_signal(HUP)
+            await redis.set(keys.cancel("q", "r"), 1)
+        outcome = await finish(process)
+    assert (outcome.status, "Traceback" in outcome.err) == (0, False)
+
+
+async def reload(process: Any, count: int) -> None:
+    """Sends a SIGHUP until as many have said that they reload: one that begins has nothing to."""
+
+    async def insist() -> None:
+        while True:
+            process.send_signal(HUP)
+            await asyncio.sleep(0.3)
+
+    insisting = asyncio.create_task(insist())
+    await until(process, "reloaded", count)
+    insisting.cancel()
+
+
+async def test_a_later_stop_aborts_several_processes_too(redis_url: str) -> None:
+    async with running(*service("gateways", redis_url)) as process:
+        await until(process, "process_started", 2)
+        outcome = await finish_by(process, TERM)
+    assert outcome.status in (0, 130)  # nothing was open, so the drain may have been done before
+
+
+@pytest.mark.parametrize(("name", "number"), [("worker", HUP), slow("gateways", HUP), slow("gateway", INT)])
+async def test_what_was_ignored_at_the_start_stays_ignored(name: str, number: signal.Signals, redis_url: str) -> None:
+    async with running(*service(name, redis_url), ignored=number.name.removeprefix("SIG")) as process:
+        await until(process, READY[name])
+        for _ in range(3):
+            process.send_signal(number)
+        process.send_signal(TERM)
+        outcome = await finish(process)
+    assert (outcome.status, "reloaded" in outcome.err) == (0, False)
+
+
+AT_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+)
+
+
+@pytest.mark.parametrize("name", ["worker", slow("gateway"), slow("gateways")])
+async def test_a_terminal_that_goes_drains(name: str, redis_url: str) -> None:
+    ours, theirs = pty.openpty()
+    command = ["-c", AT_TERMINAL, sys.executable, *service(name, redis_url)]
+    async with running(*command, stdin=theirs) as process:
+        os.close(theirs)
+        await until(process, READY[name])
+        await reload(process, 1)  # the terminal is still there
+        os.close(ours)
+        outcome = await finish(process)
+    assert (outcome.status, "Traceback" in outcome.err) == (0, False)
