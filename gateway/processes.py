@@ -31,9 +31,7 @@ class Work(Protocol):
         """
 
 
-def keep_running(
-    count: int, work: Work, signals: Stopping, is_final: Callable[[int], bool] = lambda _: False
-) -> int:
+def keep_running(count: int, work: Work, signals: Stopping, is_final: Callable[[int], bool] = lambda _: False) -> int:
     """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT, or until one ends with an exit
     status that `is_final`; then it tells all of them to end, and waits for it. SIGHUP it passes on.
 

@@ -126,7 +126,7 @@ async def finish_by(process: asyncio.subprocess.Process, number: int) -> Outcome
     async def insist() -> None:
         while process.returncode is None:
             with suppress(ProcessLookupError):
-                process.send_signal(number)
+                os.kill(process.pid, number)  # `send_signal` looks whether it has ended, and takes its status away
             await asyncio.sleep(0.1)
 
     insisting = asyncio.create_task(insist())

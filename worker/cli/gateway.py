@@ -17,8 +17,8 @@ from penstock.worker.settings import GATEWAY
 def gateway(*, settings: GatewaySettings) -> None:
     """Serve HTTP in front of the queues: the APIs of OpenAI and Anthropic, for any client of theirs.
 
-    The first SIGTERM or SIGINT drains: nothing new is taken, and open answers may go on for the drain timeout. A second
-    one cuts them.
+    SIGTERM or SIGINT drains: nothing new is taken, and open answers may go on for the drain timeout. A second one, over
+    a second later, cuts them. SIGHUP has the certificate read again.
 
     Exit status: 0 drained; 1 failed; 2 wrong settings; 5 refused by Redis; 130 told to stop twice.
     """
