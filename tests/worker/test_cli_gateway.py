@@ -133,6 +133,30 @@ async def test_it_speaks_tls(redis_url: str, tmp_path: Path) -> None:
         assert await gateway.stop() == 0
 
 
+async def test_a_certificate_that_was_renewed_is_read_again(redis_url: str, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("old", "new", "other")]
+    for folder in folders:
+        folder.mkdir()
+    old, new, other = map(Certificate.made_in, folders)
+    files = ("--tls-certificate", str(old.file), "--tls-key", str(old.key))
+    async with running("--redis-url", redis_url, *files) as gateway:
+        url = (await gateway.until("listening"))["url"]
+        assert await is_alive(url, old.trusted())
+        trusting_old, trusting_new = old.trusted(), new.trusted()
+        other.file.replace(old.file)  # and not its key
+        gateway.process.send_signal(signal.SIGHUP)
+        assert (await gateway.until("certificate_refused"))["file"] == str(old.file)
+        assert await is_alive(url, trusting_old)
+        new.file.replace(old.file)
+        new.key.replace(old.key)
+        gateway.process.send_signal(signal.SIGHUP)
+        await gateway.until("reloaded")
+        assert await is_alive(url, trusting_new)
+        with pytest.raises(httpx.ConnectError):
+            await is_alive(url, trusting_old)
+        assert await gateway.stop() == 0
+
+
 async def test_an_address_that_others_reach_is_warned_of_while_there_are_no_keys(redis_url: str) -> None:
     async with running("--redis-url", redis_url, "--host", "0.0.0.0") as gateway:
         warning = await gateway.until("no_api_keys")
