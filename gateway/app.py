@@ -119,7 +119,9 @@ def _standing(
     clients = [*client.redis_clients, store.redis]
     if settings.operator_redis_url is None:
         clients.append(desk.redis)
-    return Standing(store, directory, clients, settings.refused_drain_after_s)
+    standing = Standing(store, directory, clients, settings.refused_drain_after_s)
+    client.hear_outages(standing.hear)
+    return standing
 
 
 def _tracing(provider: TracerProvider | None) -> Iterator[Middleware]:

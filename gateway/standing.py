@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.store.connection import Store
@@ -18,6 +20,8 @@ from penstock.producer.redis.faults import Trouble, is_refused, may_pass
 from penstock.producer.serving.readiness import Readiness
 from penstock.producer.serving.refusals import Refusals
 from penstock.producer.tasks import Joined, end_tasks
+
+_log = structlog.get_logger(__name__)
 
 MAX_AGE_S = 1.0
 """However many ask, Redis is looked at no more often than that."""
@@ -79,7 +83,7 @@ class Standing:
 
     def lost(self, error: Exception, part: str = _REQUESTS) -> bool:
         """Notes an error of a part that will try again. Whether Redis is the reason: no other part has to log it."""
-        if not (isinstance(error, PenstockError) and (may_pass(error) or is_refused(error))):
+        if not (may_pass(error) or is_refused(error)):
             return False
         said = error.__cause__ if isinstance(error.__cause__, Exception) else error  # ours names the address
         self._readiness.lost_redis(part, said)
@@ -91,6 +95,14 @@ class Standing:
     def ready(self, part: str) -> None:
         """A part had an answer."""
         self._readiness.ready(part)
+
+    def hear(self, slot: int, error: Exception | None) -> None:
+        """Of the reading of replies, whose streams wait meanwhile; of one hash slot under a cluster."""
+        part = f"streams {slot}" if slot else "streams"
+        if error is None:
+            self.ready(part)
+        elif not self.lost(error, part):
+            _log.warning("replies_unread", error=type(error).__name__)
 
     async def _look(self) -> None:
         try:

@@ -18,6 +18,7 @@ from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
+from penstock.producer.reading.reader import Hear
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.reply import Reply
@@ -106,6 +107,12 @@ class AsyncClient:
     def redis_clients(self) -> Collection[RedisClient]:
         """All that it has of the Redis library: of its connections, not for commands."""
         return self._transport.connections.clients
+
+    def hear_outages(self, hear: Hear) -> None:
+        """Has `hear` told of each failure to read replies, in place of a line in the log: with the hash slot (0 without
+        a cluster) and the error, and with None once it is over.
+        """
+        self._transport.reader.hear = hear
 
     async def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Handle:
         """Enqueues a request and returns at once. Sending the same `id` again returns a handle on the same reply.

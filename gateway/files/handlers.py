@@ -58,7 +58,9 @@ async def retrieve_file(asked: Request) -> Response:
 async def read_content(asked: Request) -> Response:
     file = await _asked_for(asked)
     headers = {"content-length": str(file.num_bytes), "x-content-type-options": "nosniff"}
-    return StreamingResponse(_content(asked, file), media_type="application/octet-stream", headers=headers)
+    content = _content(asked, file)
+    first = await anext(content, b"")  # what goes wrong before it has a status of its own
+    return StreamingResponse(_following(first, content), media_type="application/octet-stream", headers=headers)
 
 
 async def delete_file(asked: Request) -> Response:
@@ -73,6 +75,12 @@ async def _content(asked: Request, file: StoredFile) -> AsyncIterator[bytes]:
     async for data in _files(asked).pieces(file):
         if interruption.error is not None:
             raise interruption.error
+        yield data
+
+
+async def _following(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for data in rest:
         yield data
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from redis import exceptions
 
-from penstock.gateway.errors import ApiError
+from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.gateway.store.connection import Store
 from penstock.producer.operations import dead_letters
 from penstock.producer.operations.collector import look
@@ -134,4 +134,4 @@ async def _allowed(work: Awaitable[T]) -> T:
             "this gateway's Redis user may not look after queues: set operator_redis_url to a user with the role "
             "operator (deploy/redis/users.acl)"
         )
-        raise ApiError(503, message, type="server_error", code="not_an_operator") from None
+        raise ApiError(503, message, type="server_error", code="not_an_operator", retry_after_s=RETRY_AFTER_S) from None

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from redis import exceptions
 
@@ -33,10 +34,14 @@ ENDED = ("done", "dead")
 BLOCK_S = 5.0
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
+WAKE_RETRY_S = 0.05
 ENTRIES_PER_READ = 256
 MAX_ARRIVED = 256
 MAX_BACKOFF_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
+
+
+Hear: TypeAlias = Callable[[int, Exception | None], object]
 
 
 class ReplyReader:
@@ -51,6 +56,9 @@ class ReplyReader:
 
     A subscription that lets `MAX_ARRIVED` entries wait is not read for until half of them are taken: what a slow reader
     leaves stays in Redis.
+
+    Attributes:
+        hear: gets the hash slot (0 without a cluster) and each error of an outage, and None once it is over.
     """
 
     def __init__(self, address: Address, commands: RedisClient, batcher: Batcher, *, give_up_after_s: float) -> None:
@@ -60,6 +68,7 @@ class ReplyReader:
         self._give_up_after_s = give_up_after_s
         self.redis = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-reader")
         self._lines: dict[int, _Line] = {}
+        self.hear: Hear = _OutageLog(address)
 
     def follow(self, queue: str, request_id: str, after: str = "0-0") -> Subscription:
         """Starts reading the reply from the entry that follows `after`. Needs a running event loop."""
@@ -67,7 +76,15 @@ class ReplyReader:
         line = self._lines.get(slot)
         if line is None:
             wake_key = keys.wake(new_id(slot if self._address.kind == "cluster" else None))
-            line = _Line(self._address, self.redis, self._commands, self._batcher, wake_key, self._give_up_after_s)
+            line = _Line(
+                self._address,
+                self.redis,
+                self._commands,
+                self._batcher,
+                wake_key,
+                self._give_up_after_s,
+                hear=lambda error: self.hear(slot, error),
+            )
             self._lines[slot] = line
         subscription = Subscription(line, queue, request_id, position(after))
         line.add(subscription)
@@ -179,7 +196,9 @@ class _Line:
         batcher: Batcher,
         wake_key: str,
         give_up_after_s: float,
+        hear: Callable[[Exception | None], object],
     ) -> None:
+        self._hear = hear
         self._address = address
         self._blocking = blocking
         self._commands = commands
@@ -191,7 +210,7 @@ class _Line:
         self._not_empty = asyncio.Event()
         self._reading: dict[str, Position] | None = None  # what the XREAD in flight asks for
         self._readable: Mapping[str, Position] = {}  # what the last XREAD that had an answer asked for
-        self._num_wakes = 0
+        self._num_wakes = self._num_heard = 0
         self._wakes: set[asyncio.Task[None]] = set()
         self._checked_at = time.monotonic()
         self._task = asyncio.create_task(self._run(), name="penstock-reader")
@@ -241,25 +260,27 @@ class _Line:
         lost_at: float | None = None
         num_failures = 0
         while True:
+            if num_failures and not self._not_empty.is_set():  # nobody waits any more to hear how it ends
+                self._hear(None)
+                lost_at, num_failures = None, 0
             await self._not_empty.wait()
             try:
                 if lost_at is not None:
                     await self._look_again()
-                await self._read_once()
+                await self._read_once(None if num_failures else BLOCK_S)
                 await self._check_quiet_ones()
+                if num_failures:
+                    self._hear(None)
                 lost_at, num_failures = None, 0
             except Exception as error:  # whatever it is, those who wait must hear of it in the end
                 if await self._failed_by_own_fault(error):
                     continue
                 lost_at = lost_at or time.monotonic()
                 num_failures += 1
-                # Once per outage loudly, and with a traceback if it is not Redis' doing.
-                level = logging.WARNING if num_failures == 1 else logging.DEBUG
-                unexpected = not isinstance(error, (exceptions.RedisError, *UNREACHABLE))
-                log.log(level, "reading replies from %s failed: %s", self._address, error, exc_info=unexpected)
+                self._hear(error)
                 if time.monotonic() - lost_at > self._give_up_after_s or self._never_got_in(error):
                     self._fail_all(partial(as_ours, error, self._address))
-                    lost_at, num_failures = None, 0
+                    lost_at = None
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.02 * 2 ** min(num_failures, 10)))
 
     def _never_got_in(self, error: Exception) -> bool:
@@ -269,14 +290,14 @@ class _Line:
     def _was_readable(self, sub: Subscription) -> bool:
         return sub.key in self._readable or sub.furthest > (0, 0)
 
-    async def _read_once(self) -> None:
+    async def _read_once(self, block_s: float | None) -> None:
         asked = {key: _lowest(subscriptions) for key, subscriptions in self._followed.items()}
         cursors = {key: entry_id(cursor) for key, cursor in asked.items()}
-        # Wake-ups up to this one were for streams that are in `asked` already.
+        self._num_heard = self._num_wakes  # they were for streams that are in `asked` already
         cursors[self._wake_key] = f"{self._num_wakes}-0"
         self._reading = asked
         try:
-            found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=BLOCK_S)
+            found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=block_s)
         finally:
             self._reading = None
         self._readable = asked
@@ -290,14 +311,22 @@ class _Line:
                     subscription.deliver(position(raw_id.decode()), fields)
 
     async def _wake(self, number: int) -> None:
-        """Explicit ids make a repeated wake-up harmless, and leave no clock in it."""
-        try:
-            await asyncio.gather(
-                self._batcher.execute("XADD", self._wake_key, "MAXLEN", 1, f"{number}-0", "w", ""),
-                self._batcher.execute("EXPIRE", self._wake_key, WAKE_TTL_S),
-            )
-        except (exceptions.RedisError, *UNREACHABLE) as error:
-            log.debug("a wake-up was lost, the blocked read ends by itself within %g s: %s", BLOCK_S, error)
+        """Explicit ids make a repeated wake-up harmless, and leave no clock in it. One that is lost is sent again until
+        the blocked read has ended by itself.
+        """
+        delay_s = WAKE_RETRY_S
+        while self._num_heard < number:
+            try:
+                await asyncio.gather(
+                    self._batcher.execute("XADD", self._wake_key, "MAXLEN", 1, f"{number}-0", "w", ""),
+                    self._batcher.execute("EXPIRE", self._wake_key, WAKE_TTL_S),
+                )
+            except (exceptions.RedisError, *UNREACHABLE) as error:
+                log.debug("a wake-up was lost, the blocked read ends by itself within %g s: %s", BLOCK_S, error)
+                await asyncio.sleep(random.uniform(0.5, 1.0) * delay_s)
+                delay_s = min(MAX_BACKOFF_S, delay_s * 2)
+            else:
+                return
 
     async def _look_again(self) -> None:
         """After an outage, which may have been a failover to a server that had not got the last entries.
@@ -410,3 +439,19 @@ def _unreadable(sub: Subscription, key: str, error: Exception) -> PenstockError:
 
 def _expired(sub: Subscription) -> ReplyGone:
     return ReplyGone(sub.request_id, f"it expired, read up to entry {entry_id(sub.furthest)}")
+
+
+class _OutageLog:
+    """One line for each outage, with a traceback if it is not Redis' doing."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._lost: set[int] = set()
+
+    def __call__(self, slot: int, error: Exception | None) -> None:
+        if error is None:
+            self._lost.discard(slot)
+        elif slot not in self._lost:
+            self._lost.add(slot)
+            unexpected = not isinstance(error, (exceptions.RedisError, *UNREACHABLE))
+            log.warning("reading replies from %s failed: %s", self._address, error, exc_info=unexpected and error)

@@ -1,0 +1,331 @@
+"""Each command of a gateway meets each refusal: who asks may ask again, and what runs in the background goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import pytest
+import structlog
+from fakes import eventually
+from gateway_harness import new_key, running_gateway
+from patience import WAIT_S
+from redis.backoff import ExponentialWithJitterBackoff
+from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
+from structlog.testing import capture_logs
+from worker_harness import running_worker
+
+import penstock.gateway
+from penstock.gateway.keys.limits import Limiter
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.chaos.fake_engine import FakeEngine
+
+ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
+WORDS = ("redis", "valkey", "script", "noperm", "noauth", "replica", "aof", "clients reached", "traceback", "127.0.0.1")
+"""That no client is to read: they are the server's, the library's, or the operator's."""
+
+ROOT = Path(penstock.gateway.__file__).parent
+OF_COMMANDS = {"store.REVOKE", "HSETNX"}  # that `penstock keys` sends, and no gateway
+OF_LIBRARIES = {"enqueue.ENQUEUE", "calls.CALL", "collector.LOOK", "dead_letters.REPLAY"}
+
+
+def all_calls() -> set[str]:
+    """The scripts and the plain commands that the code of the gateway has, by the names that the proxy has for them."""
+    for module in pkgutil.walk_packages([str(ROOT)], "penstock.gateway."):
+        importlib.import_module(module.name)
+    scripts = {
+        f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}"
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("penstock.gateway.")
+        for name, value in vars(module).items()
+        if isinstance(value, str) and "redis.call" in value and not name.startswith("__")
+    }
+    sources = "".join(path.read_text() for path in ROOT.rglob("*.py"))
+    commands = set(re.findall(r'execute\(\s*"([A-Z]+)"', sources))
+    return (scripts | commands | OF_LIBRARIES) - OF_COMMANDS
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries and periodic tasks follow each other at once, and nothing is remembered."""
+    monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
+    monkeypatch.setitem(Limiter.__init__.__kwdefaults__, "lease_s", 0.3)
+    for name in (
+        "keys.limits.RETRY_S", "abandonment.watch.RETRY_S", "batches.runner.RETRY_S", "batches.runner.REDIS_DELAY_S",
+        "batches.stopping.REDIS_DELAY_S", "batches.results.FULL_WAIT_S", "keys.ring.MAX_AGE_S", "directory.MAX_AGE_S",
+        "operations.desk.MAX_AGE_S", "store.ledger.LIMIT_MAX_AGE_S", "standing.LOOK_EVERY_S", "standing.MAX_AGE_S",
+        "standing.HOLD_S",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"penstock.gateway.{name}", 0.005)
+    for name in ("reading.reader.MAX_BACKOFF_S", "reading.reader.WAKE_RETRY_S", "calls.MAX_BACKOFF_S"):
+        monkeypatch.setattr(f"penstock.producer.{name}", 0.005)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What is logged."""
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[RefusingProxy]:
+    async with RefusingProxy(redis_url) as proxy:
+        yield proxy
+
+
+class Client:
+    """Asks again for as long as it is told that this may help."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.http = httpx2.AsyncClient(base_url=url, timeout=WAIT_S, headers={"authorization": f"Bearer {key}"})
+        self.refused: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+
+    async def ask(self, method: str, path: str, *also: int, **more: Any) -> httpx2.Response:
+        """The first answer that is no refusal; it is good, or has one of the statuses in `also`."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                answer = await self.http.request(method, path, **more)
+                if answer.status_code not in (503, 429):
+                    break
+                self._check(path, answer)
+                await asyncio.sleep(0.002)
+        assert answer.status_code < 300 or answer.status_code in also, (method, path, answer.status_code, answer.text)
+        return answer
+
+    def _check(self, path: str, answer: httpx2.Response) -> None:
+        """429: the key's lease of a try before could not be given back, and has still to lapse."""
+        assert int(answer.headers["retry-after"]) >= 1, (path, answer.text)
+        assert not any(word in answer.text.lower() for word in WORDS) or "not_an_operator" in answer.text, answer.text
+        assert answer.json()["error"], answer.text
+        self.refused[path] += 1
+
+    async def post(self, path: str, body: Any, *also: int, **headers: str) -> Any:
+        return (await self.ask("POST", path, *also, json=body, headers=headers)).json()
+
+    async def get(self, path: str) -> Any:
+        return (await self.ask("GET", path)).json()
+
+    async def batch(self, lines: int = 2, **more: Any) -> Any:
+        content = b"".join(
+            json.dumps(
+                {
+                    "custom_id": str(number),
+                    "method": "POST",
+                    "url": "/v1/completions",
+                    "body": {"model": "q", "prompt": "x" if number else 7.5, "max_tokens": 3},
+                }
+            ).encode()
+            + b"\n"
+            for number in range(lines)
+        )
+        files = {"file": ("in.jsonl", content)}
+        made = (await self.ask("POST", "/v1/files", files=files, data={"purpose": "batch"})).json()
+        body = {"input_file_id": made["id"], "endpoint": "/v1/completions", "completion_window": "24h", **more}
+        return await self.post("/v1/batches", body)
+
+    async def until(self, path: str, *statuses: str) -> Any:
+        async def there() -> bool:
+            return (await self.get(path))["status"] in statuses
+
+        await eventually(there)
+        return await self.get(path)
+
+
+CHAT = {"model": "q", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+RESPONSE = {"model": "q", "input": "hi", "max_output_tokens": 4}
+
+
+async def chats(client: Client, redis: RedisClient) -> None:
+    await client.post("/v1/chat/completions", CHAT)
+    await client.post("/v1/chat/completions", CHAT, **{"Idempotency-Key": "a"})
+    await client.post("/v1/completions", {"model": "q", "prompt": "x", "max_tokens": 4})
+    await client.post("/v1/messages", {**CHAT, "max_tokens": 4})
+    for key in ({}, {"Idempotency-Key": "b"}):
+        answer = await client.ask("POST", "/v1/chat/completions", json={**CHAT, "stream": True}, headers=key)
+        assert answer.text.endswith("data: [DONE]\n\n")
+    first = next(line for line in answer.text.splitlines() if line.startswith("id: ")).removeprefix("id: ")
+    resumed = {"Idempotency-Key": "b", "Last-Event-ID": first}
+    answer = await client.ask("POST", "/v1/chat/completions", json={**CHAT, "stream": True}, headers=resumed)
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def questions(client: Client, redis: RedisClient) -> None:
+    assert (await client.get("/v1/models"))["data"]
+    await client.get("/v1/models/q")
+    await client.post("/v1/count_tokens", {"model": "q", "prompt": "hi"})
+    await client.post("/tokenize", {"model": "q", "prompt": "hi"})
+    await client.post("/detokenize", {"model": "q", "tokens": [104]})
+    await client.post("/v1/messages/count_tokens", {"model": "q", "messages": CHAT["messages"]})
+
+
+async def responses(client: Client, redis: RedisClient) -> None:
+    made = await client.post("/v1/responses", RESPONSE)
+    path = f"/v1/responses/{made['id']}"
+    await client.get(path)
+    await client.get(f"{path}/input_items")
+    assert (await client.ask("GET", f"{path}?stream=true")).text
+    await client.post("/v1/responses", {**RESPONSE, "previous_response_id": made["id"]})
+    assert (await client.ask("POST", "/v1/responses", json={**RESPONSE, "stream": True})).text
+    await client.ask("DELETE", path)
+    made = await client.post("/v1/responses", {**RESPONSE, "background": True})
+    path = f"/v1/responses/{made['id']}"
+    await client.until(path, "completed", "incomplete")
+    made = await client.post("/v1/responses", {**RESPONSE, "background": True, "max_output_tokens": 10**6})
+    await client.ask("POST", f"/v1/responses/{made['id']}/cancel")
+    await client.until(f"/v1/responses/{made['id']}", "cancelled")
+
+
+async def files(client: Client, redis: RedisClient) -> None:
+    upload = {"files": {"file": ("in.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
+    made = (await client.ask("POST", "/v1/files", **upload)).json()
+    path = f"/v1/files/{made['id']}"
+    await client.get("/v1/files")
+    await client.get(path)
+    assert (await client.ask("GET", f"{path}/content")).content == b"{}\n"
+    await client.ask("DELETE", path)
+
+
+async def batches(client: Client, redis: RedisClient) -> None:
+    made = await client.batch()
+    await client.get("/v1/batches")
+    ended = await client.until(f"/v1/batches/{made['id']}", "completed", "failed")
+    assert (ended["status"], ended["request_counts"]) == ("completed", {"total": 2, "completed": 1, "failed": 1}), ended
+    for kind in ("output_file_id", "error_file_id"):
+        assert (await client.ask("GET", f"/v1/files/{ended[kind]}/content")).text
+    made = await client.batch(lines=300)
+    await client.ask("POST", f"/v1/batches/{made['id']}/cancel", 409)  # 409: the try before had no answer
+    await client.until(f"/v1/batches/{made['id']}", "cancelled")
+
+
+async def operators(client: Client, redis: RedisClient) -> None:
+    await client.get("/operations/queues")
+    await client.get("/operations/queues/q")
+    await redis.xadd(
+        keys.dead("q"), {"id": "gone", "code": "c", "field:prompt": "x", "field:max_tokens": "1"}, id="1-0"
+    )
+    await client.post("/operations/queues/q/replay", {"letter": "1-0"}, 404)  # 404: as the try before was done
+    await client.post("/operations/queues/q/cancel", {"id": "nobody"})
+    await client.post("/operations/queues/q/drain", {"worker": "other"})
+
+
+async def abandoned(client: Client, redis: RedisClient) -> None:
+    """A stream that its reader leaves, under a key: it is cancelled once nobody has read it for a while."""
+    body, headers = {**CHAT, "max_tokens": 10**6, "stream": True}, {"Idempotency-Key": "left"}
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            async with client.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+                if answer.status_code == 200:
+                    await anext(answer.aiter_raw())
+                    break
+    await eventually(lambda: _has(redis, "penstock:q:*:cancel"))
+
+
+async def held(client: Client, proxy: RefusingProxy) -> None:
+    """A request that lasts until its lease was renewed."""
+    body = {**CHAT, "max_tokens": 10**6, "stream": True}
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        await eventually(lambda: proxy.seen["limits.RENEW"] > len(ANSWERS))
+
+
+async def _has(redis: RedisClient, pattern: str) -> bool:
+    return bool(await redis.keys(pattern))
+
+
+async def limits(client: Client, redis: RedisClient) -> None:
+    """What goes on in the background counts until somebody finds that it has ended."""
+    made = await client.post("/v1/responses", {**RESPONSE, "background": True})
+    await client.until(f"/v1/responses/{made['id']}", "completed", "incomplete")
+    await client.post("/v1/chat/completions", CHAT)
+
+
+PARTS = (chats, questions, responses, files, batches, operators, abandoned)
+
+
+async def test_each_command_meets_each_refusal(
+    redis: RedisClient, redis_url: str, proxy: RefusingProxy, quick: None, lines: list[Any]
+) -> None:
+    engine = FakeEngine(step_s=0.001, max_num_seqs=16)
+    other = FakeEngine(step_s=0.001)
+    secret = await new_key(redis_url, admin=True, limits={"requests_per_minute": 10**9, "tokens_per_minute": 10**12})
+    narrow = await new_key(redis_url, limits={"max_concurrent": 1})
+    async with (
+        running_worker(redis_url, engine, name="w"),
+        running_worker(redis_url, other, name="other"),
+        running_gateway(proxy.url, abandon_after_s=0.4, batch_lease_s=0.5) as gateway,
+        Client(gateway.url, secret.text) as client,
+        Client(gateway.url, narrow.text) as narrow_client,
+    ):
+        proxy.refuse_in_turn(ANSWERS)
+        for part in PARTS:
+            await part(client, redis)
+        await held(client, proxy)
+        await limits(narrow_client, redis)
+        missing = all_calls() - set(proxy.seen)
+        assert not missing, f"nothing in this test has a gateway send {missing}"
+        await client.ask("GET", "/readiness")
+    left = {name: proxy.refused[name] for name in all_calls() if proxy.refused[name] < len(ANSWERS)}
+    assert not left
+    assert not [line for line in lines if line["event"] in ("request_failed", "stream_failed", "batch_failed")]
+
+
+KINDS = {**dict.fromkeys(PASSING, "passing"), **dict.fromkeys(REFUSED, "refused")}
+
+
+async def test_an_outage_is_one_line_and_shows_in_readiness_and_metrics(
+    redis: RedisClient, redis_url: str, proxy: RefusingProxy, quick: None, lines: list[Any]
+) -> None:
+    engine = FakeEngine(step_s=0.02)  # what a stream has is read as it comes
+    secret = await new_key(redis_url, admin=True, limits={"max_concurrent": 10**6})
+    async with (
+        running_worker(redis_url, engine, name="w"),
+        running_gateway(proxy.url, batch_lease_s=0.5) as gateway,
+        Client(gateway.url, secret.text) as client,
+    ):
+        trouble = gateway.server.metrics.registry
+        for code, kind in KINDS.items():
+            lines.clear()
+            body = {**CHAT, "max_tokens": 10**6, "stream": True}
+            async with client.http.stream("POST", "/v1/chat/completions", json=body) as stream:
+                text = stream.aiter_raw()
+                await anext(text)
+                proxy.refuse({**PASSING, **REFUSED}[code])
+                asked = [client.http.post("/v1/chat/completions", json=CHAT) for _ in range(5)]
+                assert {answer.status_code for answer in await asyncio.gather(*asked)} == {503}, code
+                ready = await client.http.get("/readiness")
+                assert (ready.status_code, list(ready.json()["reasons"])) == (503, ["redis"]), code
+                await gateway.server.refresh_metrics()
+                assert trouble.get_sample_value("penstock_gateway_redis_trouble", {"kind": kind}) == 1, code
+                before = proxy.refused.copy()
+                await eventually(lambda: (proxy.refused - before)["HGET"] >= 5)  # noqa: B023  the stream's reader tries
+                proxy.allow()
+                await anext(text)  # it goes on
+            await client.post("/v1/chat/completions", CHAT)
+            await eventually(lambda: _is_ready(client))
+            said = [line["event"] for line in lines if line["log_level"] in ("warning", "error")]
+            assert said == ["redis_unavailable"], (code, lines)
+            assert [line["event"] for line in lines].count("redis_back") == 1, code
+            await gateway.server.refresh_metrics()
+            assert trouble.get_sample_value("penstock_gateway_redis_trouble", {"kind": kind}) == 0, code
+
+
+async def _is_ready(client: Client) -> bool:
+    return (await client.http.get("/readiness")).status_code == 200
