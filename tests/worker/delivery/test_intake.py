@@ -19,6 +19,8 @@ from worker_harness import (
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.delivery import entries as reading
+from penstock.worker.delivery import sweeping
 from penstock.worker.delivery.claiming import Claimer
 from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.delivery.intake import SLOW_S
@@ -128,6 +130,27 @@ async def test_entries_of_dead_workers_are_back_in_line(redis_url: str, redis: R
     assert engine.prefilled[0] == urgent
     assert set(engine.prefilled[1:4]) == left
     assert set(engine.prefilled[4:]) == new
+
+
+async def test_one_sweep_ends_all_that_are_over(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many these are: so many are on their way to their ends at a time."""
+    monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 10**6)
+    monkeypatch.setattr(reading, "SWEPT_PER_READ", 2)
+    monkeypatch.setattr(reading, "ENTRIES_PER_READ", 4)
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine) as worker:
+        await send(redis, prompt="x", id="running", max_tokens=5)
+        await eventually(lambda: engine.prefilled)
+        ids = [await send(redis, prompt="y", max_tokens=5) for _ in range(11)]
+        for request_id in ids:
+            await redis.set(keys.cancel("q", request_id), "1")
+        await redis.sadd(keys.cancelled("q"), *ids)
+        await worker.service._session._intake.sweep()  # type: ignore[union-attr]
+        for request_id in ids:
+            assert (await read_reply(redis, request_id)).end.finish_reason == "cancelled"
 
 
 async def test_nothing_new_is_taken_while_writes_fail(redis_url: str, redis: RedisClient) -> None:

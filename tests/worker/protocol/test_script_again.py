@@ -134,6 +134,20 @@ async def test_it_goes_by_its_priority_and_first_within_its_tenant(raw: RedisCli
     assert await take(raw, 9) == [higher, had, due_before, lower]
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_it_is_counted_as_waiting(raw: RedisClient, way: str) -> None:
+    """But for what is set aside: that waits for some workers only."""
+    had = await add(raw, tenant="a", priority=-3)
+    await takes(raw)
+    await WAYS[way](raw, had)
+    await sweep(raw)
+    found = dict(await raw.hgetall(keys.backlog("q")))
+    counted = {} if way == "is_set_aside" else {b"-3 entries": b"1", b"-3 bytes": b"63"}
+    assert {name: value for name, value in found.items() if value != b"0"} == counted
+    assert await take(raw, digest="A") == [had]
+    assert not any(int(value) for value in (await raw.hvals(keys.backlog("q"))))
+
+
 @pytest.mark.parametrize("way", BACK_IN_LINE)
 async def test_its_tenant_s_turn_comes_no_sooner_for_it(raw: RedisClient, way: str) -> None:
     had = await add(raw, tenant="a")
