@@ -149,6 +149,7 @@ async def test_one_sweep_ends_all_that_are_over(
             await redis.set(keys.cancel("q", request_id), "1")
         await redis.sadd(keys.cancelled("q"), *ids)
         await worker.service._session._intake.sweep()  # type: ignore[union-attr]
+        assert not await redis.exists(keys.due("q"))  # all have been taken out
         for request_id in ids:
             assert (await read_reply(redis, request_id)).end.finish_reason == "cancelled"
 
