@@ -62,7 +62,7 @@ class Heartbeat:
         self._is_serving = False
         self._served_ms = 0  # for how long somebody serves the queue, for certain
         self._is_announced = False
-        self._is_unannounced = False  # for trouble that was logged
+        self._num_unannounced = 0  # tries in a row that failed
         self._announcing: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
@@ -154,11 +154,11 @@ class Heartbeat:
             async with asyncio.timeout(self._interval_s):
                 await self._announce(is_served=self._is_serving)
         except (OSError, *faults.REDIS_ERRORS) as error:  # the next beat tries again
-            if not self._is_unannounced:
+            self._num_unannounced += 1
+            if self._num_unannounced == 2:  # while beats are taken: otherwise it is part of what others notice too
                 _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
-            self._is_unannounced = True
         else:
-            self._is_unannounced = False
+            self._num_unannounced = 0
 
     async def _announce(self, *, is_served: bool) -> None:
         """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""
