@@ -45,6 +45,7 @@ from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
 from penstock.producer import AsyncClient, PenstockError
+from penstock.producer.aio import connections_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -116,11 +117,12 @@ def _standing(
     settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, desk: Store
 ) -> Standing:
     """Of the process's connections, but for those of an operator's user, who has a password of its own."""
-    clients = [*client.redis_clients, store.redis]
+    connections = connections_of(client)
+    clients = [*connections.clients, store.redis]
     if settings.operator_redis_url is None:
         clients.append(desk.redis)
     standing = Standing(store, directory, clients, settings.refused_drain_after_s)
-    client.hear_outages(standing.hear)
+    connections.reader.hear = standing.hear
     return standing
 
 

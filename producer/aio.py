@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -18,9 +18,7 @@ from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
-from penstock.producer.reading.reader import Hear
 from penstock.producer.redis.address import Address
-from penstock.producer.redis.connection import RedisClient
 from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.telemetry.loading import client_spans
@@ -31,6 +29,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 DEFAULT_URL = "redis://localhost:6379"
+
+
+def connections_of(client: AsyncClient) -> Connections:
+    """What a client has of Redis, for servers of ours that are clients."""
+    return client._transport.connections  # noqa: SLF001
 
 
 class AsyncClient:
@@ -102,17 +105,6 @@ class AsyncClient:
             vars(other).update(_transport=self._transport.beside(queue), _connections=None)  # not its to close
             self._others[queue] = other
         return self._others[queue]
-
-    @property
-    def redis_clients(self) -> Collection[RedisClient]:
-        """All that it has of the Redis library: of its connections, not for commands."""
-        return self._transport.connections.clients
-
-    def hear_outages(self, hear: Hear) -> None:
-        """Has `hear` told of each failure to read replies, in place of a line in the log: with the hash slot (0 without
-        a cluster) and the error, and with None once it is over.
-        """
-        self._transport.reader.hear = hear
 
     async def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Handle:
         """Enqueues a request and returns at once. Sending the same `id` again returns a handle on the same reply.
