@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from waiting_scenes import Blocked, SlowText
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.request import Request
@@ -84,6 +85,41 @@ async def test_nothing_is_started_beside_it_and_what_need_not_run_ends(redis_url
         assert engine.prefilled == ["s"]
         engine.allow()
         await read_reply(redis, "urgent")
+    assert engine.had_alone("s")
+
+
+async def test_what_is_found_pending_here_meanwhile_waits_again(redis_url: str, redis: RedisClient) -> None:
+    """As after trouble with Redis: an answer of a read was lost."""
+    engine = Company(max_num_seqs=4)
+    engine.hold()
+    async with running_worker(redis_url, engine, name="w", suspect_wait_s=LONG_S) as worker:
+        await send_suspect(redis, "s")
+        await eventually(lambda: engine.prefilled == ["s"])
+        stream, entry = keys.requests("q"), await send(redis, id="found", prompt="x", max_tokens=3)
+        await eventually(lambda: _holder(redis, entry, keys.WAITING))
+        await redis.xclaim(stream, keys.GROUP, "w", 0, [entry], justid=True)
+        worker.service._session.requests.recover()  # type: ignore[union-attr]
+        await eventually(lambda: _holder(redis, entry, keys.WAITING))
+        assert await redis.hget(keys.state("q", "found"), "status") == "queued"
+        engine.allow()
+        await read_reply(redis, "found")
+    assert engine.had_alone("s")
+
+
+async def _holder(redis: RedisClient, entry: str, consumer: str) -> bool:
+    return bool(await redis.xpending_range(keys.requests("q"), keys.GROUP, entry, entry, 1, consumer))
+
+
+async def test_what_is_being_prepared_gives_way_too(redis_url: str, redis: RedisClient) -> None:
+    blocked, engine = Blocked(), Company(max_num_seqs=4)
+    async with running_worker(redis_url, engine, SlowText(blocked), suspect_wait_s=0.1):
+        await send(redis, id="slow", messages='[{"role": "user", "content": "x"}]', max_tokens=3)
+        await eventually(lambda: blocked.num_begun)
+        await send_suspect(redis, "s")
+        assert (await read_reply(redis, "s")).end.finish_reason == "length"
+        assert await redis.hmget(keys.state("q", "slow"), "handbacks", "crashes") == ["0", None]
+        blocked.may_go_on.set()
+        assert (await read_reply(redis, "slow")).end.finish_reason == "length"
     assert engine.had_alone("s")
 
 

@@ -236,11 +236,16 @@ async def test_a_reply_that_came_and_expired_while_its_reader_was_away_is_gone(
     async with AsyncClient(redis_url) as client:
         handle, other = await client.submit("x"), await client.submit("y")
         waiting, stays = (asyncio.create_task(each.result()) for each in (handle, other))
+        await eventually(lambda: _num_followed(client) == 2)
         await redis.set(keys.seen("default", handle.id), keys.NO_ENTRY, keepttl=True)
         with pytest.raises(ReplyGone):
             await waiting
         assert not stays.done()
         stays.cancel()
+
+
+def _num_followed(client: AsyncClient) -> int:
+    return sum(len(line._followed) for line in client._transport.reader._lines.values())
 
 
 async def test_a_reply_that_expired_during_an_outage_is_gone(redis: RedisClient, redis_server: EmbeddedServer) -> None:
