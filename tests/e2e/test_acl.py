@@ -705,6 +705,36 @@ async def test_a_role_that_may_not_keep_letters_ends_the_worker_and_loses_nothin
         await admin.execute_command("ACL", "DELUSER", "narrow")
 
 
+async def test_the_file_of_yesterday_is_waited_for_until_today_s_is_loaded(tmp_path: Path) -> None:
+    """`ACL LOAD` of a file that lacks what workers need by now, and of one that has another password."""
+    path = write_users(tmp_path)
+    today = path.read_text()
+    lines = today.splitlines(keepends=True)
+    lacking = "".join(line.replace(" +zadd", "") if line.startswith("user worker ") else line for line in lines)
+    digests = [hashlib.sha256(password.encode()).hexdigest() for password in (PASSWORD, "rotated")]
+    rotated = "".join(line.replace(*digests) if line.startswith("user worker ") else line for line in lines)
+    assert today not in (lacking, rotated)
+    with EmbeddedServer(arguments=("--aclfile", str(path))) as server:
+        async with (
+            aclosing(connect(url_of(server, "admin"), decode=True)) as admin,
+            running_worker(url_of(server, "worker"), FakeEngine(step_s=0.002)) as worker,
+            AsyncClient(url_of(server, "producer"), queue="q") as client,
+        ):
+            for changed in (lacking, rotated):
+                handle = await client.submit("x", max_tokens=300)
+                async with handle.stream() as chunks:
+                    await anext(chunks)
+                path.write_text(changed)
+                await admin.execute_command("ACL LOAD")
+                await admin.execute_command("CLIENT KILL", "USER", "worker")  # not every server does it by itself
+                await eventually(lambda: worker.service.readiness.trouble == "refused")
+                path.write_text(today)
+                await admin.execute_command("ACL LOAD")
+                assert (await handle.result()).text == expected_text("x", handle.id, 300)
+                await eventually(lambda: worker.service.readiness.is_ready)
+                assert not worker.task.done()
+
+
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="no redis-cli")
 @pytest.mark.parametrize("was_read", [False, True])
 async def test_a_queue_that_takes_no_entries_any_more_is_renewed(
