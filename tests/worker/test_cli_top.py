@@ -19,6 +19,7 @@ from worker_process import WorkerProcess
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker import session
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.cli import run
 from penstock.worker.local.embedded import EmbeddedServer
@@ -47,10 +48,14 @@ async def watching(redis_url: str, *arguments: str) -> AsyncIterator[tuple[Termi
                 await process.wait()
 
 
-async def test_what_it_shows_and_what_its_keys_do(redis_url: str, redis: RedisClient) -> None:
+async def test_what_it_shows_and_what_its_keys_do(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "GOODBYE_TIMEOUT_S", WAIT_S)
     await redis.xadd(keys.dead("q"), {"id": "gone", "entry": "1-0", "code": "c", "field:prompt": SECRET})
     engine = FakeEngine(step_s=0.01)
-    async with running_worker(redis_url, engine, name="w0", drain_timeout_s=0.1) as worker:
+    options = {"heartbeat_ttl_s": WAIT_S, "drain_timeout_s": 0.1}  # what it reports lasts as long as a heartbeat
+    async with running_worker(redis_url, engine, name="w0", **options) as worker:
         await send(redis, prompt=SECRET, id="long", tenant="acme", max_tokens=10**6)
         await read_until(redis, "long", is_chunk)
 
@@ -65,7 +70,9 @@ async def test_what_it_shows_and_what_its_keys_do(redis_url: str, redis: RedisCl
             terminal.type("n")
             await eventually(lambda: "cancel: not done" in terminal.screen)
             assert not await redis.exists(keys.cancel("q", "long"))
-            terminal.type("cy")
+            terminal.type("c")
+            await eventually(lambda: "[y/N] cancel request long?" in terminal.screen)
+            terminal.type("y")
             assert (await read_reply(redis, "long")).end.finish_reason == "cancelled"
 
             terminal.type("\tr")  # the dead letter
@@ -112,7 +119,7 @@ async def test_redis_goes_away_and_comes_back() -> None:
 
 async def test_for_scripts(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine(step_s=0.01)
-    async with running_worker(redis_url, engine, name="w0"):
+    async with running_worker(redis_url, engine, name="w0", heartbeat_ttl_s=WAIT_S):
         await send(redis, prompt=SECRET, id="long", max_tokens=10**6)
         await read_until(redis, "long", is_chunk)
 
