@@ -175,7 +175,8 @@ async def keep_connecting(port: int, *, num_held: int, has_all: asyncio.Event) -
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, of Linux, to bound another process")
 @pytest.mark.usefixtures("many_descriptors")
 async def test_idle_connections_cannot_stop_a_worker(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
-    with WorkerProcess(redis_url, tmp_path / "log", name="w", health_host="127.0.0.1", health_port=0) as process:
+    options = {"health_host": "127.0.0.1", "health_port": 0, "heartbeat_ttl_s": WAIT_S}
+    with WorkerProcess(redis_url, tmp_path / "log", name="w", **options) as process:
         await eventually(lambda: any(event["event"] == "joined" for event in process.events()))
         port = next(event["port"] for event in process.events() if event["event"] == "health_listening")
         process.limit_descriptors(400)

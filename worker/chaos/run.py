@@ -29,7 +29,7 @@ from penstock.worker.progress import Progress
 PATIENCE_S = 300.0  # workers that load beside a busy machine's other work take a minute before they say a word
 FAKE_TTL_S = 1.0
 MODEL_TTL_S = 4.0
-EMPTY_TIMEOUT_S = 15.0
+EMPTY_TIMEOUT_S = 120.0
 RECOVERY_SLACK_S = 5.0  # for a machine that is busy with everything else the run does
 IN_FLIGHT: Mapping[str, int] = {"fake": 40, "model": 12}
 FAKE_ENGINE: Mapping[str, Any] = {"max_num_seqs": 32, "step_s": 0.003, "prefill_steps": 1, "holds_back": True}
