@@ -98,19 +98,19 @@ class Readiness:
 
     def _note_loss(self, error: Exception, now_s: float) -> None:
         word = word_of(error)
-        if not self._troubles:
-            is_the_same = now_s - self._back_s < SETTLED_S and word in self._words
+        is_first = not self._troubles
+        is_new = is_first and not (now_s - self._back_s < SETTLED_S and word in self._words)
+        if is_first:
             self._lost_s = now_s
-            self._words = self._words if is_the_same else set()
-            if not is_the_same:
-                self._say_lost(error, now_s)
-        elif not self._is_said and now_s - self._lost_s >= SETTLED_S:
+        if is_new:
+            self._words = set()
+        self._words.add(word)
+        if is_new or (not self._is_said and now_s - self._lost_s >= SETTLED_S):
             self._say_lost(error, now_s)
         elif now_s - self._logged_s >= REMINDER_S:
             self._is_said, self._logged_s = True, now_s
             for_s = round(now_s - self._lost_s)
             _log.warning("redis_still_unavailable", redis=self._redis, error=str(error), for_s=for_s)
-        self._words.add(word)
 
     def _say_lost(self, error: Exception, now_s: float) -> None:
         self._is_said, self._logged_s = True, now_s

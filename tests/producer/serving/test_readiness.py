@@ -8,7 +8,7 @@ import structlog
 from redis import exceptions
 from structlog.testing import capture_logs
 
-from penstock.producer.serving.readiness import REMINDER_S, Readiness
+from penstock.producer.serving.readiness import REMINDER_S, SETTLED_S, Readiness
 
 REFUSED = exceptions.ConnectionError("Error 111 connecting to localhost:6379.")
 
@@ -59,3 +59,32 @@ def test_an_outage_is_one_line_a_reminder_a_minute_and_one_line_at_its_end(
     ]
     assert "redis-server" in lines[0]["hint"]
     assert (lines[1]["for_s"], lines[2]["after_s"]) == (60, 200.0)
+
+
+def test_what_is_refused_among_what_is_not_is_one_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, lines: list[Any]
+) -> None:
+    """A part whose other commands succeed gets ready in between, and is not cured by it."""
+    now = [0.0]
+    monkeypatch.setattr("penstock.producer.serving.readiness._log", structlog.get_logger())
+    readiness = Readiness("", lambda: now[0])
+    refused = exceptions.NoPermissionError("no permissions", status_code="NOPERM")
+    for second in range(int(REMINDER_S) + 1):
+        now[0] = float(second)
+        readiness.lost_redis("part", refused)
+        assert (readiness.trouble, readiness.refused_for_s) == ("refused", second)
+        readiness.ready("part")
+        assert (readiness.trouble, readiness.refused_for_s) == (None, 0.0)
+        assert readiness.refused.is_set()
+    said = [line["event"] for line in lines]
+    assert said == ["redis_unavailable", "redis_back", "redis_still_unavailable", "redis_back"]
+    readiness.lost_redis("part", exceptions.OutOfMemoryError("full", status_code="OOM"))
+    assert lines[-1]["event"] == "redis_unavailable"
+    now[0] += SETTLED_S
+    readiness.ready("part")
+    assert not readiness.refused.is_set()
+    readiness.lost_redis("part", refused)
+    readiness.ready("part")
+    now[0] += SETTLED_S
+    readiness.lost_redis("part", refused)
+    assert [line["event"] for line in lines].count("redis_unavailable") == 4
