@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,6 +61,14 @@ class QueueLoad:
             )
         except KeyError as error:
             raise ValueError(f"it has no field {error}") from error
+
+
+_PRIORITY = re.compile(rb"-?[0-9]{1,9}")
+
+
+def priorities(members: Iterable[bytes]) -> list[int]:
+    """Those in `keys.bands`, without what somebody else wrote there."""
+    return [int(member) for member in members if _PRIORITY.fullmatch(member)]
 
 
 def _band(text: str) -> BandLoad:

@@ -10,7 +10,7 @@ from penstock.producer import keys
 from penstock.producer.consumers import is_worker
 from penstock.producer.operations.reports import REMEMBERED_S, WorkerReport, decode_report
 from penstock.producer.operations.snapshot import DeadLetter, Lane, RunningRequest, Snapshot, TenantLane, Worker
-from penstock.producer.queue_load import QueueLoad
+from penstock.producer.queue_load import QueueLoad, priorities
 from penstock.producer.redis import lua
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import execute_one
@@ -65,7 +65,7 @@ def _snapshot(queue: str, answer: Sequence[Any]) -> Snapshot:
     workers = _workers(consumers, at_ms)
     numbers = _load(load)
     num_waiting = max(0, length - sum(worker.num_taken for worker in workers))
-    held = sum(max(0, each[1]) for each in consumers if not is_worker(each[0].decode()))
+    held = sum(max(0, each[1]) for each in consumers if not is_worker(each[0].decode(errors="replace")))
     return Snapshot(
         queue=queue,
         at_ms=at_ms,
@@ -86,7 +86,7 @@ def _snapshot(queue: str, answer: Sequence[Any]) -> Snapshot:
 def _workers(consumers: Iterable[Sequence[Any]], at_ms: int) -> tuple[Worker, ...]:
     found = []
     for raw_name, num_taken, listed_until, report, left_ms, instance, marked, digest in consumers:
-        name = raw_name.decode()
+        name = raw_name.decode(errors="replace")
         if not is_worker(name):
             continue
         reported = _report(report)
@@ -98,7 +98,7 @@ def _workers(consumers: Iterable[Sequence[Any]], at_ms: int) -> tuple[Worker, ..
                 num_taken=max(0, num_taken),
                 heartbeat_left_ms=None if instance is None else left_ms,
                 is_draining=is_marked or (reported is not None and reported.phase == "draining"),
-                digest=None if digest is None else digest.decode(),
+                digest=None if digest is None else digest.decode(errors="replace"),
                 report=reported,
                 reported_s=None if reported_ms is None else max(0.0, at_ms - reported_ms) / 1000,
             )
@@ -151,8 +151,12 @@ def _lanes(bands: Iterable[Sequence[Any]], load: QueueLoad | None) -> tuple[Lane
     counted = {} if load is None else {band.priority: band for band in load.bands}
     tenants: dict[int, tuple[int, tuple[TenantLane, ...]]] = {}
     for raw_priority, num_tenants, found in bands:
-        priority = int(raw_priority)
-        lanes = tuple(TenantLane(name.decode(), priority, num, float(served)) for name, served, num in found)
+        if not (found_priority := priorities([raw_priority])):
+            continue
+        [priority] = found_priority
+        lanes = tuple(
+            TenantLane(name.decode(errors="replace"), priority, num, float(served)) for name, served, num in found
+        )
         tenants[priority] = (num_tenants, lanes)
     found_lanes: list[Lane] = []
     for priority in sorted(counted.keys() | tenants.keys(), reverse=True):

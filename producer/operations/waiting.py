@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from penstock.producer import keys
 from penstock.producer.operations.dead_letters import server_ms
+from penstock.producer.queue_load import priorities
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.pipeline import Command, execute
 from penstock.producer.redis.streams import pairs
@@ -45,10 +47,10 @@ async def next_to_run(redis: RedisClient, queue: str, *, limit: int, tenant: str
     if tenant is not None:
         return (await _of_tenants(redis, queue, [tenant], limit, now_ms))[:limit]
     found: list[WaitingRequest] = []
-    priorities: Any = await redis.zrange(keys.bands(queue), 0, -1)
-    for priority in sorted(map(int, priorities), reverse=True):
+    found_bands: Any = await redis.zrange(keys.bands(queue), 0, -1)
+    for priority in sorted(priorities(found_bands), reverse=True):
         names: Any = await redis.zrange(keys.band(queue, priority), 0, limit - 1)
-        found += await _of_tenants(redis, queue, [name.decode() for name in names], limit, now_ms)
+        found += await _of_tenants(redis, queue, [name.decode(errors="replace") for name in names], limit, now_ms)
         found.sort(key=lambda each: -each.priority)  # a tenant may have lower ones behind
         if sum(each.priority >= priority for each in found) >= limit:
             break
@@ -77,4 +79,6 @@ def _read(member: bytes, rank: float, tenant: str, now_ms: int) -> WaitingReques
     if match is None:
         return None  # somebody wrote it
     number, ms, size = (int(part) for part in match.groups())
+    if not math.isfinite(rank):
+        return None
     return WaitingRequest(f"{ms}-{number}", tenant, 1000 - int(rank // _SPAN), size, max(0, now_ms - ms) / 1000)

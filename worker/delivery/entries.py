@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
+from redis import exceptions
+
 from penstock.producer import keys
+from penstock.producer.redis import pipeline
 from penstock.producer.redis.connection import Fields, RedisClient
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import ID_PATTERN, entry_size
 from penstock.worker.config import WorkerConfig
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.faults import REDIS_ERRORS
-from penstock.worker.protocol.guarded import execute_one, make_guarded_group
+from penstock.worker.protocol.guarded import GUARD, execute_one, make_guarded_group
 from penstock.worker.protocol.scripts import Bill
 
 BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
@@ -116,6 +120,7 @@ class EntryReader:
         self._blocking = blocking
         self._config = config
         self._digest = digest
+        self.on_broken: Callable[[], None] = lambda: None  # a script may have taken entries that no answer brought
         self._has_more = False  # entries that have no place in a lane yet
         self._told_room = 0  # for how many more sequences others believe that there is room here
         self._left_ms: int | None = None  # after which an entry may be taken that was left to another worker
@@ -261,7 +266,12 @@ class EntryReader:
             max_bytes=BYTES_PER_READ,
             **more,
         )
-        return await execute_one(self._redis, command)
+        try:
+            return await pipeline.execute_one(self._redis, command)
+        except exceptions.ResponseError as error:
+            answer = await GUARD.mend(self._redis, command, error)
+            self.on_broken()
+            return answer
 
 
 def _entries(answer: Any) -> list[QueueEntry]:

@@ -65,6 +65,7 @@ class Intake:
         self._backoff = faults.Backoff()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: list[BaseException] = []  # what ended some of them
+        entries.on_broken = self._requests.recover
         driver.watch_capacity(self._requests.changed.fire)
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.producer import keys
+from penstock.producer.queue_load import priorities
 from penstock.producer.redis.connection import RedisClient
 
 FLOOR = b"/floor"  # a field of the hash of weights that is no tenant
@@ -30,17 +31,17 @@ async def tenants(redis: RedisClient, queue: str) -> list[Tenant]:
     served: dict[bytes, tuple[int | None, float]] = dict.fromkeys(weights, (None, 0.0))
     idle: Any = await redis.zrange(keys.service(queue), 0, -1, withscores=True)
     served |= {name: (None, tokens) for name, tokens in idle if name in weights}
-    priorities: Any = await redis.zrange(keys.bands(queue), 0, -1)
-    for priority in priorities:
-        waiting: Any = await redis.zrange(keys.band(queue, priority.decode()), 0, -1, withscores=True)
-        served |= {name: (int(priority), tokens) for name, tokens in waiting}
+    found: Any = await redis.zrange(keys.bands(queue), 0, -1)
+    for priority in priorities(found):
+        waiting: Any = await redis.zrange(keys.band(queue, priority), 0, -1, withscores=True)
+        served |= {name: (priority, tokens) for name, tokens in waiting}
     pipeline = redis.pipeline(transaction=False)
     for name in served:
-        pipeline.zcard(keys.lane(queue, name.decode()))
+        pipeline.zcard(keys.lane(queue, name.decode(errors="replace")))
     counts = await pipeline.execute()
     return sorted(
         (
-            Tenant(name.decode(), int(count), priority, tokens, weights.get(name, 1.0))
+            Tenant(name.decode(errors="replace"), int(count), priority, tokens, weights.get(name, 1.0))
             for (name, (priority, tokens)), count in zip(served.items(), counts, strict=True)
         ),
         key=lambda tenant: tenant.name,
