@@ -118,6 +118,7 @@ class AsyncClient:
             ReplyGone: the `id` was sent before, within `dedupe_window_s`, and its reply has expired; nothing was sent.
             QueueFull: the queue holds its limit, or the request would expire before its turn; nothing was sent.
             ConnectionLost, ServerRefused: Redis is away or says no.
+            RuntimeError: another event loop used this client first.
             NotDurable: with `durable`, the request was sent, but nobody knows whether a crash of Redis would lose it.
         """
         request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
@@ -305,10 +306,18 @@ class AsyncClient:
 
     async def _call(self, name: CallName, prompt: Prompt, sampling: Sampling, timeout_s: float) -> AnswerEntry:
         request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
+        self._transport.connections.check_loop()
         return await self._transport.caller.call(name, request.to_entry(), timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled."""
+        """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled.
+
+        Raises:
+            RuntimeError: another event loop, which still runs, used it first.
+        """
+        if self._transport.connections.went_with_its_loop:
+            return
+        self._transport.connections.check_loop()
         await self._transport.close()
         if self._connections is not None:
             await asyncio.gather(*(other.close() for other in self._others.values()))

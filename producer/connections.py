@@ -42,7 +42,27 @@ class Connections:
         self.clients: list[RedisClient] = [self.commands, self.reader.redis]
         self.slot = random_slot() if self.address.kind == "cluster" else None
         self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
+        self._loop: asyncio.AbstractEventLoop | None = None  # nobody has used it yet
         self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
+
+    def check_loop(self) -> None:
+        """What it holds, connections and locks, is of one event loop: the first that it is used in.
+
+        Raises:
+            RuntimeError: this is another one.
+        """
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError(
+                "this AsyncClient was used in another event loop before: make one for each asyncio.run and each thread "
+                "(`async with AsyncClient(...)`), or use Client, which any thread may call"
+            )
+
+    @property
+    def went_with_its_loop(self) -> bool:
+        """Nothing is left to be closed: the event loop that all of it belongs to is."""
+        return self._loop is not None and self._loop.is_closed()
 
     @asynccontextmanager
     async def redis(self) -> AsyncIterator[RedisClient]:
@@ -51,7 +71,12 @@ class Connections:
             yield self.commands
 
     def answered(self) -> AbstractAsyncContextManager[None]:
-        """Turns the errors of what is asked in the block into ours; it may take `answer_timeout_s`."""
+        """Turns the errors of what is asked in the block into ours; it may take `answer_timeout_s`.
+
+        Raises:
+            RuntimeError: as `check_loop`.
+        """
+        self.check_loop()
         return answered(self.address, self._answer_timeout_s)
 
     async def close(self) -> None:

@@ -170,7 +170,7 @@ async def _attached(
         await deadline.bound(transport.check_present(queue, request_id))
     else:
         await deadline.bound(_skip_to(transport, queue, request_id, assembler, after))
-    subscription = transport.reader.follow(queue, request_id, after or "0-0")
+    subscription = transport.follow(queue, request_id, after or "0-0")
     try:
         following = _Following(subscription, assembler, deadline)
         while chunks := await following.next():
@@ -195,7 +195,7 @@ async def _sent(
 ) -> AsyncGenerator[Sequence[Chunk], None]:
     request_id = request.id or ""
     deadline = _Deadline(request_id, timeout_s)
-    subscription = transport.reader.follow(transport.queue, request_id)
+    subscription = transport.follow(transport.queue, request_id)
     if own:
         transport.own(request_id)
     try:
@@ -205,7 +205,7 @@ async def _sent(
             transport.disown(request_id, cancel=False)
             raise
         if subscription.is_lost:  # sending has had more patience than reading, and there was nothing to read yet
-            subscription = transport.reader.follow(transport.queue, request_id)
+            subscription = transport.follow(transport.queue, request_id)
         following = _Following(subscription, assembler, deadline)
         while chunks := await following.next():
             yield chunks

@@ -19,7 +19,7 @@ from penstock.producer.ids import new_id
 from penstock.producer.patience import Patience
 from penstock.producer.queue_status import QueueStatus, ServedWatch, query_card, query_queues, query_status
 from penstock.producer.reading.entries import decode_fields, position
-from penstock.producer.reading.reader import ENDED, find_gone
+from penstock.producer.reading.reader import ENDED, Subscription, find_gone
 from penstock.producer.redis import durable
 from penstock.producer.redis.cancelling import cancel
 from penstock.producer.redis.connection import RedisClient, ensure_group
@@ -277,6 +277,11 @@ class Transport:
             if len(page) < HISTORY_PAGE:
                 raise ReplyGone(request_id, f"entry {until} is not in it; it expired, or the entry never was")
             start = "(" + page[-1][0]
+
+    def follow(self, queue: str, request_id: str, after: str = "0-0") -> Subscription:
+        """As `ReplyReader.follow`. Raises RuntimeError as `Connections.check_loop`."""
+        self.connections.check_loop()
+        return self.reader.follow(queue, request_id, after)
 
     async def close(self) -> None:
         """Leaves the connections, which other queues may use."""
