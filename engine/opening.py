@@ -16,6 +16,7 @@ from penstock.engine.models import Decoder
 from penstock.engine.models.packed import pack_head
 from penstock.engine.models.packed_block import pack_blocks
 from penstock.engine.models.quantized import unpack_in_pieces
+from penstock.engine.processors import bound_xla
 from penstock.engine.sharded_linears import prepare_for_tpu
 from penstock.engine.stats import ReportProgress
 from penstock.engine.text.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ def open_model(
     model: str | Path, config: EngineConfig, progress: ReportProgress | None
 ) -> tuple[Decoder, Tokenizer, GenerationDefaults, Deployment]:
     """Raises CheckpointError and ConfigError, as `Engine.from_checkpoint`."""
+    bound_xla()
     unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)
     deployment = replace(deploy(config, read_model_config(path, config.dtype, config.weights)), unkept=unkept)

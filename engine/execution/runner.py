@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from penstock.engine.execution.sampling_state import sampling_state
 from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.execution.steps import Steps
 from penstock.engine.models import Decoder
+from penstock.engine.processors import num_processors
 from penstock.engine.sharding import Placement
 from penstock.engine.stats import ReportProgress
 
@@ -144,7 +144,7 @@ class Runner:
         compiled at once.
         """
         device = jax.devices()[0] if self._placement is None else self._placement.mesh.devices.flat[0]
-        with ThreadPoolExecutor(1 if device.platform == "tpu" else os.cpu_count()) as threads:
+        with ThreadPoolExecutor(1 if device.platform == "tpu" else num_processors()) as threads:
             running = {threads.submit(job): name for name, job in jobs.items()}
             for done, future in enumerate(as_completed(running)):
                 future.result()

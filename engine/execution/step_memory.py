@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ import jax
 import jaxlib.version
 
 from penstock.engine import kept_files
+from penstock.engine.processors import num_processors
 from penstock.engine.scheduling.pace import StepTimes
 
 _FOLDER = "step_times"
@@ -75,8 +75,7 @@ def _by_bucket(kept: Mapping[str, float]) -> dict[int, float]:
 def _machine() -> str:
     devices = jax.devices()
     kinds = sorted({device.device_kind for device in devices})
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores, {len(devices)} of {kinds}"
+    return f"{_processor()}, {num_processors()} cores, {len(devices)} of {kinds}"
 
 
 def _processor() -> str:

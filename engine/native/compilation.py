@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import jax
 
 from penstock.engine import kept_files
+from penstock.engine.processors import num_processors
 
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
@@ -88,7 +88,7 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
         common = (compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", "-c")
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(num_processors()) as threads:
             commands = [(*common, str(source), "-o", str(to)) for source, to in zip(SOURCES, objects, strict=True)]
             list(threads.map(_run, commands))
         linked = Path(scratch) / library.name

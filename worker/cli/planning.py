@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from penstock.engine.planning import (
 )
 from penstock.engine.planning import plan as planned
 from penstock.engine.planning.topology import devices_of
+from penstock.engine.processors import num_processors
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
 from penstock.worker.cli.progress import shown
@@ -86,7 +86,7 @@ def _plan(settings: Settings, wanted: Wanted, trace: Trace | None) -> tuple[Plan
             wanted.topology,
             config,
             context=wanted.context,
-            processes=wanted.processes or min(os.cpu_count() or 1, _MAX_PROCESSES),
+            processes=wanted.processes or min(num_processors(), _MAX_PROCESSES),
             progress=report,
         )
     if trace is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+
+from penstock.engine.processors import num_processors
 
 WINDOW_S = 0.1  # between two looks
 SHORT_SHARE = 0.75  # of all processors: a process that uses more has none to spare
@@ -32,7 +33,7 @@ class Coalescing:
         self._longest_s = max(shortest_s, longest_s)
         self._pass_on = pass_on
         pass_on(shortest_s)
-        self._num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._num_processors = num_processors()
         self._look()
 
     @property

@@ -36,7 +36,7 @@ class Clocks:
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
     monkeypatch.setattr(coalescing, "time", clocks)
-    monkeypatch.setattr(coalescing.os, "sched_getaffinity", lambda _: range(NUM_PROCESSORS), raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(NUM_PROCESSORS), raising=False)
     return clocks
 
 
