@@ -341,3 +341,16 @@ async def test_an_answer_has_a_bounded_number_of_bytes(raw: RedisClient) -> None
     for start in (0, 2, 4):
         entries, *_ = await run(raw, scripts.take("q", worker="w", count=6, **limits))
         assert [entry[0].decode() for entry in entries] == ids[start : start + 2]
+
+
+async def test_a_sweep_s_answer_too_and_it_says_that_there_is_more(raw: RedisClient) -> None:
+    body = {"prompt": "x" * 40, "timeout_s": "60"}
+    late = [(await raw.xadd(STREAM, dict(body), id=f"1700000000000-{number}")).decode() for number in range(1, 6)]  # type: ignore[arg-type]
+    swept, more = [], []
+    for _ in range(3):
+        command = scripts.sweep("q", worker="w", count=10, max_body_bytes=10_000, max_bytes=100)
+        entries, _, has_more = await run(raw, command)
+        swept.append([entry[0].decode() for entry in entries])
+        more.append(bool(has_more))
+    assert swept == [late[:2], late[2:4], late[4:]]
+    assert more == [True, True, False]
