@@ -48,7 +48,7 @@ async def bash(script: str, folder: Path, **environment: str) -> str:
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment},
     )  # fmt: skip
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 2 * WAIT_S)
+        out, err = await asyncio.wait_for(process.communicate(), 3 * WAIT_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
