@@ -30,7 +30,7 @@ _PART = "heartbeat"  # in readiness
 RETIRE_COUNT = 100  # entries moved by one script
 BEATS_PER_READ = 500  # heartbeats that one command asks for
 BEATS_PER_TTL = 3
-AGAIN_S = 1.0  # within which a worker that could not beat tries again
+AGAIN_S = 1.0  # within which a worker that could not beat, or not look, tries again
 SETTLES_S = 1.5  # in which all that live have beaten again, where none could
 SOONEST, LATEST = 0.75, 1.25  # after which part of its interval a worker looks for dead ones again
 
@@ -207,8 +207,9 @@ class Reclaimer:
             look = self._settle() if self._may_all_have_lapsed else self.look(self._rest_s)
             if await faults.survive(look, "reclaimer", self._readiness):
                 self._lost_s = None
-            elif self._lost_s is None:
-                self._lost_s = time.monotonic()
+            else:
+                self._rest_s = min(self._rest_s, SOONEST * AGAIN_S)
+                self._lost_s = time.monotonic() if self._lost_s is None else self._lost_s
 
     @property
     def _may_all_have_lapsed(self) -> bool:
