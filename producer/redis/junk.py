@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -48,9 +49,11 @@ class Guard:
 
     Attributes:
         stays: names, within a queue or a slot, of those that stay, because nobody can make them anew; None: all.
+        after: makes anew what keys held that were set aside, where that is not made anew by itself.
     """
 
     stays: frozenset[str] | None = None
+    after: Callable[[RedisClient, Sequence[str]], Awaitable[None]] | None = None
 
     async def execute_one(self, redis: RedisClient, command: Command) -> Any:
         """As `pipeline.execute_one`.
@@ -75,8 +78,11 @@ class Guard:
             raise error
         answer = await execute_one(redis, self._guarded(command))
         moved, in_the_way, result = answer
-        for key, place in zip(*[iter(map(_text, moved))] * 2, strict=True):
+        pairs = list(zip(*[iter(map(_text, moved))] * 2, strict=True))
+        for key, place in pairs:
             _log.warning("junk_set_aside", key=key, place=place)
+        if pairs and self.after is not None:
+            await self.after(redis, [key for key, _ in pairs])
         if in_the_way:
             raise JunkFound(_text(in_the_way)) from error
         return result

@@ -1,12 +1,28 @@
 """What a worker asks Redis for one by one. What is no worker's in the keys of its queue is set aside on the way."""
 
+import re
+from collections.abc import Sequence
+
 from redis import exceptions
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, make_group
 from penstock.producer.redis.junk import Guard
+from penstock.worker.protocol import scripts
 
-GUARD = Guard(stays=frozenset({"requests"}))
+_STAYS = frozenset({"requests"})
+_PLACES = re.compile(r"penstock:\{([^{}]+)\}:lanes:(?:bands|band:.*|tenant:.*|due|named)")
+
+
+async def _relane(redis: RedisClient, moved: Sequence[str]) -> None:
+    """Where what says whose turn it is was set aside: all that waits gets its place again, page by page."""
+    for queue in {found[1] for key in moved if (found := _PLACES.fullmatch(key)) is not None}:
+        after: bytes | None = b"0-0"
+        while after is not None:
+            after = await Guard(_STAYS).execute_one(redis, scripts.relane(queue, after=after.decode()))
+
+
+GUARD = Guard(_STAYS, after=_relane)
 """The request stream alone is no worker's to make anew; and what a request's keys hold ends that request."""
 
 execute_one = GUARD.execute_one

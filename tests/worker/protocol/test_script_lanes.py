@@ -354,3 +354,26 @@ async def test_a_sweep_s_answer_too_and_it_says_that_there_is_more(raw: RedisCli
         more.append(bool(has_more))
     assert swept == [late[:2], late[2:4], late[4:]]
     assert more == [True, True, False]
+
+
+INDEX = (keys.bands("q"), keys.band("q", 5), keys.band("q", 0), keys.lane("q", "a"), keys.due("q"))
+
+
+@pytest.mark.parametrize("key", INDEX)
+@pytest.mark.parametrize("junk", [("SET", "junk"), ("RPUSH", "junk")])
+async def test_lanes_are_made_anew_where_a_key_of_theirs_held_junk(
+    raw: RedisClient, key: str, junk: tuple[str, ...]
+) -> None:
+    """But for the one take that comes upon it, the order is what it was, whatever of the index is gone."""
+    priorities = {
+        (await add(raw, tenant=tenant, priority=priority, timeout_s=100))[0]: priority
+        for tenant, priority in (("b", -5), ("a", 0), ("b", 0), ("a", -5), ("a", 5), ("b", 5))
+    }
+    assert await take(raw, 0) == []
+    await raw.delete(key)
+    await raw.execute_command(junk[0], key, *junk[1:])
+    priorities[(await add(raw, tenant="a", timeout_s=100))[0]] = 0
+    taken = [entry_id for _ in range(2 * len(priorities)) for entry_id in await take(raw)]
+    assert (await owners(raw))["w"] == len(priorities)  # some are in no answer, as a script broke that had taken them
+    in_order = [priorities[entry_id] for entry_id in taken[1:]]
+    assert in_order == sorted(in_order, reverse=True)

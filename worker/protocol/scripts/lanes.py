@@ -17,6 +17,7 @@ _RETIRE = load("penstock.worker.protocol", *_PARTS, "retire")
 _RETIRE_CALLS = load("penstock.worker.protocol", "retire_calls")
 _SET_ASIDE = load("penstock.worker.protocol", *_PARTS, "owned", "set_aside")
 _PUT_BACK = load("penstock.worker.protocol", *_PARTS, "owned", "put_back")
+_RELANE = load("penstock.worker.protocol", *_PARTS, "relane")
 _SWEEP = load("penstock.worker.protocol", *_PARTS, "sweep")
 _MEASURE = load("penstock.worker.protocol", *_PARTS, "fleet", "recount", "measure")
 _SAY = load("penstock.worker.protocol", "clock", "say")
@@ -156,6 +157,12 @@ def say(queue: str, *, worker: str, part: Part, every_ms: int) -> Command:
     numbers = (part.slots, part.tokens_per_s, part.reply_tokens, part.token_bytes)
     arguments = (worker, every_ms, " ".join(f"{number:.6g}" for number in numbers))
     return call(_SAY, (keys.workers(queue), keys.load(queue)), arguments)
+
+
+def relane(queue: str, *, after: str) -> Command:
+    """Gives what waits behind the entry `after` its place again; answers behind which to go on, or None at the end."""
+    bounds = (keys.GROUP, "", NEW_PER_SCRIPT, 0, BYTES_PER_SCRIPT)
+    return call(_RELANE, (*_lane_keys(queue), keys.backlog(queue)), (*bounds, after))
 
 
 def measure(queue: str, *, every_ms: int, target_s: float, max_bytes: int) -> Command:
