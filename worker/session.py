@@ -188,7 +188,14 @@ class Session:
         self._heartbeat.set_serving(False)
         self._intake.stop()
         self._calls.stop()
-        await self._while_working(asyncio.wait({intake}))
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s + HAND_BACK_TIMEOUT_S):
+                await self._while_working(asyncio.wait({intake}))
+        except TimeoutError as error:  # what gives way cannot be published: Redis is away
+            raise DrainIncomplete(
+                "what was about to be taken, or gave way, could not be handed back;"
+                " other workers take it once this one's heartbeat is gone"
+            ) from error
         try:
             async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
                 await self._while_working(self._until_done())

@@ -12,9 +12,11 @@ from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_u
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker import session
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.errors import Aborted, EngineFailed, NameTaken
+from penstock.worker.delivery.publisher import Publisher
+from penstock.worker.errors import Aborted, DrainIncomplete, EngineFailed, NameTaken
 from penstock.worker.service import Model, Say, WorkerService
 
 
@@ -157,3 +159,27 @@ async def test_a_name_is_one_worker_s(redis_url: str) -> None:
         service = WorkerService(WorkerConfig(**{**QUICK, "name": "same"}), redis_url, lambda _: fake_model())
         with pytest.raises(NameTaken, match="same"):
             await service.run()
+
+
+async def test_what_gives_way_and_cannot_be_published_holds_up_no_drain(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    giving_way = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        giving_way.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Publisher, "wait_published", never)
+    monkeypatch.setattr(session, "HAND_BACK_TIMEOUT_S", 0.1)
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine, drain_timeout_s=0.01) as worker:
+        await send(redis, id="batch", prompt="x", priority=-5)
+        await eventually(lambda: engine.prefilled)
+        await send(redis, id="high", prompt="x")
+        await giving_way.wait()
+        worker.service.request_drain()
+        await asyncio.wait({worker.task})
+        with pytest.raises(DrainIncomplete, match="gave way"):
+            worker.task.result()
