@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_va
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.address import check_files, parse_url
 from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
 
@@ -207,7 +207,7 @@ class GatewaySettings(Rereadable, BaseSettings):
     @classmethod
     def _check_url(cls, value: str | None) -> str | None:
         if value is not None:
-            parse_url(value)
+            check_files(parse_url(value))
         return value
 
     @field_validator("queues")

@@ -22,7 +22,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.text.response.formats import FORMATS
 from penstock.gateway.settings import PREFIX as GATEWAY_PREFIX
 from penstock.gateway.settings import GatewaySettings
-from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.address import check_files, parse_url
 from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
@@ -268,7 +268,7 @@ class Settings(Rereadable, BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _check_url(cls, value: str) -> str:
-        parse_url(value)
+        check_files(parse_url(value))
         return value
 
     @field_validator("queue")

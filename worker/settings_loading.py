@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,10 +87,13 @@ def load(
     joined: dict[str, Any] = {}
     for source in reversed(sources):
         joined.update(source.values)
+    joined = {name: _cleaned(name, value, sources) for name, value in joined.items()}
     try:
         settings = program.settings(**joined)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item, sources) for item in error.errors())) from None
+    for name in joined:
+        _check_bounds(name, getattr(settings, name), sources)
     settings.reread_by(partial(load, program, programs, flags, config))
     return settings
 
@@ -124,13 +129,43 @@ def _place_in(path: Path | None) -> Callable[[str], str]:
     return lambda name: f"{name} in {path}"
 
 
+_KUBERNETES_BYTES = re.compile(r"\d+(\.\d+)?\s*[KMGTP]i")
+SHORTEST_S, LONGEST_S = 0.001, 1e9
+"""Of times: what Redis counts in, and some thirty years."""
+
+
+def _cleaned(name: str, value: Any, sources: Sequence[_Source]) -> Any:
+    """Without what surrounds a value in files, secrets and shells. `1Gi` is `1GiB`, as Kubernetes writes it."""
+    if not isinstance(value, str):
+        return value
+    value = value.strip()
+    if not value.isprintable():
+        raise SettingsError(f"{_where(name, sources)}: a control character, such as a line break, is in the value")
+    return f"{value}B" if _KUBERNETES_BYTES.fullmatch(value) else value
+
+
+def _check_bounds(name: str, value: Any, sources: Sequence[_Source]) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if not math.isfinite(value):
+        raise SettingsError(f"{_where(name, sources)}: must be a finite number, not {value}")
+    if name.endswith("_s") and value and not SHORTEST_S <= abs(value) <= LONGEST_S:
+        raise SettingsError(f"{_where(name, sources)}: must be from {SHORTEST_S:g} to {LONGEST_S:g} s, not {value:g}")
+    if abs(value) >= 2**63:
+        raise SettingsError(f"{_where(name, sources)}: must be below 2^63, not {value}")
+
+
+def _where(name: str, sources: Sequence[_Source]) -> str:
+    return next(source.where(name) for source in sources if name in source.values)
+
+
 def _explain(item: Any, sources: Sequence[_Source]) -> str:
     """Names the place that the offending value came from; there is none if it is about several values."""
     message = item["msg"].removeprefix("Value error, ")
     if not item["loc"]:
         return str(message)
     name = str(item["loc"][0])
-    where = next(source.where(name) for source in sources if name in source.values)
+    where = _where(name, sources)
     shown = "" if name.endswith("redis_url") else f", not {str(item['input'])!r}"
     return f"{where}: {message}{shown}"
 
@@ -144,8 +179,7 @@ def _configured_path() -> Path | None:
 
 def _read_toml(path: Path, programs: Sequence[Program[Any]]) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            document = tomllib.load(file)
+        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # some editors write a byte-order mark
     except OSError as error:
         raise SettingsError(f"configuration file {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

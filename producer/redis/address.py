@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -74,6 +75,9 @@ def parse_url(url: str) -> Address:
     Raises:
         BadAddress: naming what is wrong, but never quoting a part that may hold a secret.
     """
+    url = url.strip()  # files and secrets end in a line break
+    if not url.isprintable():
+        raise BadAddress("the Redis URL has a control character in it, such as a line break")
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.lower() not in SCHEMES:
         shown = repr(scheme) if separator else "none"
@@ -138,6 +142,8 @@ def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         allowed = _ALLOWED_OPTIONS.get(name)
+        if name in _ELSEWHERE:
+            raise BadAddress(f"option {name!r} of the Redis URL is not for Penstock: {_ELSEWHERE[name]}")
         if allowed is None:
             raise BadAddress(f"the Redis URL has an unknown option {name!r}; known: {', '.join(_ALLOWED_OPTIONS)}")
         if name.startswith("ssl_") and not tls:
@@ -147,9 +153,10 @@ def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
         if name == "db" and kind == "cluster" and value != "0":
             raise BadAddress("Redis Cluster has database 0 only")
         if isinstance(allowed, tuple):
-            if value not in allowed:
+            choice = _as_ours(value)
+            if choice not in allowed:
                 raise BadAddress(f"option {name!r} in the Redis URL must be one of {', '.join(allowed)}")
-            options[name] = _parsed_choice(name, value)
+            options[name] = _parsed_choice(name, choice)
         elif allowed is int:
             if not (value.isascii() and value.isdigit()):
                 raise BadAddress(f"option {name!r} in the Redis URL is not a number")
@@ -172,6 +179,62 @@ _ALLOWED_OPTIONS: Mapping[str, type | tuple[str, ...]] = {
     "sentinel_username": str,
     "sentinel_password": str,
 }
+
+
+_OWN_TIMES = "it sets its own times; reconnect_timeout_s and answer_timeout_s are the client's"
+_ELSEWHERE: Mapping[str, str] = {
+    "socket_timeout": _OWN_TIMES,
+    "socket_connect_timeout": _OWN_TIMES,
+    "timeout": _OWN_TIMES,
+    "health_check_interval": _OWN_TIMES,
+    "retry_on_timeout": "it tries again by itself",
+    "max_connections": "it needs few, and opens them by itself",
+    "decode_responses": "it decodes by itself",
+    "encoding": "it reads UTF-8",
+    "client_name": "it names its connections by itself",
+    "socket_keepalive": "it notices by itself that a connection is gone",
+    "ssl": "write rediss:// for TLS",
+    "tls": "write rediss:// for TLS",
+    "ssl_ca_path": "give one file, as ssl_ca_certs",
+    "ssl_ca_data": "give a file, as ssl_ca_certs",
+}
+"""Options of other libraries' URLs, and our word for them."""
+
+_SYNONYMS = {
+    "cert_none": "none", "cert_optional": "optional", "cert_required": "required", "1": "true", "yes": "true",
+    "0": "false", "no": "false",
+}  # fmt: skip
+
+
+def _as_ours(value: str) -> str:
+    """A choice as other libraries write it: `CERT_NONE`, `True`."""
+    lower = value.lower()
+    return _SYNONYMS.get(lower, lower)
+
+
+def check_files(address: Address) -> None:
+    """Passes if the files that a TLS connection needs are there, can be read, and go together.
+
+    Raises:
+        BadAddress: naming the option and the file.
+    """
+    options = address.options
+    authorities, certificate = options.get("ssl_ca_certs"), options.get("ssl_certfile")
+    try:
+        if authorities is not None:
+            ssl.create_default_context(cafile=authorities)
+    except (OSError, ValueError) as error:
+        raise BadAddress(f"ssl_ca_certs {authorities} of the Redis URL cannot be used: {error}") from error
+    key = options.get("ssl_keyfile")
+    if certificate is None:
+        if key is not None:
+            raise BadAddress("ssl_keyfile of the Redis URL needs ssl_certfile too")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, "")
+    except (OSError, ValueError) as error:
+        files = f"ssl_certfile {certificate}" + ("" if key is None else f" and ssl_keyfile {key}")
+        raise BadAddress(f"{files} of the Redis URL cannot be used: {error}") from error
 
 
 def _parsed_choice(name: str, value: str) -> object:

@@ -26,7 +26,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
 from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, PenstockError, ServerRefused
-from penstock.producer.redis.address import Address, parse_url
+from penstock.producer.redis.address import Address, check_files, parse_url
 from penstock.producer.redis.credentials import Credentials
 from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_away, is_junk, may_pass, meaning_of
 
@@ -207,6 +207,7 @@ async def make_group(redis: RedisClient, stream: str) -> None:
 
 def _client(url: str | Address, **common: Any) -> RedisClient:
     address = parse_url(url) if isinstance(url, str) else url
+    check_files(address)
     # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
     options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
     options.update(_login(address))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.producer.errors import BadAddress, PenstockError
+from penstock.producer.redis import address
 from penstock.producer.redis.address import parse_url
 
 SECRET = "s3cr3t"
@@ -111,3 +112,30 @@ def test_no_password_is_shown_by_an_error(url: str) -> None:
         shown.append(str(error))
         error = error.__context__
     assert SECRET not in " ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("option", "understood"),
+    [
+        ("ssl_cert_reqs=CERT_NONE", {"ssl_cert_reqs": "none"}),
+        ("ssl_cert_reqs=CERT_REQUIRED", {"ssl_cert_reqs": "required"}),
+        ("ssl_cert_reqs=Optional", {"ssl_cert_reqs": "optional"}),
+        ("ssl_check_hostname=False", {"ssl_check_hostname": False}),
+        ("ssl_check_hostname=1", {"ssl_check_hostname": True}),
+    ],
+)
+def test_choices_are_understood_as_other_libraries_write_them(option: str, understood: dict[str, object]) -> None:
+    assert parse_url(f"rediss://a?{option}").options == understood
+
+
+@pytest.mark.parametrize("name", sorted(address._ELSEWHERE))
+def test_options_of_other_libraries_are_named_with_our_word(name: str) -> None:
+    with pytest.raises(BadAddress, match=rf"option '{name}' of the Redis URL is not for Penstock: \w+"):
+        parse_url(f"rediss://a?{name}=1")
+
+
+def test_a_line_break_is_no_part_of_a_url() -> None:
+    assert parse_url(" redis://u:p@a:1/2\r\n") == parse_url("redis://u:p@a:1/2")
+    for url in ("redis://a\n:1", "redis://u:p\x00@a", "redis://a\x1b[0m"):
+        with pytest.raises(BadAddress, match="control character"):
+            parse_url(url)
