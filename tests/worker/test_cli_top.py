@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cli_process import ROOT, Terminal, command, environment
 from patience import WAIT_S
+from refusing_proxy import PASSING, REFUSED, RefusingProxy
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
@@ -115,6 +116,20 @@ async def test_redis_goes_away_and_comes_back() -> None:
             await eventually(lambda: "no newer look: no connection" in terminal.screen)
             with EmbeddedServer(port=port):
                 await eventually(lambda: "no newer look" not in terminal.screen)
+
+
+async def test_it_shows_what_redis_refuses_with_and_goes_on(redis_url: str) -> None:
+    async with RefusingProxy(redis_url) as proxy, watching(proxy.url, "--interval", "0.1") as (terminal, process):
+        await eventually(lambda: "no workers" in terminal.screen)
+        for code, answer in {**PASSING, **REFUSED}.items():
+            words = {"script": "ACL failure", "WRONGPASS": "invalid username", "NOAUTH": "Authentication"}
+            proxy.refuse(answer)
+            await eventually(lambda: "no newer look" in terminal.screen)
+            shown = words.get(code, answer.partition(" ")[2][:20])
+            await eventually(lambda: shown in terminal.screen)  # noqa: B023
+            proxy.allow()
+            await eventually(lambda: "no newer look" not in terminal.screen)
+        assert process.returncode is None
 
 
 async def test_for_scripts(redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,218 @@
+"""How soon work goes on after Redis refused, or answered nothing: seconds from the end of each outage.
+
+    python -m benchmarks.outages
+
+A server, a proxy that answers in its place, and behind the proxy a worker whose engine is a timer, a gateway and a
+client. While the outage lasts, a request waits in the queue for the worker and a stream is open; a library call, an
+upload to the gateway and a look of `penstock top` are tried again and again (`top` itself looks once a second). Medians
+over rounds. Appends to `benchmarks/results/outages.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx2
+from rich.console import Console
+
+from benchmarks.engine import RESULTS
+from benchmarks.tables import table_of
+from penstock.gateway.server import GatewayServer
+from penstock.gateway.settings import GatewaySettings
+from penstock.producer import AsyncClient, Handle, PenstockError
+from penstock.producer.operations.collector import look
+from penstock.producer.redis.connection import answered, connect, parse_url
+from penstock.worker.bench.report import append_result
+from penstock.worker.chaos.process import FakeWorker
+from penstock.worker.cli.top import ANSWER_S
+from penstock.worker.local.embedded import EmbeddedServer
+from penstock.worker.logs import configure_logs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
+
+QUEUE = "outages"
+SILENCE, CLIENTS = "silence", "max number of clients"
+OUTAGES = (*PASSING, CLIENTS, *REFUSED, SILENCE)
+TRY_EVERY_S = 0.05
+GIVE_UP_S = 60.0
+
+Try = Callable[[], Awaitable[object]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a refusal")
+    parser.add_argument("--silence", type=float, default=20.0, help="seconds without an answer")
+    parser.add_argument("--outages", nargs="*", choices=OUTAGES, default=OUTAGES, metavar="CODE")
+    arguments = parser.parse_args()
+    configure_logs("error")
+    rows = asyncio.run(measure(arguments))
+    append_result(RESULTS / "outages.jsonl", {**vars(arguments), "after_s": rows})
+    Console().print(table_of("seconds until work goes on", rows))
+
+
+async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    async with AsyncExitStack() as stack:
+        lab = await Lab.opened(stack)
+        for outage in arguments.outages:
+            lasts_s = arguments.silence if outage == SILENCE else arguments.seconds
+            rounds = [await lab.suffer(outage, lasts_s) for _ in range(1 if outage == SILENCE else arguments.rounds)]
+            medians = {name: median(each[name] for each in rounds) for name in rounds[0]}
+            rows.append({"outage": outage, **medians})
+            Console(stderr=True).print(rows[-1])
+    return rows
+
+
+class Lab:
+    """All that meets the outages.
+
+    Args:
+        proxy: what answers in the server's place.
+        direct: a client of the server itself.
+        client: one behind the proxy.
+        http: a client of a gateway behind it.
+        top: what a screen looks with.
+    """
+
+    def __init__(
+        self, proxy: RefusingProxy, direct: AsyncClient, client: AsyncClient, http: httpx2.AsyncClient, top: Any
+    ) -> None:
+        self._proxy = proxy
+        self._direct = direct
+        self._client = client
+        self._http = http
+        self._top = top
+        self._ended_s = 0.0
+
+    @classmethod
+    async def opened(cls, stack: AsyncExitStack) -> Lab:
+        server = stack.enter_context(EmbeddedServer())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        proxy = await stack.enter_async_context(RefusingProxy(server.url))
+        worker = FakeWorker(
+            proxy.url,
+            folder / "log",
+            {"max_num_seqs": 16, "step_s": 0.02},
+            {"queue": QUEUE, "health_port": None, "name": "w"},
+        )
+        stack.callback(worker.send, signal.SIGKILL)
+        direct = await stack.enter_async_context(AsyncClient(server.url, queue=QUEUE))
+        client = await stack.enter_async_context(AsyncClient(proxy.url, queue=QUEUE))
+        async with asyncio.timeout(GIVE_UP_S):
+            await direct.generate("x", max_tokens=1)  # once the worker is there
+        http = await stack.enter_async_context(_gateway(stack, proxy.url))
+        top = connect(proxy.url, decode=False, retries=0)
+        stack.push_async_callback(top.aclose)
+        lab = cls(proxy, direct, client, http, top)
+        await asyncio.gather(lab._call(), lab._ask(), lab._look())
+        return lab
+
+    async def suffer(self, outage: str, lasts_s: float) -> dict[str, float]:
+        """Seconds from the end of one outage, by who meets it."""
+        stream = await self._client.submit("x", max_tokens=10**6)
+        chunks = stream.stream()
+        await anext(chunks)
+        self._ended_s = 0.0
+        self._begin(outage)
+        begun_s = time.monotonic()
+        trying = [asyncio.create_task(self._until(each)) for each in (self._call, self._ask, self._look)]
+        reading = asyncio.create_task(self._next_chunk(chunks))
+        await asyncio.sleep(lasts_s / 2)
+        waiting = await self._direct.submit("y", max_tokens=3)
+        await asyncio.sleep(max(0.0, begun_s + lasts_s - time.monotonic()))
+        self._end()
+        worker_s = await self._begun(waiting)
+        call_s, gateway_s, top_s = await asyncio.gather(*trying)
+        stream_s = await reading
+        await self._direct.handle(stream.id).cancel()
+        async with asyncio.timeout(GIVE_UP_S):
+            await waiting.result()
+        return {"worker": worker_s, "gateway": gateway_s, "library call": call_s, "stream": stream_s, "top": top_s}
+
+    def _begin(self, outage: str) -> None:
+        if outage == SILENCE:
+            self._proxy.is_answering.clear()
+        elif outage == CLIENTS:
+            self._proxy.greeting = FULL
+            self._proxy.cut()
+        else:
+            self._proxy.refuse({**PASSING, **REFUSED}[outage])
+
+    def _end(self) -> None:
+        self._ended_s = time.monotonic()
+        self._proxy.allow()
+        self._proxy.is_answering.set()
+
+    async def _until(self, attempt: Try) -> float:
+        """Tries until it works after the end of the outage."""
+        while True:
+            try:
+                await attempt()
+            except (PenstockError, Refused):
+                pass
+            else:
+                if self._ended_s:
+                    return time.monotonic() - self._ended_s
+            await asyncio.sleep(TRY_EVERY_S)
+
+    async def _call(self) -> None:
+        handle = await self._client.submit("z", max_tokens=1)
+        if self._ended_s:
+            await self._direct.handle(handle.id).cancel()
+
+    async def _ask(self) -> None:
+        answer = await self._http.post("/v1/files", files={"file": ("f", b"{}")}, data={"purpose": "batch"})
+        if answer.status_code != 200:
+            raise Refused
+
+    async def _look(self) -> None:
+        async with answered(parse_url(self._proxy.url), ANSWER_S):
+            await look(self._top, QUEUE)
+
+    async def _next_chunk(self, chunks: Any) -> float:
+        """The first that comes after the end: those before were read ahead."""
+        async for _ in chunks:
+            if self._ended_s:
+                return time.monotonic() - self._ended_s
+        raise RuntimeError("the stream ended")
+
+    async def _begun(self, handle: Handle) -> float:
+        async with asyncio.timeout(GIVE_UP_S):
+            await anext(handle.stream())
+        return time.monotonic() - self._ended_s
+
+
+class Refused(Exception):
+    """The gateway said no."""
+
+
+def _gateway(stack: AsyncExitStack, url: str) -> httpx2.AsyncClient:
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    server = GatewayServer(GatewaySettings(redis_url=url, drain_timeout_s=0.1), 256)
+    serving = asyncio.create_task(server.serve([listener]))
+
+    async def stop() -> None:
+        server.stop()
+        await serving
+
+    stack.push_async_callback(stop)
+    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=GIVE_UP_S)
+
+
+if __name__ == "__main__":
+    main()
