@@ -33,7 +33,7 @@ _WITH_SUBCOMMANDS = {"XGROUP", "XINFO"}
 
 # By the names of keys: how each string in them looks. A script that breaks over what it read, read one that does not.
 _SHAPES = (
-    (r":lanes:bands$", r"^%-?%d+$"),
+    (r":lanes:bands$", r"^%-?%d%d?%d?%d?$"),
     (r":lanes:tenant:", r"^[A-Z]%d+%-%d+/%d+/%d*$"),
     (r":lanes:aside:", r"^[A-Z]%d+%-%d+/%d+/%d*$"),
     (r":lanes:due$", r"^%d+%-%d+$"),

@@ -1,4 +1,4 @@
--- After clock.lua, sized.lua, accounts.lua and backlog.lua. KEYS from 9 on: passed; named; asked; aside, without a model.
+-- After clock.lua, junk.lua, sized.lua, accounts.lua and backlog.lua. KEYS from 9 on: passed; named; asked; aside, without a model.
 --
 -- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
 -- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:

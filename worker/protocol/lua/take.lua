@@ -269,6 +269,10 @@ if aged and lowest <= -1000 and overtakes >= tonumber(ARGV[7]) then take_oldest(
 local below, aside = '+inf', next_aside()
 while #found < count and has_room and tries < count + 64 do
   local band = redis.call('ZRANGE', bands, below, lowest, 'BYSCORE', 'REV', 'LIMIT', 0, 1)[1]
+  if band and not whole(band, -1000, 1000) then
+    junk(bands)
+    band = nil
+  end
   if aside and aside.priority >= lowest and aside.priority >= tonumber(band or -1000) then
     redis.call('ZREM', aside_of .. digest, aside.member)
     local _, goes_on = take_held((entry_of(aside.member)))

@@ -10,7 +10,7 @@ from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.lua import call, load
 from penstock.producer.redis.pipeline import Command
 
-_PARTS = ("clock", "sized", "accounts", "backlog", "lanes")
+_PARTS = ("clock", "junk", "sized", "accounts", "backlog", "lanes")
 _TAKE = load("penstock.worker.protocol", *_PARTS, "homes", "take")
 _PASS_ON = load("penstock.worker.protocol", *_PARTS, "homes", "owned", "pass_on")
 _RETIRE = load("penstock.worker.protocol", *_PARTS, "retire")
