@@ -32,6 +32,7 @@ ENDED = ("done", "dead")
 """The `status` in a request's state after its reply was ended."""
 
 BLOCK_S = 5.0
+LATE_S = 1.0  # after which a blocked read is woken that should have ended: the server's clock was set back
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
 WAKE_RETRY_S = 0.05
@@ -223,10 +224,7 @@ class _Line:
         read_from = self._reading.get(subscription.key)
         if read_from is None or read_from > subscription.cursor:
             self._reading = None  # one wake-up per XREAD is enough
-            self._num_wakes += 1
-            task = asyncio.create_task(self._wake(self._num_wakes))
-            self._wakes.add(task)
-            task.add_done_callback(self._wakes.discard)
+            self._wake_soon()
 
     def pause(self, subscription: Subscription) -> None:
         """Reads no more for it until `resume`."""
@@ -296,9 +294,11 @@ class _Line:
         self._num_heard = self._num_wakes  # they were for streams that are in `asked` already
         cursors[self._wake_key] = f"{self._num_wakes}-0"
         self._reading = asked
+        late = asyncio.get_running_loop().call_later((block_s or 0.0) + LATE_S, self._wake_soon)
         try:
             found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=block_s)
         finally:
+            late.cancel()
             self._reading = None
         self._readable = asked
         for raw_key, entries in found:
@@ -309,6 +309,12 @@ class _Line:
                     continue  # it joined meanwhile and needs earlier entries first
                 for raw_id, fields in entries:
                     subscription.deliver(position(raw_id.decode()), fields)
+
+    def _wake_soon(self) -> None:
+        self._num_wakes += 1
+        task = asyncio.create_task(self._wake(self._num_wakes))
+        self._wakes.add(task)
+        task.add_done_callback(self._wakes.discard)
 
     async def _wake(self, number: int) -> None:
         """Explicit ids make a repeated wake-up harmless, and leave no clock in it. One that is lost is sent again until

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from clocks import ShiftedServer
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
 from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
@@ -225,6 +226,32 @@ async def test_a_reply_that_expires_while_it_is_waited_for_is_gone(
         await redis.delete(keys.reply("default", handle.id))
         with pytest.raises(ReplyGone, match="read up to entry 1-1"):
             await anext(stream)
+
+
+async def test_no_read_is_blocked_for_as_long_as_the_server_s_clock_was_set_back(
+    shifted: ShiftedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 1.0)
+    monkeypatch.setattr("penstock.producer.reading.reader.LATE_S", 0.1)
+    script = Script()
+    async with ScriptedWorker(shifted.url, script), AsyncClient(shifted.url) as client:
+        handle = await client.submit("x")
+        await script.say("a")
+        stream = handle.stream()
+        await anext(stream)
+        gone = asyncio.create_task(anext(stream))
+        with BlockingRedis.from_url(shifted.url, protocol=2) as redis:
+            await eventually(lambda: _is_blocked(redis))
+            shifted.set_ahead(-100_000)
+            redis.delete(keys.reply("default", handle.id))
+        with pytest.raises(ReplyGone):
+            await gone
+    assert "reading replies" not in caplog.text  # it was no outage
+
+
+def _is_blocked(redis: BlockingRedis) -> bool:
+    return any("b" in each["flags"] for each in redis.client_list() if each["name"] == "penstock-reader")
 
 
 async def test_a_reply_that_came_and_expired_while_its_reader_was_away_is_gone(
