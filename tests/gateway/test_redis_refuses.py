@@ -26,6 +26,9 @@ from worker_harness import running_worker
 
 import penstock.gateway
 from penstock.gateway.keys.limits import Limiter
+from penstock.gateway.serve import REFUSED as REFUSED_STATUS
+from penstock.gateway.serve import RefusedAtStart, serve
+from penstock.gateway.settings import GatewaySettings
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine
@@ -89,7 +92,9 @@ class Client:
     """Asks again for as long as it is told that this may help."""
 
     def __init__(self, url: str, key: str) -> None:
-        self.http = httpx2.AsyncClient(base_url=url, timeout=WAIT_S, headers={"authorization": f"Bearer {key}"})
+        self.http = httpx2.AsyncClient(
+            base_url=url, timeout=WAIT_S, headers={"authorization": f"Bearer {key}"} if key else {}
+        )
         self.refused: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
@@ -329,3 +334,30 @@ async def test_an_outage_is_one_line_and_shows_in_readiness_and_metrics(
 
 async def _is_ready(client: Client) -> bool:
     return (await client.http.get("/readiness")).status_code == 200
+
+
+@pytest.mark.parametrize("answer", REFUSED.values())
+async def test_what_is_refused_for_good_ends_a_start(proxy: RefusingProxy, answer: str) -> None:
+    proxy.refuse(answer)
+    with pytest.raises(RefusedAtStart) as caught:
+        await asyncio.to_thread(serve, GatewaySettings(redis_url=proxy.url, port=0))
+    assert caught.value.exit_status == REFUSED_STATUS
+
+
+async def test_a_running_gateway_drains_only_once_it_was_refused_for_long(
+    redis: RedisClient, proxy: RefusingProxy, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.producer.serving.refusals.LOOK_EVERY_S", 0.01)
+    async with running_gateway(proxy.url, refused_drain_after_s=WAIT_S) as gateway, Client(gateway.url, "") as client:
+        proxy.refuse(REFUSED["NOPERM"])
+        assert (await client.http.get("/v1/files")).status_code == 503
+        before = proxy.refused.total()
+        await eventually(lambda: proxy.refused.total() > before + 20)
+        assert not gateway.server.should_exit
+        proxy.allow()
+        await client.ask("GET", "/v1/files")
+    async with running_gateway(proxy.url, refused_drain_after_s=0.05) as gateway, Client(gateway.url, "") as client:
+        proxy.refuse(REFUSED["NOPERM"])
+        assert (await client.http.get("/v1/files")).status_code == 503
+        await eventually(lambda: gateway.server.should_exit)
+        assert gateway.server.is_refused
