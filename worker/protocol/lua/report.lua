@@ -6,5 +6,4 @@ for _, worker in ipairs(redis.call('ZRANGE', KEYS[2], string.format('(%d', last)
   redis.call('ZADD', KEYS[2], string.format('%d', last), worker)
 end
 enter(KEYS[2], ARGV[1], tonumber(ARGV[4]))
-redis.call('STRLEN', KEYS[1])  -- SET would take the place of anything
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
