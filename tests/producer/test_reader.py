@@ -11,7 +11,7 @@ from fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
 from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 
-from penstock.producer import AsyncClient, ConnectionLost, ReplyGone, ReplyTimeout, ServerRefused, keys
+from penstock.producer import AsyncClient, ConnectionLost, ReplyCorrupt, ReplyGone, ReplyTimeout, ServerRefused, keys
 from penstock.producer.reading.entries import position
 from penstock.producer.reading.reader import MAX_ARRIVED
 from penstock.producer.redis.connection import RedisClient
@@ -302,7 +302,7 @@ async def test_a_stream_that_can_not_be_read_is_its_reader_s_trouble_alone(redis
         good = asyncio.create_task(client.generate("x"))
         await script.say("a")
         await redis.set(keys.reply("default", "bad"), "no stream")
-        with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        with pytest.raises(ReplyCorrupt, match="is damaged"):
             await client.handle("bad").result(timeout=WAIT_S)
         await script.end()
         assert (await good).text == "a"
