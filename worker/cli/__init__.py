@@ -7,10 +7,13 @@
 | 2 | wrong usage or settings |
 | 3 to 8 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
 | 130 | interrupted; for `worker` and `gateway`: told to stop twice |
+| 134, 135, 139 | a crash, by SIGABRT, SIGBUS or SIGSEGV: docs/troubleshooting.md |
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import threading
@@ -40,6 +43,9 @@ from penstock.worker.cli import (
     workers,
 )
 from penstock.worker.cli.errors import exit_status_of
+
+_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a write to a file, a pipe or a terminal fails with."""
 
 app = typer.Typer(
     name="penstock",
@@ -84,9 +90,13 @@ def main() -> None:
     stopping.listen_early(("penstock", *sys.argv[1:]))  # where this is called by a program of another name
     status = run()
     stopping.end()
-    with suppress(OSError):
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except OSError as error:
+        if not status:
+            _say(f"the output can't be written: {error}")
+        os._exit(status or 1)  # or the interpreter would try it again, and say so in a traceback
     if any(thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
         # A worker told to stop while it loads leaves a thread inside the compiler, which would crash if the interpreter
         # were taken down around it.
@@ -103,6 +113,9 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what a terminal's encoding has no character for
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -113,8 +126,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:
         status = exit_status_of(error)
+        if status is None and isinstance(error, OSError) and error.errno in _OUTPUT and error.filename is None:
+            _say(f"the output can't be written: {error}")
+            return 1
         if status is None:
             raise
-        sys.stderr.write(f"penstock: {error}\n")
+        _say(str(error))
         return status
     return 0
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):  # there is nowhere to say it, and the exit status does
+        sys.stderr.write(f"penstock: {message}\n")
