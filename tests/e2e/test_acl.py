@@ -498,7 +498,8 @@ RESET_GROUP = [
     ("EVAL", "return redis.call('XGROUP', 'DESTROY', KEYS[1], 'workers')", 1, Q),
 ]  # fmt: skip
 REFUSED = {
-    "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, *LEARN_IDS, ("XRANGE", keys.dead("q"), "-", "+"),
+    "worker": [*NOT_EVEN_WORKERS, *RESET_GROUP, *(each for each in LEARN_IDS if each[0] != "STRLEN"),
+               ("XRANGE", keys.dead("q"), "-", "+"),
                ("XRANGE", keys.malformed("q"), "-", "+"), ("DEL", keys.dead("q")), ("DEL", keys.seen("q", "r"))],
     "producer": [*NOT_EVEN_WORKERS, *NOT_PRODUCERS, *LEARN_IDS],
     "gateway": [*NOT_EVEN_WORKERS, *(each for each in NOT_PRODUCERS if each not in LOOKS), *LEARN_IDS],
