@@ -209,7 +209,7 @@ class Transport:
         """
         async with self._redis() as redis:
             job: Any = await redis.hmget(keys.state(queue, request_id), ["status", "worker"])
-            status, worker = (None if value is None else value.decode() for value in job)
+            status, worker = (None if value is None else value.decode(errors="replace") for value in job)
             newest = await read_newest(redis, keys.reply(queue, request_id))
             if newest is not None and decode_fields(request_id, newest[1]).type == "end":
                 return "finished"  # from when its end can be read, which is before its worker notes it

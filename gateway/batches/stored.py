@@ -187,7 +187,7 @@ class BatchStore:
     async def cancel(self, batch_id: str) -> str:
         """The status from now on."""
         status: bytes | None = await self._store.execute(*lua.call(_CANCEL, [names.batch_progress(batch_id)], []))
-        return "failed" if status is None else status.decode()
+        return "failed" if status is None else status.decode(errors="replace")
 
     async def advance(self, lease: Lease, status: Status, to: Status, **fields: str | int) -> str:
         """Goes from `status` to another one, or sets `fields` alone. Returns the status that there is now.
@@ -201,7 +201,7 @@ class BatchStore:
         now: bytes | None = await self._store.execute(*command)
         if now is None:
             raise LeaseLost(lease.batch_id)
-        return now.decode()
+        return now.decode(errors="replace")
 
     async def places(self, batch_id: str) -> set[int]:
         """The lines that have a result."""

@@ -77,7 +77,7 @@ async def check_same(
     digest = sha256(json.dumps([queue, asked_for, num_requests], sort_keys=True).encode()).hexdigest()
     key = names.fingerprint(request.id or "")
     first: bytes = await store.execute(*lua.call(_REMEMBER, [key], [digest, REMEMBERED_S]))
-    if first.decode() != digest:
+    if first != digest.encode():
         raise other_body()
 
 

@@ -352,7 +352,7 @@ class _Line:
                 raise answer
         for sub, status, exists, entries in zip(subs, answers[::3], answers[1::3], answers[2::3], strict=True):
             was_read = sub.furthest > (0, 0)
-            if exists == 0 and isinstance(status, bytes) and (was_read or status.decode() in ENDED):
+            if exists == 0 and isinstance(status, bytes) and (was_read or status.decode(errors="replace") in ENDED):
                 sub.fail(_expired(sub))
             elif was_read and isinstance(entries, list) and not sub.follows(entries):
                 sub.rewind()
@@ -425,7 +425,7 @@ async def find_gone(redis: RedisClient, replies: list[tuple[str, str, bool]]) ->
             pipe.exists(reply_key)
         answers = await pipe.execute(raise_on_error=False)
     return [
-        exists == 0 and ((isinstance(status, bytes) and status.decode() in ENDED) or was_there)
+        exists == 0 and ((isinstance(status, bytes) and status.decode(errors="replace") in ENDED) or was_there)
         for (_, _, was_there), status, exists in zip(replies, answers[::2], answers[1::2], strict=True)
     ]
 

@@ -190,5 +190,5 @@ class CallServer:
                 self._readiness.lost_redis(_PART, error)
             elif self._is_readable:  # or it was said; and it is no reason to serve no requests
                 self._is_readable = False
-                _log.warning("calls_unreadable", error=str(error))
+                _log.warning("calls_unreadable", key=keys.calls(self._config.queue), error=str(error))
             await pause(self._stopping, self._backoff.next_s())

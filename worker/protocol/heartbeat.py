@@ -274,4 +274,5 @@ class Reclaimer:
         if freed:
             self._metrics.reclaimed.inc(freed)
             event = "worker_lost" if is_worker(consumer) else "model_lost"
-            _log.warning(event, lost=consumer, entries=freed)
+            shown = consumer.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            _log.warning(event, lost=shown, entries=freed)

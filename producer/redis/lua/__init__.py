@@ -22,7 +22,7 @@ def load(package: str, *names: str) -> str:
 
 
 def call(
-    script: str, key_names: Sequence[str], arguments: Iterable[str | bytes | int], *, only_reads: bool = False
+    script: str, key_names: Sequence[str | bytes], arguments: Iterable[str | bytes | int], *, only_reads: bool = False
 ) -> Command:
     """The command that runs `script`. It holds all of it; `pipeline.execute` sends only its hash where that will do.
 

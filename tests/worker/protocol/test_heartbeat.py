@@ -453,6 +453,24 @@ async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> No
     assert (metrics.reclaimed._value.get(), metrics.lost_workers._value.get()) == (num_entries, 1)
 
 
+@pytest.mark.parametrize("stream", [keys.requests("q"), keys.calls("q")], ids=["requests", "calls"])
+@pytest.mark.parametrize(
+    "name",
+    [b"\xff\xfe", b"\xed\xa0\x80", b"", b"a b\r\n", b"{x}", b"%s", b"x" * 100_000, b"unowned/\xff"],
+    ids=lambda name: repr(name[:9]),
+)
+async def test_whatever_somebody_calls_a_consumer_what_it_has_is_freed(
+    raw: RedisClient, name: bytes, stream: str
+) -> None:
+    await raw.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
+    await raw.xadd(stream, {"prompt": "x"})
+    await raw.execute_command("XREADGROUP", "GROUP", keys.GROUP, name, "STREAMS", stream, ">")
+    await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), Metrics(), Readiness()).scan()
+    consumers = await raw.xinfo_consumers(stream, keys.GROUP)
+    holder = keys.WAITING if stream == keys.requests("q") else keys.UNOWNED
+    assert [(consumer["name"].decode(), consumer["pending"]) for consumer in consumers] == [(holder, 1)]
+
+
 async def test_of_all_workers_one_looks_for_dead_ones_in_each_interval(raw: RedisClient) -> None:
     stream = keys.requests("q")
     await raw.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)

@@ -124,15 +124,16 @@ def retire(queue: str, *, stream: str, consumer: str, count: int, max_bytes: int
     """Lets up to `count` entries wait again of a consumer whose heartbeat is gone, and removes it once it has none.
 
     `stream` is that of the requests or of the calls of `queue`. Answers how many were freed, 0 once there are no more,
-    or -1 if the consumer lives. It frees fewer where it had to read bodies of `max_bytes`.
+    or -1 if the consumer lives. It frees fewer where it had to read bodies of `max_bytes`. The name is as in `lapsed`.
     """
     of_queue = (keys.digests(queue), keys.room(queue), keys.serving(queue))
     of_worker = (keys.nudges(queue, consumer), keys.report(queue, consumer))
-    about = (keys.heartbeat(queue, consumer), *of_queue, *of_worker)
+    texts = (keys.heartbeat(queue, consumer), *of_queue, *of_worker)
+    name, *about = (text.encode(errors="surrogateescape") for text in (consumer, *texts))
     if stream != keys.requests(queue):
-        return call(_RETIRE_CALLS, (stream, *about), (keys.GROUP, consumer, keys.UNOWNED, count))
-    key_names = (*_lane_keys(queue), *about, keys.backlog(queue))
-    return call(_RETIRE, key_names, (keys.GROUP, consumer, count, 0, max_bytes))
+        return call(_RETIRE_CALLS, (stream, *about), (keys.GROUP, name, keys.UNOWNED, count))
+    key_names: tuple[str | bytes, ...] = (*_lane_keys(queue), *about, keys.backlog(queue))
+    return call(_RETIRE, key_names, (keys.GROUP, name, count, 0, max_bytes))
 
 
 def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:

@@ -131,8 +131,11 @@ def look(queue: str, *, worker: str, rest_ms: int) -> Command:
 
 
 def lapsed(queue: str, workers: Sequence[str]) -> Command:
-    """Asks for the places, from 1 on, of those `workers` whose heartbeat is gone. There must be one at least."""
-    return call(_LAPSED, [keys.heartbeat(queue, worker) for worker in workers], ())
+    """Asks for the places, from 1 on, of those `workers` whose heartbeat is gone. There must be one at least.
+
+    Bytes of a name that are no UTF-8 are surrogates in it, as a stranger may have named a consumer.
+    """
+    return call(_LAPSED, [keys.heartbeat(queue, worker).encode(errors="surrogateescape") for worker in workers], ())
 
 
 def announce(queue: str, *, ttl_ms: int) -> Command:
