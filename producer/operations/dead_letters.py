@@ -64,9 +64,9 @@ class Letter:
         return int(self.id.partition("-")[0])
 
     @property
-    def enqueued_ms(self) -> int:
-        """Server time."""
-        return int(self.entry_id.partition("-")[0])
+    def enqueued_ms(self) -> int | None:
+        """Server time; None where the letter does not say it, as it is a stranger's."""
+        return _number(self.entry_id.partition("-")[0])
 
     @property
     def replay_id(self) -> str:
@@ -198,9 +198,15 @@ def _letter(kind: Kind, letter_id: str, fields: Mapping[bytes, bytes]) -> Letter
         code=_text(fields.get(b"code", b"")),
         message=_text(fields.get(b"message", b"")),
         worker=_text(fields.get(b"worker", b"")),
-        counts={name: int(fields[name.encode()]) for name in COUNTS if name.encode() in fields},
+        counts={
+            name: count for name in COUNTS if (count := _number(_text(fields.get(name.encode(), b"")))) is not None
+        },
         fields={name.removeprefix(b"field:"): value for name, value in fields.items() if name.startswith(b"field:")},
     )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,20}", text) else None
 
 
 def _text(value: bytes) -> str:

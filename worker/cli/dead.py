@@ -253,7 +253,7 @@ def _document(letter: Letter) -> dict[str, Any]:
         "kind": letter.kind,
         "given_up_at": moment(letter.given_up_ms),
         "request_id": letter.request_id,
-        "enqueued_at": moment(letter.enqueued_ms),
+        "enqueued_at": None if letter.enqueued_ms is None else moment(letter.enqueued_ms),
         "code": letter.code,
         "message": letter.message,
         "worker": letter.worker,

@@ -237,6 +237,18 @@ async def test_a_letter_of_an_entry_from_the_far_future(
     assert "9999-12-31T23:59:59Z" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("value", ["", "junk", "9" * 5000, b"\xff", "-1"], ids=lambda value: repr(value[:5]))
+async def test_a_letter_that_a_stranger_wrote_is_shown(
+    redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str], value: str | bytes
+) -> None:
+    fields = dict.fromkeys(["entry", "code", "message", "worker", *dead_letters.COUNTS], value)
+    letter = str(await redis.xadd(keys.dead("q"), {"id": "x", **fields}))  # type: ignore[arg-type]
+    assert await penstock(redis_url, "dead", "list") == 0
+    assert letter in capsys.readouterr().out
+    assert await penstock(redis_url, "dead", "show", letter, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["enqueued_at"] is None
+
+
 async def test_a_letter_that_no_request_fits_in_stays(redis: RedisClient, raw: RedisClient) -> None:
     await add_letter(redis, "wide", prompt="x", **{f"f{i}": "x" for i in range(10_000)})
     (letter,) = await all_letters(raw)
