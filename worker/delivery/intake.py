@@ -64,6 +64,7 @@ class Intake:
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._passed_over: set[str] = set()  # entries that a sweep found, and that were known here
         self._failures: list[BaseException] = []  # what ended some of them
         entries.on_broken = self._requests.recover
         driver.watch_capacity(self._requests.changed.fire)
@@ -83,6 +84,9 @@ class Intake:
         Raises:
             RedisError: the server is in trouble.
         """
+        if self._passed_over - self._known():  # it was on its way back to the queue then, and is pending here
+            self._passed_over.clear()
+            self._requests.recover()
         has_more = True
         while has_more and not (self.is_stopping or self._heartbeat.is_contested):
             try:
@@ -92,6 +96,7 @@ class Intake:
                 raise
             known = self._known()  # a recovery may have found them before the answer came
             tasks = [self._start_ending(entry) for entry in swept.entries if entry.id not in known]
+            self._passed_over |= known & {entry.id for entry in swept.entries}
             has_more = swept.has_more
             if has_more and tasks:
                 await asyncio.wait(tasks)

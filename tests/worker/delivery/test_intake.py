@@ -154,6 +154,28 @@ async def test_one_sweep_ends_all_that_are_over(
             assert (await read_reply(redis, request_id)).end.finish_reason == "cancelled"
 
 
+async def test_what_a_sweep_finds_on_its_way_back_to_the_queue_is_looked_at_again(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its place as soon as the server has put it back, and the worker learns that only then."""
+    monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 10**6)
+    engine = FakeEngine(max_num_seqs=1)
+    engine.hold()
+    async with running_worker(redis_url, engine) as worker:
+        await send(redis, prompt="x", id="running", max_tokens=5)
+        await eventually(lambda: engine.prefilled)
+        session: Any = worker.service._session
+        entry = await send(redis, prompt="y", max_tokens=5)
+        session.requests.taking.add(entry)
+        await redis.set(keys.cancel("q", entry), "1")
+        await redis.sadd(keys.cancelled("q"), entry)
+        await session._intake.sweep()
+        session.requests.taking.discard(entry)
+        await session._intake.sweep()
+        assert not session._intake._passed_over
+        assert (await read_reply(redis, entry)).end.finish_reason == "cancelled"
+
+
 async def test_nothing_new_is_taken_while_writes_fail(redis_url: str, redis: RedisClient) -> None:
     """A full server hands entries out, but takes no writes."""
     stream, engine = keys.requests("q"), FakeEngine(max_num_seqs=1)
