@@ -20,8 +20,11 @@ from servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.local.embedded import EmbeddedServer
 
-# A shell that starts the suite in the background ignores SIGINT, and so would the processes that tests interrupt.
+# A shell that starts the suite in the background ignores SIGINT and SIGQUIT, and `nohup` SIGHUP: so would the processes
+# that tests send them to.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
 # start. What is promised of programs as they ship is tested with `as_shipped`.
