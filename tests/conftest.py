@@ -26,6 +26,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Loggers of modules that a command set up within a test would write where it wrote, in all tests after it.
+_configure = structlog.configure
+structlog.configure = lambda **options: _configure(**{**options, "cache_logger_on_first_use": False})
+
 # Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
 # start. What is promised of programs as they ship is tested with `as_shipped`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -27,7 +27,7 @@ async def counted(redis: RedisClient) -> int:
 
 
 async def test_a_record_is_there_until_it_expires(records: Records, redis: RedisClient) -> None:
-    made = await records.create("thing", "a", {"text": "ü"}, ttl_s=60)
+    made = await records.create("thing", "a", {"owner": "", "text": "ü"}, ttl_s=60)
     seconds, _ = await redis.time()
     assert abs(made.document["created_at"] - seconds) <= 1
     assert await records.read("thing", "a") == made
@@ -50,8 +50,8 @@ async def test_what_is_no_id_is_not_looked_for(records: Records, redis: RedisCli
 
 
 async def test_who_comes_second_gets_what_the_first_one_made(records: Records) -> None:
-    first = await records.create("thing", "a", {"from": 1}, ttl_s=60)
-    assert await records.create("thing", "a", {"from": 2}, ttl_s=60) == first
+    first = await records.create("thing", "a", {"owner": "", "from": 1}, ttl_s=60)
+    assert await records.create("thing", "a", {"owner": "", "from": 2}, ttl_s=60) == first
 
 
 async def test_what_is_deleted_is_gone_and_free(records: Records, redis: RedisClient) -> None:
@@ -80,5 +80,7 @@ async def test_what_is_kept_elsewhere_counts_as_well(records: Records, redis: Re
 async def test_records_live_anywhere_in_a_cluster(redis_cluster_url: str) -> None:
     async with Store(redis_cluster_url) as store:
         records = Records(store, Ledger(store, max_share=0.5))
-        made = [await records.create("thing", f"r{number}", {"n": number}, ttl_s=60) for number in range(8)]
+        made = [
+            await records.create("thing", f"r{number}", {"owner": "", "n": number}, ttl_s=60) for number in range(8)
+        ]
         assert [await records.read("thing", f"r{number}") for number in range(8)] == made
