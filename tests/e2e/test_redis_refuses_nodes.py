@@ -1,4 +1,4 @@
-"""Redis refuses behind Sentinel, and in a cluster: a worker waits as on a single server."""
+"""Redis refuses behind Sentinel, and in a cluster: a worker and a gateway wait as on a single server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
+from gateway_harness import running_gateway
 from patience import WAIT_S
 from redis.asyncio import Redis
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
@@ -49,7 +51,7 @@ async def _named(node: Redis, ports: set[int]) -> bool:
 async def test_a_cluster_that_refuses_is_waited_for(proxies: list[RefusingProxy]) -> None:
     url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
     async with running_worker(url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker:
-        await outlasts_all(worker, proxies, url)
+        await outlast_all(worker, proxies, url, url)
 
 
 @contextmanager
@@ -77,12 +79,15 @@ async def test_a_server_behind_sentinel_that_refuses_is_waited_for(redis_url: st
         with sentinel(tmp_path, proxy.port) as port:
             url = f"redis+sentinel://127.0.0.1:{port}/service/0"
             async with running_worker(url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker:
-                await outlasts_all(worker, [proxy], redis_url)
+                await outlast_all(worker, [proxy], url, redis_url)
 
 
-async def outlasts_all(worker: Running, proxies: Sequence[RefusingProxy], url: str) -> None:
+async def outlast_all(worker: Running, proxies: Sequence[RefusingProxy], url: str, url_of_client: str) -> None:
     readiness = worker.service.readiness
-    async with AsyncClient(url, queue="q") as client:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncClient(url_of_client, queue="q"))
+        gateway = await stack.enter_async_context(running_gateway(url))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S))
         for code, answer in {**PASSING, "max number of clients": FULL, **REFUSED}.items():
             before = await client.submit("x", max_tokens=TOKENS)
             async with before.stream() as chunks:
@@ -95,10 +100,23 @@ async def outlasts_all(worker: Running, proxies: Sequence[RefusingProxy], url: s
                     proxy.refuse(answer)
             await eventually(lambda: len(readiness.reasons) >= 4)
             assert readiness.trouble in (("refused",) if code in REFUSED else ("passing", "away")), code
+            refused = await completion(http)
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True), code
             for proxy in proxies:
                 proxy.allow()
             assert (await before.result()).text == expected_text("x", before.id, TOKENS), code
             after = await client.generate("x", max_tokens=TOKENS)
             assert after.text == expected_text("x", after.request_id, TOKENS), code
             await eventually(lambda: readiness.is_ready)
+            await eventually(lambda: is_answered(http))
             assert not worker.task.done()
+
+
+async def completion(http: httpx.AsyncClient) -> httpx.Response:
+    return await http.post("/v1/completions", json={"model": "q", "prompt": "x", "max_tokens": 3})
+
+
+async def is_answered(http: httpx.AsyncClient) -> bool:
+    answer = await completion(http)
+    assert answer.status_code in (200, 503)
+    return answer.status_code == 200
