@@ -251,6 +251,15 @@ async def held(client: Client, proxy: RefusingProxy) -> None:
         await eventually(lambda: proxy.seen["limits.RENEW"] > len(ANSWERS))
 
 
+async def renewed(client: Client, proxy: RefusingProxy, engine: FakeEngine) -> None:
+    """A batch that lasts until its lease was renewed."""
+    engine.hold()
+    made = await client.batch()
+    await eventually(lambda: proxy.seen["leases.RENEW"] > len(ANSWERS))
+    engine.allow()
+    await client.until(f"/v1/batches/{made['id']}", "completed")
+
+
 async def _has(redis: RedisClient, pattern: str) -> bool:
     return bool(await redis.keys(pattern))
 
@@ -283,6 +292,7 @@ async def test_each_command_meets_each_refusal(
         for part in PARTS:
             await part(client, redis)
         await held(client, proxy)
+        await renewed(client, proxy, engine)
         await limits(narrow_client, redis)
         missing = all_calls() - set(proxy.seen)
         assert not missing, f"nothing in this test has a gateway send {missing}"

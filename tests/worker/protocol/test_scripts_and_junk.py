@@ -51,11 +51,15 @@ def command_of(script: Any, entry_id: str) -> Any:
     return script(**{each.name: given[each.name] for each in wanted if each.default is inspect.Parameter.empty})
 
 
+def as_text(key: str | bytes) -> str:
+    return key if isinstance(key, str) else key.decode()
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 async def test_junk_in_any_of_its_keys_is_set_aside_or_named(raw: RedisClient, name: str) -> None:
     (entry_id,) = await owned(raw, "w")
     command = command_of(SCRIPTS[name], entry_id)
-    for key in dict.fromkeys(command[3 : 3 + command[2]]):
+    for key in dict.fromkeys(map(as_text, command[3 : 3 + command[2]])):
         if key.endswith(":"):  # a beginning of keys
             continue
         for write in WRONG_TYPES.values():
