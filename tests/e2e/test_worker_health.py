@@ -52,7 +52,6 @@ async def get_metrics(port: int | None) -> dict[str, float]:
 def logs() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     configure_logs("debug", "json", stream)
-    structlog.configure(cache_logger_on_first_use=False)  # or the loggers of modules would write there ever after
     yield stream
     structlog.reset_defaults()
 

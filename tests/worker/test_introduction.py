@@ -25,7 +25,6 @@ WHERE = {"queue": "q", "worker": "w", "redis": REDIS}
 def console() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     configure_logs("info", "console", stream)
-    structlog.configure(cache_logger_on_first_use=False)
     yield stream
     structlog.reset_defaults()
 

@@ -20,7 +20,6 @@ def logged() -> Iterator[Logged]:
     def configure(style: LogFormat, level: str = "info") -> io.StringIO:
         stream = io.StringIO()
         configure_logs(level, style, stream)
-        structlog.configure(cache_logger_on_first_use=False)
         return stream
 
     yield configure
