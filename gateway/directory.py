@@ -40,7 +40,7 @@ class Directory:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()
-        return {queue: card for queue, card in served.items() if self._allows(queue, card)}
+        return self._allowed_of(served)
 
     async def standing(self) -> Mapping[tuple[str, str], bool]:
         """Of each queue that is set, or was ever seen served, and its model ("": not known), whether it is served now.
@@ -63,25 +63,23 @@ class Directory:
             may_wait: whether a queue will do that was served, since this process began, and is not now.
 
         Raises:
-            ApiError: there is none (404), none any more or nothing served yet (503), there are several (400), or the
-                caller may not use it (403).
+            ApiError: there is none that the caller may use (404), none any more or nothing served yet (503), or there are
+                several (400).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()
-        named = _named(model, served)
-        if may_wait and not named:
-            named = _named(model, self._served.known)
-        queues = [queue for queue, card in named.items() if self._allows(queue, card)]
+        queues = list(_named(model, self._allowed_of(served)))
+        known = list(_named(model, self._allowed_of(self._served.known)))
+        if may_wait and not queues:
+            queues = known
         if len(queues) == 1:
             return queues[0]
         if queues:
             message = f"model {model[:200]!r} is served by several queues, name one of them: {', '.join(queues)[:500]}"
             raise ApiError(400, message, param="model", code="ambiguous_model")
-        if named:
-            message = f"this API key may not use model {model[:200]!r}; GET /v1/models lists those that it may"
-            raise ApiError(403, message, type="permission_error", param="model", code="model_not_allowed")
-        if self._served.knew(model) or not served:  # workers may be loading still
+        if known or self._is_to_be_served(model) or not served:  # workers may be loading still
             raise _unserved(model)
+        # A model that the caller may not use is one that does not exist: nobody learns what others are served.
         message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
@@ -99,8 +97,14 @@ class Directory:
             raise _unserved(queue)
         return card
 
-    def _allows(self, queue: str, card: ModelCard) -> bool:
-        return self._allowed is None or queue in self._allowed or card.model in self._allowed
+    def _allowed_of(self, cards: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
+        """Those that the caller may use."""
+        if self._allowed is None:
+            return cards
+        return {queue: card for queue, card in cards.items() if self._allowed & {queue, card.model}}
+
+    def _is_to_be_served(self, queue: str) -> bool:
+        return queue in self._served.only and (self._allowed is None or queue in self._allowed)
 
 
 def _named(model: str, cards: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
@@ -115,7 +119,7 @@ class _ServedCards:
 
     def __init__(self, client: AsyncClient, only: tuple[str, ...]) -> None:
         self._client = client
-        self._only = only
+        self.only = only
         self._cards: Mapping[str, ModelCard] = {}
         self.known: dict[str, ModelCard] = {}
         """The last ones of all queues that were ever served here."""
@@ -134,18 +138,14 @@ class _ServedCards:
 
     def models(self) -> Mapping[str, str]:
         """The last model of all queues that were ever served here or are set; empty where none was."""
-        return dict.fromkeys(self._only, "") | {queue: card.model for queue, card in self.known.items()}
-
-    def knew(self, model: str) -> bool:
-        """Whether this names a queue or a model that was served, or is to be."""
-        return bool(_named(model, self.known)) or model in self._only
+        return dict.fromkeys(self.only, "") | {queue: card.model for queue, card in self.known.items()}
 
     @property
     def _is_fresh(self) -> bool:
         return self._read_at_s is not None and time.monotonic() - self._read_at_s < MAX_AGE_S
 
     async def _read(self) -> Mapping[str, ModelCard]:
-        queues = self._only or await self._client.queues()  # whose list a user of some queues may not read
+        queues = self.only or await self._client.queues()  # whose list a user of some queues may not read
         cards = await asyncio.gather(*map(self._card, queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
 

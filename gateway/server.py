@@ -102,8 +102,7 @@ class GatewayServer(_Server):
         if self.should_exit:  # it could not start
             return
         self._tasks.append(asyncio.create_task(self._drain_once_refused()))
-        if not is_loopback(self._settings.host):
-            self._tasks.append(asyncio.create_task(self._warn_of_strangers()))
+        self._tasks.append(asyncio.create_task(self._look_for_keys()))
 
     async def _drain_once_refused(self) -> None:
         """Redis has refused for too long: whoever starts the process is to see that it cannot go on."""
@@ -111,7 +110,8 @@ class GatewayServer(_Server):
         self.is_refused = True
         self.stop()
 
-    async def _warn_of_strangers(self) -> None:
+    async def _look_for_keys(self) -> None:
+        """A process that knows of keys goes on asking for one, whatever becomes of Redis."""
         try:
             caller = await self._app.state.gateway.keeper.ring.check(None)
         except ApiError:
@@ -119,7 +119,7 @@ class GatewayServer(_Server):
         except PenstockError as error:
             _log.warning("api_keys_unknown", error=str(error))
             return
-        if caller is None:
+        if caller is None and not is_loopback(self._settings.host):
             hint = "whoever reaches the address may ask for anything: make keys with penstock keys create"
             _log.warning("no_api_keys", host=self._settings.host, hint=hint)
 

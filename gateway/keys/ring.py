@@ -1,4 +1,8 @@
-"""The API keys as one gateway process knows them: as they were in Redis at most a second ago."""
+"""The API keys as one gateway process knows them: as they were in Redis at most a second ago.
+
+A process that has seen keys goes on asking for one, even when Redis has none any more: it has lost its data, and whoever
+had no key before has none now.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,14 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import structlog
+
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.keys.secrets import Secret, parse_secret
 from penstock.gateway.keys.store import Found, KeyStore
+
+_log = structlog.get_logger(__name__)
 
 MAX_AGE_S = 1.0
 MAX_KNOWN = 4096
@@ -40,6 +48,8 @@ class KeyRing:
     def __init__(self, store: KeyStore, *, is_required: bool) -> None:
         self._store = store
         self._is_required = is_required
+        self._has_seen_keys = False
+        self._had_keys = False  # at the last look
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def check(self, presented: str | None) -> Presented | None:
@@ -51,7 +61,7 @@ class KeyRing:
         """
         secret = parse_secret(presented) if presented else None
         known = await self._look_up(secret.key_id if secret else "")
-        if not known.found.num_keys and not self._is_required:
+        if not known.found.num_keys and not self._is_required and not self._has_seen_keys:
             return None
         if not presented:
             raise _unauthorized("an API key is needed: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
@@ -68,10 +78,18 @@ class KeyRing:
             return known
         asked_at_s = time.monotonic()  # what it says may be as old as that
         self._known[key_id] = known = _Known(await self._store.find(key_id), asked_at_s)
+        self._note_whether_there_are_keys(known.found.num_keys > 0)
         self._known.move_to_end(key_id)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return known
+
+
+    def _note_whether_there_are_keys(self, are_there: bool) -> None:
+        if not are_there and self._had_keys:
+            _log.error("api_keys_lost", hint="restore Redis, or make new keys: penstock keys create")
+        self._had_keys = are_there
+        self._has_seen_keys |= are_there
 
 
 def _checked(secret: Secret, known: _Known) -> Presented:

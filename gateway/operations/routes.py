@@ -135,12 +135,9 @@ def _operator(asked: Request) -> Caller:
 
 
 def _operator_of_queue(asked: Request) -> tuple[Caller, str]:
-    """Raises as `_operator`, and where it is not for this queue (403), or the gateway does not serve it (404)."""
+    """Raises as `_operator`, and where the key is not for this queue or the gateway does not serve it (404)."""
     caller, queue = _operator(asked), asked.path_params["queue"]
-    if not _may_see(caller, queue):
-        message = f"this API key is not for queue {queue[:128]!r}"
-        raise ApiError(403, message, type="permission_error", code="model_not_allowed")
-    if not ID_PATTERN.fullmatch(queue) or not _desk_of(asked).serves(queue):
+    if not (_may_see(caller, queue) and ID_PATTERN.fullmatch(queue) and _desk_of(asked).serves(queue)):
         raise ApiError(404, f"there is no queue {queue[:128]!r} here", code="not_found")
     return caller, queue
 

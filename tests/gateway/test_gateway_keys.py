@@ -153,6 +153,22 @@ async def test_a_gateway_may_be_told_to_need_keys_that_are_not_there(redis: Redi
                 await ask(gateway, key)
 
 
+@pytest.mark.parametrize("has_asked", [False, True])
+async def test_who_has_seen_keys_goes_on_asking_for_one(redis: RedisClient, redis_url: str, has_asked: bool) -> None:
+    secret = await new_key(redis_url)
+    async with served(redis, redis_url) as (gateway, _):
+        if has_asked:
+            assert await ask(gateway, secret.text) == "word"
+        with pytest.raises(openai.AuthenticationError):  # so it has looked
+            await ask(gateway, new_secret().text)
+        await redis.delete(names.api_keys(), names.revocations())
+        for key in (new_secret().text, "none"):
+            with pytest.raises(openai.AuthenticationError):
+                await ask(gateway, key)
+        made = await new_key(redis_url)
+        assert await ask(gateway, made.text) == "word"
+
+
 async def test_nobody_is_let_in_unseen_while_redis_is_away(redis_server: EmbeddedServer, redis_url: str) -> None:
     async with LossyProxy(redis_server.port) as proxy, running_gateway(proxy.url) as gateway:
         await proxy.refuse()
@@ -222,9 +238,9 @@ async def test_a_key_is_for_its_models(redis: RedisClient, redis_url: str) -> No
         assert await ask(gateway, by_queue.text, "default") == "word"
         assert await ask(gateway, by_model.text, "second") == "word"
         for secret, model in ((by_queue, "other"), (by_queue, "second"), (by_model, "tiny"), (by_model, "default")):
-            with pytest.raises(openai.PermissionDeniedError, match=f"may not use model '{model}'"):
+            with pytest.raises(openai.NotFoundError, match=f"model '{model}' does not exist"):
                 await ask(gateway, secret.text, model)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.NotFoundError, match="model 'huge' does not exist"):
             await ask(gateway, by_queue.text, "huge")
 
 
@@ -241,12 +257,27 @@ async def test_other_models_are_neither_listed_nor_of_any_use(redis: RedisClient
         httpx2.AsyncClient(base_url=gateway.url, headers={"x-api-key": secret.text}) as http,
     ):
         assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["tiny"]
-        assert (await http.get("/v1/models/other")).status_code == 403
+        assert (await http.get("/v1/models/other")).status_code == 404
         for path, names_of_fields in fields.items():
             for model in ("other", "second"):
                 answer = await http.post(path, json={"model": model, **{name: body[name] for name in names_of_fields}})
-                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed"), path
+                assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found"), path
         assert worker.taken == []
+
+
+async def test_what_a_key_may_not_use_is_told_as_what_nobody_serves(redis: RedisClient, redis_url: str) -> None:
+    secret = await new_key(redis_url, models=["default", "tiny"])
+    await announce(redis, "tiny", CARD.model_copy(update={"model": "other"}))  # a queue of the name of another's model
+    strange = await new_key(redis_url, models=["elsewhere"])
+    async with served(redis, redis_url) as (gateway, _):
+        assert await ask(gateway, secret.text, "default") == "word"
+        await redis.delete(keys.card("default"))  # known, and nobody serves it
+        answers = set()
+        async with httpx2.AsyncClient(base_url=gateway.url, headers={"x-api-key": strange.text}) as http:
+            for model in ("tiny", "other", "default", "never"):
+                answer = await http.post("/v1/chat/completions", json={**BODY, "model": model})
+                answers.add((answer.status_code, answer.text.replace(model, "MODEL")))
+        assert len(answers) == 1, answers
 
 
 async def test_a_name_is_not_ambiguous_for_who_may_use_one_of_the_queues(redis: RedisClient, redis_url: str) -> None:

@@ -57,7 +57,7 @@ async def test_a_batch_of_models_that_its_key_may_not_use_fails(redis: RedisClie
         batch = await one.ended(await one.create(jsonl([line("a")])))
         assert batch.status == "failed"
         assert batch.errors is not None
-        assert [(each.line, each.code) for each in batch.errors.data or ()] == [(1, "model_not_allowed")]
+        assert [(each.line, each.code) for each in batch.errors.data or ()] == [(1, "model_not_found")]
         assert not one.requests
 
 
