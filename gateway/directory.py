@@ -63,8 +63,8 @@ class Directory:
             may_wait: whether a queue will do that was served, since this process began, and is not now.
 
         Raises:
-            ApiError: there is none that the caller may use (404), none any more or nothing served yet (503), or there are
-                several (400).
+            ApiError: there is none that the caller may use (404), none any more or nothing served yet (503), or there
+                are several (400).
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()

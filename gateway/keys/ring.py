@@ -1,7 +1,7 @@
 """The API keys as one gateway process knows them: as they were in Redis at most a second ago.
 
-A process that has seen keys goes on asking for one, even when Redis has none any more: it has lost its data, and whoever
-had no key before has none now.
+A process that has seen keys goes on asking for one, even when Redis has none any more: it has lost its data, and
+whoever had no key before has none now.
 """
 
 from __future__ import annotations
