@@ -84,7 +84,6 @@ class KeyRing:
             self._known.popitem(last=False)
         return known
 
-
     def _note_whether_there_are_keys(self, are_there: bool) -> None:
         if not are_there and self._had_keys:
             _log.error("api_keys_lost", hint="restore Redis, or make new keys: penstock keys create")
