@@ -36,6 +36,10 @@ class Loop(Protocol):
 
     def call_later(self, delay: float, callback: Act, /) -> object: ...
 
+    def add_reader(self, fd: int, callback: Act, /) -> object: ...
+
+    def remove_reader(self, fd: int, /) -> object: ...
+
 
 class Stopping:
     """What the signals of this process do. Made before anything else, in the main thread."""
@@ -59,10 +63,11 @@ class Stopping:
         return self._stopped_s is not None
 
     def listen(self) -> None:
-        """Takes the signals."""
+        """Takes the signals, those too that whoever started this process had blocked: a mask is inherited."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._receive)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
 
     def give_up(self) -> None:
         """Has the signals mean what they did before `listen`."""
@@ -79,7 +84,7 @@ class Stopping:
             reload: reads again what may have changed.
         """
         self._loop, self._stop, self._reload = loop, stop, reload
-        with self.waited_for():
+        with self.waited_for(), _woken(loop):
             yield
 
     @contextmanager
@@ -141,6 +146,29 @@ class Stopping:
 
 
 def _nothing() -> None: ...
+
+
+@contextmanager
+def _woken(loop: Loop) -> Iterator[None]:
+    """Within it each signal wakes the loop. Else one that comes just before the loop begins to wait, or that the system
+    gives to another thread, would be handled when something else wakes it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if before != -1:  # the loop's own
+        signal.set_wakeup_fd(before)
+    loop.add_reader(reader, lambda: os.read(reader, 4096))
+    try:
+        yield
+    finally:
+        now = signal.set_wakeup_fd(-1)
+        if now != writer:
+            signal.set_wakeup_fd(now)
+        loop.remove_reader(reader)
+        os.close(reader)
+        os.close(writer)
 
 
 def is_at_terminal() -> bool:

@@ -42,11 +42,14 @@ class Running:
 
     async def until(self, event: str) -> dict[str, Any]:
         assert self.process.stderr is not None
-        async with asyncio.timeout(WAIT_S):
-            while not self.log or self.log[-1]["event"] != event:
-                line = await self.process.stderr.readline()
-                assert line, f"the gateway ended before {event!r}: {self.log}"
-                self.log.append(json.loads(line))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not self.log or self.log[-1]["event"] != event:
+                    line = await self.process.stderr.readline()
+                    assert line, f"the gateway ended before {event!r}: {self.log}"
+                    self.log.append(json.loads(line))
+        except TimeoutError:
+            raise AssertionError(f"no {event!r} within {WAIT_S:g} s: {self.log}\n{state_of(self.process)}") from None
         return self.log[-1]
 
     async def stop(self) -> int:
@@ -69,6 +72,11 @@ async def running(*arguments: str) -> AsyncIterator[Running]:
 async def is_alive(url: str, verify: ssl.SSLContext | bool = True) -> bool:
     async with httpx.AsyncClient(timeout=WAIT_S, verify=verify) as client:
         return (await client.get(f"{url}/liveness")).json() == {"alive": True}
+
+
+def state_of(process: asyncio.subprocess.Process) -> str:
+    """With its signals: which are blocked, ignored and caught."""
+    return Path(f"/proc/{process.pid}/status").read_text()
 
 
 def is_running(pid: int) -> bool:

@@ -9,6 +9,8 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -38,6 +40,10 @@ class FakeLoop:
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> None:
         callback()
+
+    def add_reader(self, fd: int, callback: Callable[[], object]) -> None: ...
+
+    def remove_reader(self, fd: int) -> None: ...
 
 
 class Clock:
@@ -83,6 +89,28 @@ def test_what_comes_in_which_order(
     assert heard == done
 
 
+@pytest.mark.parametrize("is_loop_s_own", [False, True])
+async def test_a_signal_that_another_thread_gets_wakes_the_loop(is_loop_s_own: bool) -> None:
+    loop, came = asyncio.get_running_loop(), threading.Event()
+    if is_loop_s_own:
+        loop.add_signal_handler(signal.SIGUSR2, lambda: None)  # which has its own way to be woken
+
+    def send_and_wait() -> bool:
+        time.sleep(0.1)  # by then the loop waits, or else there is nothing to see
+        signal.pthread_kill(threading.get_ident(), HUP)
+        return came.wait(WAIT_S)
+
+    signals = Stopping()
+    signals.listen()
+    try:
+        with signals.serving(loop, lambda: None, came.set):
+            assert await asyncio.to_thread(send_and_wait)
+    finally:
+        signals.give_up()
+        loop.remove_signal_handler(signal.SIGUSR2)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
 @pytest.mark.parametrize(
     ("words", "is_one"),
     [
@@ -111,10 +139,20 @@ COMMANDS = {
 READY = {"worker": "joined", "gateway": "listening", "gateways": "process_started"}
 
 
+WITH_SIGNALS_BLOCKED = (
+    "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
 @asynccontextmanager
-async def running(*command: str, ignored: str = "", stdin: int = subprocess.DEVNULL) -> AsyncIterator[Any]:
-    """In a session of its own. `ignored`: signals that are when it starts."""
+async def running(
+    *command: str, ignored: str = "", is_blocked: bool = False, stdin: int = subprocess.DEVNULL
+) -> AsyncIterator[Any]:
+    """In a session of its own. `ignored`: signals that are when it starts; `is_blocked`: whether all are."""
     words = [sys.executable, *command]
+    if is_blocked:
+        words = [sys.executable, "-c", WITH_SIGNALS_BLOCKED, *command]
     if ignored:
         words = ["sh", "-c", f"trap '' {ignored}; exec \"$@\"", "sh", *words]
     process = await asyncio.create_subprocess_exec(
@@ -184,8 +222,8 @@ async def test_process_1_hears_a_stop_while_it_imports() -> None:
 async def test_a_hang_up_reloads_and_a_stop_that_comes_twice_drains(
     name: str, redis: RedisClient, redis_url: str
 ) -> None:
-    """To the group, as terminals and `timeout` send it, and to the process."""
-    async with running(*service(name, redis_url)) as process:
+    """To the group, as terminals and `timeout` send it, and to the process, which was started with signals blocked."""
+    async with running(*service(name, redis_url), is_blocked=True) as process:
         count = 2 if name == "gateways" else 1
         await until(process, READY[name], count)
         await reload(process, count)
