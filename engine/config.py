@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.packing import OWN_KINDS
 
+DTYPE_SETTINGS = ("auto", "float32", "bfloat16", "float16")
+ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
 MATMUL_SETTINGS = ("auto", "xla", "native")
 WEIGHTS_SETTINGS = ("auto", *OWN_KINDS)
 KV_CACHE_DTYPES = ("auto", "unquantized", "int8", "float8_e4m3fn")
 ACTIVATIONS_SETTINGS = ("auto", "int8")
 SPECULATION_SETTINGS = ("ngram", "off")
 _SETTINGS = {
+    "dtype": DTYPE_SETTINGS,
+    "attention": ATTENTION_SETTINGS,
     "weights": WEIGHTS_SETTINGS,
     "activations": ACTIVATIONS_SETTINGS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "speculation": SPECULATION_SETTINGS,
     "matmul": MATMUL_SETTINGS,
 }
+
+_INT32 = (1 << 31) - 1  # what positions, pages and slots are on the device
+_BOUNDS = {
+    "max_num_seqs": (1, 1 << 16),
+    "max_batch_tokens": (1, 1 << 20),
+    "max_draft_tokens": (1, 1 << 10),
+    "max_model_len": (1, _INT32),
+    "page_size": (1, 1 << 16),
+    "num_pages": (2, _INT32),
+    "state_slots": (1, _INT32),
+    "kv_cache_bytes": (1, (1 << 63) - 1),
+    "tensor_parallel": (1, 1 << 16),
+    "expert_parallel": (1, 1 << 16),
+}
+"""Beyond the upper ones a number is a slip, whatever the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +74,34 @@ class EngineConfig:
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_batch_tokens", "max_draft_tokens", "tensor_parallel", "expert_parallel"):
-            _require_positive(name, getattr(self, name))
-        for name in ("max_model_len", "kv_cache_bytes", "page_size", "state_slots"):
-            if getattr(self, name) is not None:
-                _require_positive(name, getattr(self, name))
-        if self.num_pages is not None and self.num_pages < 2:
-            raise ConfigError(f"num_pages must be 2 or more (page 0 only takes padding), not {self.num_pages}")
-        if self.num_pages is not None and self.kv_cache_bytes is not None:
-            raise ConfigError("num_pages and kv_cache_bytes both say how large the KV cache is: give one")
+        self._check_amounts()
         for name, accepted in _SETTINGS.items():
             _require_one_of(name, getattr(self, name), accepted)
         if self.max_batch_tokens < 16 or self.max_batch_tokens & (self.max_batch_tokens - 1):
-            raise ConfigError(f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}")
+            message = f"max_batch_tokens must be a power of two from 16, not {self.max_batch_tokens}"
+            _refuse(message, "max_batch_tokens")
         if self.decode_steps is not None and not 1 <= self.decode_steps <= 64:
-            raise ConfigError(f"decode_steps must be 1 to 64, not {self.decode_steps}")
+            _refuse(f"decode_steps must be 1 to 64, not {self.decode_steps}", "decode_steps")
         if not 0 <= self.prefill_share <= 1:
-            raise ConfigError(f"prefill_share must be 0 to 1, not {self.prefill_share}")
+            _refuse(f"prefill_share must be 0 to 1, not {self.prefill_share}", "prefill_share")
         if self.max_num_seqs > self.max_batch_tokens:
-            raise ConfigError(
+            message = (
                 f"max_num_seqs {self.max_num_seqs} is above max_batch_tokens {self.max_batch_tokens}: "
                 "a step could not give every running sequence its token"
             )
+            _refuse(message, "max_num_seqs", "max_batch_tokens")
+
+    def _check_amounts(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                why = " (page 0 only takes padding)" if name == "num_pages" else ""
+                _refuse(f"{name} must be {least} or more{why}, not {value}", name)
+            if value is not None and value > most:
+                _refuse(f"{name} must be at most {most}, not {value}", name)
+        if self.num_pages is not None and self.kv_cache_bytes is not None:
+            both = "num_pages and kv_cache_bytes both say how large the KV cache is: give one"
+            _refuse(both, "num_pages", "kv_cache_bytes")
 
     @property
     def num_devices(self) -> int:
@@ -91,9 +117,8 @@ class EngineConfig:
 
 def _require_one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
     if value not in accepted:
-        raise ConfigError(f"{name} must be one of {', '.join(accepted)}, not {value!r}")
+        _refuse(f"{name} must be one of {', '.join(accepted)}, not {value!r}", name)
 
 
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"{name} must be 1 or more, not {value}")
+def _refuse(message: str, *names: str) -> NoReturn:
+    raise ConfigError(message, *names)

@@ -22,7 +22,16 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """A setting, or a checkpoint's configuration, that cannot be honoured."""
+    """A setting, or a checkpoint's configuration, that cannot be honoured.
+
+    Args:
+        message: names the setting and its value.
+        settings: those of `EngineConfig` that it is about, where it is about their values alone.
+    """
+
+    def __init__(self, message: str, *settings: str) -> None:
+        super().__init__(message)
+        self.settings = settings
 
 
 class CheckpointError(EngineError):

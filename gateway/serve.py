@@ -183,7 +183,8 @@ def _check_tls(settings: GatewaySettings) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key, "")
     except (OSError, ValueError) as error:
         files = f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key}"
-        raise WrongCertificate(f"{files} cannot be used: {error}") from error
+        places = f"{settings.place('tls_certificate')}, {settings.place('tls_key')}"
+        raise WrongCertificate(f"{places}: {files} cannot be used: {error}") from error
 
 
 def _descriptors_for(max_connections: int) -> int:

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from penstock.producer import keys
+from penstock.producer.hosts import is_host
 from penstock.producer.redis.address import check_files, parse_url
 from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
@@ -34,9 +35,11 @@ def _none(value: object) -> object:
 
 
 _OrNone = BeforeValidator(_none)
-_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
-_Port = Annotated[int, Field(ge=0, le=65535)]
+_Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+LAST_PORT = 65_535
+_Port = Annotated[int, Field(ge=0, le=LAST_PORT)]
 _Seconds = Annotated[float, Field(gt=0.0)]
+_Bytes = Annotated[ByteSize, Field(ge=1)]
 
 
 def _setting(group: str, text: str, default: Any, shown: str | None = None, **more: Any) -> Any:
@@ -44,10 +47,18 @@ def _setting(group: str, text: str, default: Any, shown: str | None = None, **mo
     return Field(default, description=text, json_schema_extra=extra, **more)
 
 
-class GatewaySettings(Rereadable, BaseSettings):
+class DoNotGoTogether(ValueError):
+    """Values of several settings: `settings` has their names."""
+
+    def __init__(self, message: str, *settings: str) -> None:
+        super().__init__(message)
+        self.settings = settings
+
+
+class GatewaySettings(Rereadable):
     """Every setting of a gateway. Nothing changes it once it is made."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     redis_url: str = _setting(
         "Redis",
@@ -128,15 +139,15 @@ class GatewaySettings(Rereadable, BaseSettings):
         "Streams", "How long a request with an Idempotency-Key goes on without anybody who reads it.", 30.0
     )
 
-    max_body_bytes: ByteSize = _setting(
+    max_body_bytes: _Bytes = _setting(
         "Limits of HTTP",
         "Bytes of one body. A worker has a limit too, which is lower by default; JSON may take three times as many.",
         ByteSize(4 << 20),
     )
-    max_file_bytes: ByteSize = _setting(
+    max_file_bytes: _Bytes = _setting(
         "Limits of HTTP", "Bytes of one file that is uploaded, within what the store may keep.", ByteSize(200 << 20)
     )
-    max_bodies_bytes: ByteSize = _setting(
+    max_bodies_bytes: _Bytes = _setting(
         "Limits of HTTP",
         "Bytes of large bodies that a process reads at once; over it they are refused for a while.",
         ByteSize(256 << 20),
@@ -144,10 +155,10 @@ class GatewaySettings(Rereadable, BaseSettings):
     max_prompts: Annotated[int, Field(ge=1)] = _setting(
         "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
     )
-    max_header_bytes: ByteSize = _setting(
+    max_header_bytes: Annotated[ByteSize, Field(ge=1024)] = _setting(
         "Limits of HTTP", "Bytes of the request line and the headers of one request.", ByteSize(64 << 10)
     )
-    max_connections: Annotated[int, Field(ge=1)] = _setting(
+    max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = _setting(
         "Limits of HTTP",
         "Connections of one process; over it, the one that has waited longest without a whole request is closed.",
         4096,
@@ -216,6 +227,8 @@ class GatewaySettings(Rereadable, BaseSettings):
         for queue in value:
             if not ID_PATTERN.fullmatch(queue):
                 raise ValueError(f"a queue's name has 1 to 128 of the characters A-Z a-z 0-9 _ . : -, not {queue!r}")
+            if queue == keys.GATEWAY:
+                raise ValueError(f"no queue is called {queue!r}: the gateway's own keys are")
         return value
 
     @field_validator("cors_origins")
@@ -233,11 +246,21 @@ class GatewaySettings(Rereadable, BaseSettings):
     def _check_host(cls, value: str) -> str:
         if not value:
             raise ValueError("an address is needed; 0.0.0.0 stands for all")
+        if not is_host(value):
+            raise ValueError("must be a host or an address")
         return value
 
     @model_validator(mode="after")
     def _check_tls(self) -> GatewaySettings:
         if (self.tls_key is None) != (self.tls_certificate is None):
             missing = "tls_key" if self.tls_key is None else "tls_certificate"
-            raise ValueError(f"TLS needs tls_key and tls_certificate: {missing} is not set")
+            message = f"TLS needs tls_key and tls_certificate: {missing} is not set"
+            raise DoNotGoTogether(message, "tls_key", "tls_certificate")
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> GatewaySettings:
+        if self.metrics_port is not None and self.metrics_port + self.workers - 1 > LAST_PORT:
+            message = f"metrics_port {self.metrics_port} and the next ones of {self.workers} workers end at {LAST_PORT}"
+            raise DoNotGoTogether(message, "metrics_port", "workers")
         return self

@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass, field
 
 from penstock.producer import keys
+from penstock.producer.hosts import is_host
 from penstock.producer.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
 from penstock.worker.errors import BadWorkerConfig
 
@@ -91,7 +92,7 @@ class WorkerConfig:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.max_prompt_tokens is None or self.max_prompt_tokens > 0, "max_prompt_tokens",
                  self.max_prompt_tokens, "above 0")  # fmt: skip
-        _require(bool(self.health_host), "health_host", self.health_host, "an address")  # "" would be all of them
+        _require(is_host(self.health_host), "health_host", self.health_host, "an address")  # "" would be all of them
         _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
                  "0 to 65535")  # fmt: skip
         _require(self.dead_ttl_s <= MAX_DEAD_TTL_S, "dead_ttl_s", self.dead_ttl_s, f"at most {MAX_DEAD_TTL_S}")
@@ -104,4 +105,4 @@ class WorkerConfig:
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
-        raise BadWorkerConfig(f"{name} must be {expected}, not {value!r}")
+        raise BadWorkerConfig(f"{name} must be {expected}, not {value!r}", name)

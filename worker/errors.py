@@ -34,9 +34,13 @@ class WorkerError(Exception):
 
 
 class BadWorkerConfig(WorkerError, ValueError):
-    """A setting that cannot be used; the message names it and its value."""
+    """A setting that cannot be used; the message names it and its value, `settings` has the name."""
 
     exit_status = 2
+
+    def __init__(self, message: str, *settings: str) -> None:
+        super().__init__(message)
+        self.settings = settings
 
 
 class NameTaken(WorkerError):

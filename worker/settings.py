@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import BeforeValidator, ByteSize, Field, field_validator
+from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError
-from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.formats import FORMATS, resolve_format
 from penstock.gateway.settings import PREFIX as GATEWAY_PREFIX
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import check_files, parse_url
 from penstock.producer.redis.credentials import Rereadable
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
-from penstock.worker.settings_loading import Program, SettingsError, load
+from penstock.worker.settings_loading import Program, load
 
 _log = structlog.get_logger(__name__)
 
@@ -62,12 +61,10 @@ def _worker(name: str, text: str, group: str = "Worker") -> Any:
     return _setting(group, text, _DEFAULTS[name])
 
 
-class Settings(Rereadable, BaseSettings):
+class Settings(Rereadable):
     """Every setting. `load_settings` makes it; nothing changes it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
     redis_url: str = _setting(
         "Redis",
@@ -278,12 +275,29 @@ class Settings(Rereadable, BaseSettings):
             raise ValueError("a queue's name has 1 to 128 of the characters A-Z a-z 0-9 _ . : -")
         return value
 
-    def worker_config(self) -> WorkerConfig:
-        """The part that configures the service.
+    @field_validator("chat_format")
+    @classmethod
+    def _check_format(cls, value: str) -> str:
+        try:
+            resolve_format(value, None)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("chat_format ")) from None
+        return value
+
+    def check(self) -> None:
+        """Passes if all values are in range, and go together.
 
         Raises:
-            BadWorkerConfig: a value is out of range.
+            BadWorkerConfig, ConfigError: some are not, which its `settings` names.
         """
+        self.worker_config()
+        EngineConfig(**self._of_the_engine())
+
+    def _of_the_engine(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
+
+    def worker_config(self) -> WorkerConfig:
+        """The part that configures the service. `load_settings` has seen that it can."""
         values = {field.name: getattr(self, field.name) for field in fields(WorkerConfig)}
         # They go into commands, and the packer takes an int for one only if it is no kind of it.
         values.update({name: int(value) for name, value in values.items() if isinstance(value, ByteSize)})
@@ -292,22 +306,15 @@ class Settings(Rereadable, BaseSettings):
         return WorkerConfig(**values)
 
     def engine_config(self) -> EngineConfig:
-        """The part that configures the engine.
-
-        Raises:
-            SettingsError: a value is out of range.
-        """
-        values = {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
+        """The part that configures the engine. `load_settings` has seen that it can."""
+        values = self._of_the_engine()
         try:
             if self.compile_cache_dir is not None:
                 values["compile_cache_dir"] = self.compile_cache_dir.expanduser()
         except RuntimeError as error:  # this user has no home folder
             _log.warning("compilations_not_kept", why=str(error), hint="set compile_cache_dir, or HOME")
             values["compile_cache_dir"] = None
-        try:
-            return EngineConfig(**values)
-        except ConfigError as error:
-            raise SettingsError(str(error)) from error
+        return EngineConfig(**values)
 
 
 WORKER = Program(Settings, PREFIX)

@@ -15,11 +15,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from penstock.engine.errors import ConfigError
 from penstock.producer.redis.credentials import Rereadable
+from penstock.worker.errors import BadWorkerConfig
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 FALLBACK_URL_VARIABLE = "REDIS_URL"
 DEFAULT_CONFIG = Path("penstock.toml")
+MAX_FILE_BYTES = 1 << 20
 
 S = TypeVar("S", bound=Rereadable)
 
@@ -87,14 +90,19 @@ def load(
     joined: dict[str, Any] = {}
     for source in reversed(sources):
         joined.update(source.values)
-    joined = {name: _cleaned(name, value, sources) for name, value in joined.items()}
+    fields = program.settings.model_fields
+    joined = {name: _cleaned(name, fields[name].annotation, value, sources) for name, value in joined.items()}
     try:
         settings = program.settings(**joined)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(item, sources) for item in error.errors())) from None
     for name in joined:
         _check_bounds(name, getattr(settings, name), sources)
-    settings.reread_by(partial(load, program, programs, flags, config))
+    try:
+        settings.check()
+    except (ConfigError, BadWorkerConfig) as error:
+        raise SettingsError(_placed(str(error), error.settings, sources)) from None
+    settings.reread_by(partial(load, program, programs, flags, config), _places(joined, sources))
     return settings
 
 
@@ -109,7 +117,7 @@ def _sources(
     return [
         _Source(flags, flag),
         *(_Source(_in_environment(other, names), other.variable) for other, names in pairs),
-        *(_Source(_in_file(other, names, document), _place_in(path)) for other, names in pairs),
+        *(_Source(_in_file(other, names, document), _place_in(other, path)) for other, names in pairs),
         _Source(fallback, lambda _: FALLBACK_URL_VARIABLE),
     ]
 
@@ -125,17 +133,23 @@ def _in_file(program: Program[Any], names: Iterable[str], document: Mapping[str,
     return {name: table[name] for name in names if name in table}
 
 
-def _place_in(path: Path | None) -> Callable[[str], str]:
-    return lambda name: f"{name} in {path}"
+def _place_in(program: Program[Any], path: Path | None) -> Callable[[str], str]:
+    table = "" if program.table is None else f"[{program.table}] of "
+    return lambda name: f"{name} in {table}{path}"
 
 
 _KUBERNETES_BYTES = re.compile(r"\d+(\.\d+)?\s*[KMGTP]i")
 SHORTEST_S, LONGEST_S = 0.001, 1e9
 """Of times: what Redis counts in, and some thirty years."""
 
+MOST_SHOWN = 600
+"""Characters of a value, and of what is said about it, that a message has."""
 
-def _cleaned(name: str, value: Any, sources: Sequence[_Source]) -> Any:
+
+def _cleaned(name: str, kind: Any, value: Any, sources: Sequence[_Source]) -> Any:
     """Without what surrounds a value in files, secrets and shells. `1Gi` is `1GiB`, as Kubernetes writes it."""
+    if isinstance(value, bool) and kind is not bool:  # which would be 1 or 0
+        raise SettingsError(f"{_where(name, sources)}: must not be {str(value).lower()}")
     if not isinstance(value, str):
         return value
     value = value.strip()
@@ -151,6 +165,8 @@ def _check_bounds(name: str, value: Any, sources: Sequence[_Source]) -> None:
         raise SettingsError(f"{_where(name, sources)}: must be a finite number, not {value}")
     if name.endswith("_s") and value and not SHORTEST_S <= abs(value) <= LONGEST_S:
         raise SettingsError(f"{_where(name, sources)}: must be from {SHORTEST_S:g} to {LONGEST_S:g} s, not {value:g}")
+    if name.endswith("_ms") and abs(value) > LONGEST_S * 1000:
+        raise SettingsError(f"{_where(name, sources)}: must be at most {LONGEST_S * 1000:g} ms, not {value:g}")
     if abs(value) >= 2**63:
         raise SettingsError(f"{_where(name, sources)}: must be below 2^63, not {value}")
 
@@ -159,31 +175,47 @@ def _where(name: str, sources: Sequence[_Source]) -> str:
     return next(source.where(name) for source in sources if name in source.values)
 
 
+def _places(names: Iterable[str], sources: Sequence[_Source]) -> Mapping[str, str]:
+    """Where each of the settings that are set anywhere was taken from."""
+    return {name: _where(name, sources) for name in names if any(name in source.values for source in sources)}
+
+
+def _placed(message: str, names: Sequence[str], sources: Sequence[_Source]) -> str:
+    """A message about settings that begins with where they were set; it says itself which they are."""
+    places = ", ".join(_places(names, sources).values())
+    if len(names) == 1:
+        message = message.removeprefix(f"{names[0]} ")
+    return f"{places}: {_short(message)}" if places else message
+
+
 def _explain(item: Any, sources: Sequence[_Source]) -> str:
-    """Names the place that the offending value came from; there is none if it is about several values."""
+    """Names the place that the offending value came from; there are several if it is about several values."""
     message = item["msg"].removeprefix("Value error, ")
     if not item["loc"]:
-        return str(message)
+        return _placed(str(message), getattr(item.get("ctx", {}).get("error"), "settings", ()), sources)
     name = str(item["loc"][0])
-    where = _where(name, sources)
-    shown = "" if name.endswith("redis_url") else f", not {str(item['input'])!r}"
-    return f"{where}: {message}{shown}"
+    shown = "" if name.endswith("redis_url") else f", not {_shown(item['input'])}"
+    return f"{_where(name, sources)}: {_short(message)}{shown}"
+
+
+def _shown(value: object) -> str:
+    return _short(repr(str(value)))
+
+
+def _short(text: str) -> str:
+    """A message that shows a value shows the beginning of a long one."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _configured_path() -> Path | None:
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
         return Path(named)
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
+    return DEFAULT_CONFIG if os.path.lexists(DEFAULT_CONFIG) else None
 
 
 def _read_toml(path: Path, programs: Sequence[Program[Any]]) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # some editors write a byte-order mark
-    except OSError as error:
-        raise SettingsError(f"configuration file {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
+    document = _parsed(path)
     tables = {program.table for program in programs if program.table is not None}
     for program in programs:
         if program.table is None:
@@ -195,10 +227,27 @@ def _read_toml(path: Path, programs: Sequence[Program[Any]]) -> dict[str, Any]:
     return document
 
 
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # a zero byte is in the name
+        raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise SettingsError(f"configuration file {path} has over {MAX_FILE_BYTES} bytes: it is no file of settings")
+    try:
+        return tomllib.loads(text.decode("utf-8-sig"))  # some editors write a byte-order mark
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"configuration file {path} is not TOML, which is UTF-8: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers too long, and of brackets too deep, for Python
+        raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
+
+
 def _refuse_unknown_names(program: Program[Any], names: Iterable[str], where: str) -> None:
     for name in sorted(names):
         if name not in program.settings.model_fields:
-            raise SettingsError(f"unknown setting {name!r} in {where}{nearest(name, program.settings.model_fields)}")
+            near = nearest(name, program.settings.model_fields)
+            raise SettingsError(f"unknown setting {_shown(name)} in {where}{near}")
 
 
 def _refuse_unknown_variables(programs: Sequence[Program[Any]]) -> None:

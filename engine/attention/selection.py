@@ -9,10 +9,10 @@ from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import NO_SHARING, NO_SINKS, RaggedKernelAttention
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
+from penstock.engine.config import ATTENTION_SETTINGS
 from penstock.engine.errors import ConfigError
 from penstock.engine.native import NativeLibrary
 
-ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
 _NATIVE_DTYPES = ("float32", "bfloat16")
 _TPU_DTYPES = ("bfloat16", "float32")
 

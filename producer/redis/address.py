@@ -9,6 +9,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote
 
 from penstock.producer.errors import BadAddress
+from penstock.producer.hosts import is_host
 
 Kind = Literal["single", "unix", "cluster", "sentinel"]
 
@@ -93,6 +94,8 @@ def parse_url(url: str) -> Address:
         parts: dict[str, Any] = {"path": unquote(path)}
         if not parts["path"].startswith("/"):
             raise BadAddress("a unix:// URL needs an absolute path: unix:///path/to.sock")
+        if not parts["path"].isprintable():
+            raise BadAddress("the path in the Redis URL has a control character in it")
     else:
         authority, _, path = rest.partition("/")
         userinfo, _, hosts = authority.rpartition("@")
@@ -118,7 +121,10 @@ def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
             host, _, port = item.partition(":")
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise BadAddress(f"a port in the Redis URL is not a number from 1 to 65535: {_ESCAPE}")
-        pairs.append((unquote(host) or "localhost", int(port) if port else default_port))
+        name = unquote(host) or "localhost"
+        if not is_host(name):
+            raise BadAddress(f"a host in the Redis URL is none: {_ESCAPE}")
+        pairs.append((name, int(port) if port else default_port))
     return tuple(pairs)
 
 
@@ -129,11 +135,13 @@ def _path(path: str, kind: Kind) -> dict[str, Any]:
         if not parts:
             raise BadAddress("a Sentinel URL needs the name of the service: redis+sentinel://host:port/service")
         found["service"] = parts.pop(0)
+        if not found["service"].isprintable():
+            raise BadAddress("the service in the Redis URL has a control character in its name")
     if kind == "cluster" and parts and parts != ["0"]:
         raise BadAddress("Redis Cluster has database 0 only")
     if parts:
-        if len(parts) > 1 or not (parts[0].isascii() and parts[0].isdigit()):
-            raise BadAddress("the database in the Redis URL is not a number")
+        if len(parts) > 1 or not _is_number(parts[0]):
+            raise BadAddress(f"the database in the Redis URL is not a number below {10**_MOST_DIGITS}")
         found["db"] = int(parts[0])
     return found
 
@@ -142,8 +150,8 @@ def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         allowed = _ALLOWED_OPTIONS.get(name)
-        if name in _ELSEWHERE:
-            raise BadAddress(f"option {name!r} of the Redis URL is not for Penstock: {_ELSEWHERE[name]}")
+        if name.lower() in _ELSEWHERE:
+            raise BadAddress(f"option {name!r} of the Redis URL is not for Penstock: {_ELSEWHERE[name.lower()]}")
         if allowed is None:
             raise BadAddress(f"the Redis URL has an unknown option {name!r}; known: {', '.join(_ALLOWED_OPTIONS)}")
         if name.startswith("ssl_") and not tls:
@@ -158,12 +166,21 @@ def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
                 raise BadAddress(f"option {name!r} in the Redis URL must be one of {', '.join(allowed)}")
             options[name] = _parsed_choice(name, choice)
         elif allowed is int:
-            if not (value.isascii() and value.isdigit()):
-                raise BadAddress(f"option {name!r} in the Redis URL is not a number")
+            if not _is_number(value):
+                raise BadAddress(f"option {name!r} in the Redis URL is not a number below {10**_MOST_DIGITS}")
             options[name] = int(value)
         else:
+            if name.startswith("ssl_") and not value.isprintable():
+                raise BadAddress(f"option {name!r} in the Redis URL has a control character in it")
             options[name] = value
     return options
+
+
+_MOST_DIGITS = 9
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 _ALLOWED_OPTIONS: Mapping[str, type | tuple[str, ...]] = {
@@ -182,21 +199,37 @@ _ALLOWED_OPTIONS: Mapping[str, type | tuple[str, ...]] = {
 
 
 _OWN_TIMES = "it sets its own times; reconnect_timeout_s and answer_timeout_s are the client's"
+_OWN_CONNECTIONS = "it needs few connections, and opens them by itself"
+_OWN_TRIES = "it tries again by itself"
+_TLS = "write rediss:// for TLS"
+_UNCHECKED = "write ssl_cert_reqs=none to trust any server"
+_ONE_FILE = "give one file, as ssl_ca_certs"
+_NO_TLS_DETAILS = "TLS is as Python's ssl and the system's OpenSSL have it"
 _ELSEWHERE: Mapping[str, str] = {
-    "socket_timeout": _OWN_TIMES,
-    "socket_connect_timeout": _OWN_TIMES,
-    "timeout": _OWN_TIMES,
-    "health_check_interval": _OWN_TIMES,
-    "retry_on_timeout": "it tries again by itself",
-    "max_connections": "it needs few, and opens them by itself",
+    **dict.fromkeys(("socket_timeout", "socket_connect_timeout", "timeout", "health_check_interval"), _OWN_TIMES),
+    **dict.fromkeys(("connect_timeout", "connecttimeout", "dial_timeout", "read_timeout", "write_timeout"), _OWN_TIMES),
+    **dict.fromkeys(("pool_timeout", "idle_timeout", "idle_check_interval", "conn_max_idle_time"), _OWN_TIMES),
+    **dict.fromkeys(("max_connections", "pool_size", "min_idle_conns", "single_connection_client"), _OWN_CONNECTIONS),
+    **dict.fromkeys(("retry_on_timeout", "retry_on_error", "max_retries"), _OWN_TRIES),
+    **dict.fromkeys(("encoding", "encoding_errors", "charset"), "it reads UTF-8"),
     "decode_responses": "it decodes by itself",
-    "encoding": "it reads UTF-8",
-    "client_name": "it names its connections by itself",
+    "legacy_responses": "it decodes by itself",
+    **dict.fromkeys(("client_name", "lib_name", "lib_version"), "it names its connections by itself"),
     "socket_keepalive": "it notices by itself that a connection is gone",
-    "ssl": "write rediss:// for TLS",
-    "tls": "write rediss:// for TLS",
-    "ssl_ca_path": "give one file, as ssl_ca_certs",
-    "ssl_ca_data": "give a file, as ssl_ca_certs",
+    "socket_keepalive_options": "it notices by itself that a connection is gone",
+    "socket_read_size": "it chooses its own sizes",
+    **dict.fromkeys(("ssl", "tls", "sslmode"), _TLS),
+    **dict.fromkeys(("insecure", "skip_verify", "verify_mode"), _UNCHECKED),
+    **dict.fromkeys(("ssl_ca_path", "ssl_ca_data"), _ONE_FILE),
+    "ssl_password": "give a key that needs no password",
+    **dict.fromkeys(("ssl_ciphers", "ssl_min_version", "ssl_include_verify_flags"), _NO_TLS_DETAILS),
+    **dict.fromkeys(("ssl_exclude_verify_flags", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled"), _NO_TLS_DETAILS),
+    **dict.fromkeys(("ssl_ocsp_context", "ssl_ocsp_expected_cert"), _NO_TLS_DETAILS),
+    **dict.fromkeys(("database", "virtual_host"), "write db"),
+    "path": "write unix:///path/to.sock",
+    "unix_socket_path": "write unix:///path/to.sock",
+    **dict.fromkeys(("host", "port"), "they stand before the ?"),
+    **dict.fromkeys(("sentinelmasterid", "master_name", "service_name"), "write redis+sentinel://host:port/service"),
 }
 """Options of other libraries' URLs, and our word for them."""
 

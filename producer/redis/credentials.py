@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -24,6 +24,7 @@ log = logging.getLogger("penstock")
 @dataclass(frozen=True, slots=True)
 class _Source:
     read: Callable[[], Any] | None = field(default=None, compare=False)  # settings that say the same are the same
+    places: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class Rereadable(BaseModel):
@@ -31,9 +32,16 @@ class Rereadable(BaseModel):
 
     _source: _Source = PrivateAttr(_Source())
 
-    def reread_by(self, read: Callable[[], Any]) -> None:
-        """Has `read` give the same settings, as they are set by then."""
-        self._source = _Source(read)
+    def reread_by(self, read: Callable[[], Any], places: Mapping[str, str]) -> None:
+        """Has `read` give the same settings, as they are set by then; `places` are those where they stand, by name."""
+        self._source = _Source(read, places)
+
+    def place(self, name: str) -> str:
+        """Where a setting stands, for messages; its name, if it is set nowhere."""
+        return self._source.places.get(name, name)
+
+    def check(self) -> None:
+        """Passes if what no field can say by itself holds. Its errors have `settings`, the names they are about."""
 
     def address(self, name: str = "redis_url") -> Address:
         """What the setting `name` says, with user and password that are read anew for new connections."""

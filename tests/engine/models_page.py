@@ -18,7 +18,8 @@ import test_quantized_checkpoints
 import test_quantized_parallel
 from quantized_weights import SCHEMES
 
-from penstock.engine.attention.selection import ATTENTION_SETTINGS, attention_for
+from penstock.engine.attention.selection import attention_for
+from penstock.engine.config import ATTENTION_SETTINGS
 from penstock.engine.errors import ConfigError
 from penstock.engine.loading.gguf.architectures import ARCHITECTURES
 from penstock.engine.models import FAMILIES

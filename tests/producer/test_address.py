@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
+import redis.asyncio
+from redis.asyncio.connection import (
+    AbstractConnection,
+    BlockingConnectionPool,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from penstock.producer.errors import BadAddress, PenstockError
 from penstock.producer.redis import address
@@ -132,6 +144,30 @@ def test_choices_are_understood_as_other_libraries_write_them(option: str, under
 def test_options_of_other_libraries_are_named_with_our_word(name: str) -> None:
     with pytest.raises(BadAddress, match=rf"option '{name}' of the Redis URL is not for Penstock: \w+"):
         parse_url(f"rediss://a?{name}=1")
+
+
+def test_every_option_of_redis_py_is_known() -> None:
+    """Those that can stand in a URL: what is no text is an object of the program's."""
+    makers = (AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection, BlockingConnectionPool)
+    names = {name for each in makers for name in inspect.signature(each.__init__).parameters}
+    names |= set(inspect.signature(redis.asyncio.Redis.__init__).parameters) | set(URL_QUERY_ARGUMENT_PARSERS)
+    objects = re.compile(
+        r"self|kwargs|retry|cache.*|connection_.*|credential_provider|driver_info|.*_class|event_dispatcher|redis_connect_"
+        r"func|himport_registry|.*maint.*|orig_.*|socket_type|auto_close_connection_pool"
+    )
+    unknown = names - set(address._ALLOWED_OPTIONS) - set(address._ELSEWHERE)
+    assert {name for name in unknown if not objects.fullmatch(name)} == set()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h%0a", "redis://a..b", f"redis://{'h' * 64}", "redis://h/9999999999", "redis://h?db=9999999999",
+     "unix:///a%00b", "rediss://h?ssl_ca_certs=a%0ab", "redis+sentinel://h/a%0ab", "redis://h?ssl=True", "redis://[h"],
+)  # fmt: skip
+def test_what_could_not_be_connected_to_is_refused_at_once(url: str) -> None:
+    with pytest.raises(BadAddress) as caught:
+        parse_url(url)
+    assert str(caught.value).isprintable()
 
 
 def test_a_line_break_is_no_part_of_a_url() -> None:

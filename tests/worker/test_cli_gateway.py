@@ -194,7 +194,8 @@ async def test_a_port_that_is_taken_is_named(redis_url: str) -> None:
     [
         (["--tls-key", "/no/key", "--tls-certificate", "/no/cert"], 2, "tls_certificate /no/cert and tls_key /no/key"),
         (["--tls-key", "/no/key"], 2, "tls_certificate is not set"),
-        (["--host", "no such host"], 1, "cannot listen on no such host port 0"),
+        (["--host", "no such host"], 2, "--host: must be a host or an address, not 'no such host'"),
+        (["--host", "192.0.2.1"], 1, "cannot listen on 192.0.2.1 port 0"),
     ],
 )
 async def test_what_it_cannot_serve_with_is_named(arguments: list[str], status: int, message: str) -> None:

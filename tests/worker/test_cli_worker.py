@@ -117,8 +117,8 @@ def children(pid: int) -> list[int]:
     ("arguments", "message"),
     [
         ([], "no model is set: give --model or PENSTOCK_MODEL"),
-        (["--model", "demo", "--max-batch-tokens", "100"], "max_batch_tokens must be a power of two from 16, not 100"),
-        (["--model", "demo", "--max-attempts", "0"], "max_attempts must be above 0, not 0"),
+        (["--model", "demo", "--max-batch-tokens", "100"], "--max-batch-tokens: must be a power of two from 16"),
+        (["--model", "demo", "--max-attempts", "0"], "--max-attempts: must be above 0, not 0"),
         (["--model", "demo", "--redis-url", "http://x"], "--redis-url: the Redis URL has scheme 'http'"),
     ],
 )
@@ -182,6 +182,8 @@ def test_a_taken_health_port_is_named() -> None:
 @pytest.mark.usefixtures("own_logs")
 def test_a_health_host_that_is_none_is_named() -> None:
     outcome = command(*WORKER, "--model", "demo", "--health-host", "no such host")
+    assert (outcome.status, outcome.err) == (2, "penstock: --health-host: must be an address, not 'no such host'\n")
+    outcome = command(*WORKER, "--model", "demo", "--health-host", "192.0.2.1")
     assert outcome.status == 1
     assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err

@@ -105,10 +105,10 @@ def test_a_gateway_shares_some_of_a_worker_s(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("[gateway]\nprot = 1", r"'prot' in \[gateway\] of penstock.toml; did you mean port"),
         ("gateway = 1", r"gateway in penstock.toml is not a table: write \[gateway\]"),
-        ("[gateway]\nport = 99999", "port in penstock.toml: .*, not '99999'"),
+        ("[gateway]\nport = 99999", r"port in \[gateway\] of penstock.toml: .*, not '99999'"),
         ('[gateway]\ntls_key = "k"', "TLS needs tls_key and tls_certificate: tls_certificate is not set"),
         ('[gateway]\nqueues = "a b"', "not 'a b'"),
-        ('[gateway]\nhost = ""', "host in penstock.toml: an address is needed"),
+        ('[gateway]\nhost = ""', r"host in \[gateway\] of penstock.toml: an address is needed"),
     ],
 )
 def test_a_wrong_setting_of_a_gateway_is_named(text: str, message: str) -> None:

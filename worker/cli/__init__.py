@@ -43,6 +43,7 @@ from penstock.worker.cli import (
     workers,
 )
 from penstock.worker.cli.errors import exit_status_of
+from penstock.worker.cli.values import strict
 
 _OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What a write to a file, a pipe or a terminal fails with."""
@@ -121,7 +122,7 @@ def _open_standard_streams() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command, this process's own by default, and returns its exit status."""
     try:
-        typer.main.get_command(app)(arguments, prog_name="penstock")
+        strict(typer.main.get_command(app))(arguments, prog_name="penstock")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:
@@ -137,5 +138,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str) -> None:
+    """In one line, whatever a stranger's text in it has."""
+    message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
     with suppress(OSError):  # there is nowhere to say it, and the exit status does
         sys.stderr.write(f"penstock: {message}\n")

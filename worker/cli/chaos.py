@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 def chaos(
     *,
-    requests: Annotated[int, typer.Option(help="Requests to send.")] = 500,
-    kills: Annotated[int, typer.Option(help="Workers to kill with SIGKILL.")] = 20,
-    zombies: Annotated[int, typer.Option(help="Workers to freeze for longer than their heartbeat lasts.")] = 10,
+    requests: Annotated[int, typer.Option(help="Requests to send.", min=1)] = 500,
+    kills: Annotated[int, typer.Option(help="Workers to kill with SIGKILL.", min=0)] = 20,
+    zombies: Annotated[int, typer.Option(help="Workers to freeze for longer than their heartbeat lasts.", min=0)] = 10,
     restarts: Annotated[
         int | None,
-        typer.Option(help="Server restarts; with --redis-url there are none. [dim]\\[2][/]", metavar="NUMBER"),
+        typer.Option(help="Server restarts; with --redis-url there are none. [dim]\\[2][/]", metavar="NUMBER", min=0),
     ] = None,
-    losses: Annotated[int, typer.Option(help="Commands and answers that are lost or late.")] = 20,
-    workers: Annotated[int, typer.Option(help="Workers that run at once.")] = 4,
+    losses: Annotated[int, typer.Option(help="Commands and answers that are lost or late.", min=0)] = 20,
+    workers: Annotated[int, typer.Option(help="Workers that run at once.", min=1)] = 4,
     engine: Annotated[
         Literal["fake", "model"], typer.Option(help="fake: fast, thousands of requests. model: the real one.")
     ] = "fake",
     model: Annotated[str, typer.Option(help="A checkpoint's folder, or demo.")] = "demo",
     seed: Annotated[
-        int | None, typer.Option(help="Replays the run of this seed. [dim]\\[random][/]", metavar="NUMBER")
+        int | None, typer.Option(help="Replays the run of this seed. [dim]\\[random][/]", metavar="NUMBER", min=0)
     ] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="A deployment to use; otherwise a server is started.", metavar="TEXT")

@@ -29,7 +29,8 @@ def drain(
     everyone: Annotated[bool, typer.Option("--all", help="Drain all live workers of the queue.")] = False,
     wait: Annotated[bool, typer.Option(help="Wait until they have left.")] = True,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait at most; the workers go on draining.", metavar="NUMBER")
+        float | None,
+        typer.Option(help="Seconds to wait at most; the workers go on draining.", metavar="NUMBER", min=0.0),
     ] = None,
 ) -> None:
     """Drain workers by name, wherever they run.

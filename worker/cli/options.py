@@ -10,8 +10,8 @@ from typing import Any, get_args
 import typer
 from pydantic import ByteSize
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
+from penstock.producer.redis.credentials import Rereadable
 from penstock.worker.settings import PROGRAMS, WORKER, default_text, group_of
 from penstock.worker.settings_loading import Program, flag, load
 
@@ -26,9 +26,9 @@ def takes_settings(names: Iterable[str], program: Program[Any] = WORKER) -> Deco
     """
     options = [_setting_option(name, program.settings.model_fields[name]) for name in names]
 
-    def build(given: dict[str, Any]) -> BaseSettings:
+    def build(given: dict[str, Any]) -> Rereadable:
         config = given.pop("config", None)
-        loaded: BaseSettings = load(program, PROGRAMS, given, config)
+        loaded: Rereadable = load(program, PROGRAMS, given, config)
         return loaded
 
     return gathers("settings", [*options, _CONFIG], build)

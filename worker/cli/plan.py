@@ -25,7 +25,9 @@ def plan(
     *,
     settings: Settings,
     topology: Annotated[str, typer.Option(help="Chip and shape of the slice, such as v5e:2x4, v6e:2x2, tpu7x:2x2x1.")],
-    tensor: Annotated[int | None, typer.Option(help="Devices per copy of the model; none: all of the slice.")] = None,
+    tensor: Annotated[
+        int | None, typer.Option(help="Devices per copy of the model; none: all of the slice.", min=1)
+    ] = None,
     context: Annotated[int, typer.Option(help="Tokens of each sequence in the estimates.", min=1)] = 1024,
     trace: Annotated[
         Path | None, typer.Option(help="JSON Lines of arrivals and lengths: simulate a fleet that serves them.")

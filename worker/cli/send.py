@@ -105,7 +105,7 @@ def send(
         bool, typer.Option("--json", help="Print one JSON object per chunk, and one for the end.")
     ] = False,
     wait: Annotated[
-        float | None, typer.Option(help="Seconds to wait for the end of the reply.", metavar="NUMBER")
+        float | None, typer.Option(help="Seconds to wait for the end of the reply.", metavar="NUMBER", min=0.0)
     ] = None,
 ) -> None:
     """Send a prompt and print the answer.

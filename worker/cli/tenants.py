@@ -12,11 +12,11 @@ from rich.table import Table
 
 from penstock.producer.wire import ID_PATTERN
 from penstock.worker.cli.console import console
-from penstock.worker.cli.errors import CommandFailed
+from penstock.worker.cli.errors import USAGE, CommandFailed
 from penstock.worker.cli.options import takes_settings
 from penstock.worker.cli.redis import connected
 from penstock.worker.protocol import tenants as of_queue
-from penstock.worker.protocol.tenants import Tenant
+from penstock.worker.protocol.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant
 from penstock.worker.settings import Settings
 
 tenants = typer.Typer(
@@ -60,15 +60,17 @@ def weight(
     *,
     settings: Settings,
     tenant: Annotated[str, typer.Argument(help="Its name, as requests say it.")],
-    value: Annotated[float, typer.Argument(help="Its share beside that of others; 1 is that of all that have none.")],
+    value: Annotated[
+        float,
+        typer.Argument(
+            help="Its share beside that of others; 1 is that of all that have none.", min=MIN_WEIGHT, max=MAX_WEIGHT
+        ),
+    ],
 ) -> None:
     """Give a tenant a larger or smaller share of what the queue's workers can do."""
     if not ID_PATTERN.fullmatch(tenant):
-        raise CommandFailed(f"{tenant!r} is no tenant: {ID_PATTERN.pattern}")
-    try:
-        asyncio.run(_set(settings, tenant, value))
-    except ValueError as error:
-        raise CommandFailed(str(error)) from error
+        raise CommandFailed(f"{tenant!r} is no tenant: {ID_PATTERN.pattern}", USAGE)
+    asyncio.run(_set(settings, tenant, value))
     console().print(f"{tenant} has weight {value:g} in queue {settings.queue}")
 
 
