@@ -1,4 +1,6 @@
-"""How many processors this process may keep busy: those it may run on, and a container's quota of their time."""
+"""How many processors this process may keep busy: those it may run on, and a container's quota of their time; and what
+the kernel says that they are. Where it says nothing, as in some sandboxes and on other systems, that is no error.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,25 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
 _XLA_THREADS = "PJRT_NPROC"  # how many threads XLA computes with on a CPU; it knows of no quota
 
 
 def num_processors() -> int:
     """At least 1. A quota of one and a half processors is two: threads wait less than they would by turns."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([allowed, *(math.ceil(quota) for quota in _quotas())]))
+    return max(1, min([num_allowed(), *(math.ceil(quota) for quota in _quotas())]))
+
+
+def cpu_facts(*fields: str) -> list[str]:
+    """The lines of /proc/cpuinfo that begin with one of these, for each processor; empty where it can't be read."""
+    return [line for line in _read(_CPUINFO).splitlines() if line.startswith(fields)]
+
+
+def num_allowed() -> int:
+    """Those that it may run on, whatever its quota; all that there are where the system does not say."""
+    with suppress(AttributeError, OSError):  # no Linux; a sandbox that refuses the call
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def bound_xla() -> None:
@@ -31,7 +45,10 @@ def bound_xla() -> None:
 def _quotas() -> Iterator[float]:
     """Processors by each quota that holds for this process: its group's, and those of the groups above it."""
     for line in _read(_OWN).splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, _, rest = line.partition(":")
+        controllers, has_path, path = rest.partition(":")
+        if not has_path:
+            continue
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = _ROOT if not controllers else _ROOT / "cpu"
@@ -55,7 +72,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    with suppress(ValueError, ZeroDivisionError):
+    with suppress(ValueError, ArithmeticError):
         processors = int(quota) / int(period)
         return processors if processors > 0 else None
     return None
@@ -63,6 +80,6 @@ def _ratio(quota: str, period: str) -> float | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        return path.read_text(errors="replace").strip()
+    except (OSError, ValueError):  # the latter: it is no path at all
         return ""

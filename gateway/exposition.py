@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Info, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
@@ -24,7 +25,7 @@ class Registry(CollectorRegistry):
         self._labels: dict[str, str] = {}
         build = Info("penstock_build", "The version of Penstock, and of Python; always 1.", registry=self)
         build.info({"version": version, "python": platform.python_version()})
-        ProcessCollector(registry=self)
+        self.register(_Process())
         self.register(_Log())
 
     def set_labels(self, **labels: str) -> None:
@@ -40,6 +41,20 @@ class Registry(CollectorRegistry):
                 if not sample.name.endswith("_created")
             ]
             yield family
+
+
+class _Process(Collector):
+    """What the kernel says of this process; nothing where it does not, or says something else."""
+
+    def __init__(self) -> None:
+        self._collector: ProcessCollector | None = None
+        with suppress(ValueError, IndexError):  # OSError is the collector's own
+            self._collector = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterable[Metric]:
+        with suppress(ValueError, IndexError, UnboundLocalError):  # the last: `limits` lacks a line
+            return [] if self._collector is None else list(self._collector.collect())
+        return []
 
 
 class _Log(Collector):

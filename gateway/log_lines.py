@@ -12,6 +12,7 @@ import enum
 import io
 import os
 import signal
+import stat
 import threading
 import time
 from collections import deque
@@ -161,7 +162,7 @@ def queued(stream: TextIO, say_dropped: Callable[[int], object]) -> Iterator[Log
 
 def _writer_to(stream: TextIO) -> Callable[[memoryview], int]:
     try:
-        return partial(os.write, stream.fileno())
+        return partial(os.write, _own_end(stream.fileno()))
     except io.UnsupportedOperation:  # it is one in memory
 
         def write(data: memoryview) -> int:
@@ -169,6 +170,24 @@ def _writer_to(stream: TextIO) -> Callable[[memoryview], int]:
             return len(data)
 
         return write
+
+
+def _own_end(descriptor: int) -> int:
+    """A descriptor for the thread that writes, which may wait.
+
+    What else writes to a pipe in this process, such as XLA's and libtpu's own lines, never waits from then on: what
+    does not fit is lost. For that `descriptor` becomes another opening of the same pipe, with O_NONBLOCK of its own.
+    """
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return descriptor
+        impatient = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # no Linux; somebody else's pipe; nobody has it open any more
+        return descriptor
+    own = os.dup(descriptor)
+    os.dup2(impatient, descriptor)
+    os.close(impatient)
+    return own
 
 
 def num_dropped() -> int:

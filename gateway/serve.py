@@ -195,5 +195,9 @@ def _descriptors_for(max_connections: int) -> int:
         _log.warning("few_descriptors", limit=hard, max_connections=hard - _OTHER_DESCRIPTORS)
         needed = hard
     if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        except (OSError, ValueError):  # a sandbox that refuses it
+            _log.warning("few_descriptors", limit=soft, max_connections=soft - _OTHER_DESCRIPTORS)
+            needed = soft
     return max(1, needed - _OTHER_DESCRIPTORS)

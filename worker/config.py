@@ -18,7 +18,10 @@ MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below what Redis takes for a time to l
 
 def default_name() -> str:
     """Names this process: unique, so that no two workers share a list of pending entries."""
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
+    try:
+        host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
+    except (OSError, UnicodeError):  # a sandbox that doesn't tell it
+        host = "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 

@@ -67,6 +67,7 @@ def keep_compilations(directory: Path) -> str | None:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"probe")
     except OSError as error:
+        kept_files.say_unkept(directory, error, is_told=True)
         return str(error)
     return None
 
@@ -81,8 +82,7 @@ class _CheckedCache(CacheInterface):
         return kept_files.recall(self._path / f"{key}{_ENTRY_SUFFIX}")
 
     def put(self, key: str, value: bytes) -> None:
-        with suppress(OSError):  # the next start compiles it again
-            kept_files.keep(self._path / f"{key}{_ENTRY_SUFFIX}", value)
+        kept_files.keep_if_possible(self._path / f"{key}{_ENTRY_SUFFIX}", value)
 
 
 def _checked_cache(path: str) -> tuple[CacheInterface, str]:

@@ -7,8 +7,10 @@ the rate that it has with pages of 2 MiB, in a virtual machine at less: there ea
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -37,8 +39,10 @@ class HugePages:
             return
         pages = sorted({page for start, end in _places(arrays) for page in range(start // size * size, end, size)})
         if pages:
-            self._moving.append(Thread(target=_move, args=(pages, size), name="huge-pages", daemon=True))
-            self._moving[-1].start()
+            thread = Thread(target=_move, args=(pages, size), name="huge-pages", daemon=True)
+            with suppress(RuntimeError):  # there may be no more threads
+                thread.start()
+                self._moving.append(thread)
 
     def wait(self) -> None:
         """Until all have been moved, so that what is timed then is timed as it will be."""
@@ -55,7 +59,8 @@ def _page_bytes() -> int:
         is_allowed = "[never]" not in (_SETTINGS / "enabled").read_text()
     except (OSError, ValueError):
         return 0
-    return size if is_allowed and size <= _LARGEST_PAGE else 0
+    is_size = resource.getpagesize() <= size <= _LARGEST_PAGE and not size & (size - 1)
+    return size if is_allowed and is_size else 0
 
 
 def _places(arrays: Iterable[jax.Array]) -> Iterator[tuple[int, int]]:

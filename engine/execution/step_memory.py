@@ -9,7 +9,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import jax
 import jaxlib.version
 
 from penstock.engine import kept_files
-from penstock.engine.processors import num_processors
+from penstock.engine.processors import cpu_facts, num_processors
 from penstock.engine.scheduling.pace import StepTimes
 
 _FOLDER = "step_times"
@@ -64,8 +63,7 @@ class StepMemory:
             "prompt_s": times.prompt_s, "decode_s": times.decode_s, "few_s": times.few_s, "pair_s": times.pair_s,
             "loops": measured.loops,
         }  # fmt: skip
-        with suppress(OSError):
-            kept_files.keep(self._path, json.dumps(kept).encode())
+        kept_files.keep_if_possible(self._path, json.dumps(kept).encode())
 
 
 def _by_bucket(kept: Mapping[str, float]) -> dict[int, float]:
@@ -79,11 +77,7 @@ def _machine() -> str:
 
 
 def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line
-    return f"{platform.machine()} {platform.processor()}"
+    return next(iter(cpu_facts("model name")), f"{platform.machine()} {platform.processor()}")
 
 
 def _code() -> str:

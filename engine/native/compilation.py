@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jax
 
 from penstock.engine import kept_files
-from penstock.engine.processors import num_processors
+from penstock.engine.processors import cpu_facts, num_processors
 
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
@@ -24,7 +26,6 @@ FLAGS = (
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
 NATIVE = ("-march=native",)
-CPUINFO = Path("/proc/cpuinfo")
 
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _BUILD_TIMEOUT_S = 300
@@ -62,8 +63,15 @@ def find_compiler() -> str:
 
 
 def fingerprint(flags: Sequence[str], processor: str = "") -> str:
-    """Of what a library is built from: sources, flags, jaxlib's headers, and the processor where flags say `native`."""
-    texts = [file.read_text() for file in (*SOURCES, *_HEADERS)]
+    """What a library is built from: sources, flags, jaxlib's headers, and the processor where flags say `native`.
+
+    Raises:
+        NativeUnavailableError: the sources can't be read.
+    """
+    try:
+        texts = [file.read_text(errors="replace") for file in (*SOURCES, *_HEADERS)]
+    except OSError as error:
+        raise NativeUnavailableError(f"the sources of the kernels can't be read: {error}") from error
     parts = (*texts, " ".join((*FLAGS, *flags)), jax.__version__, processor)
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
@@ -85,22 +93,24 @@ def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
 
 def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
     """Sources are compiled side by side; the library is there as a whole or not at all."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=library.parent, ignore_cleanup_errors=True) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
         common = (compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", "-c")
         with ThreadPoolExecutor(num_processors()) as threads:
             commands = [(*common, str(source), "-o", str(to)) for source, to in zip(SOURCES, objects, strict=True)]
-            list(threads.map(_run, commands))
+            list(threads.map(partial(_run, scratch), commands))
         linked = Path(scratch) / library.name
-        _run((compiler, "-shared", *map(str, objects), "-o", str(linked)))
+        _run(scratch, (compiler, "-shared", *map(str, objects), "-o", str(linked)))
         kept_files.install(linked, library)
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(scratch: str, command: Sequence[str]) -> None:
+    environment = {**os.environ, "TMPDIR": scratch}  # the compiler writes aside too, and /tmp may not be there
     try:
         result = subprocess.run(  # noqa: S603 - our own sources and flags
-            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
-        )
+            command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S, check=False,
+            env=environment,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailableError(f"{command[0]} could not be run: {error}") from error
     if result.returncode:
@@ -109,9 +119,5 @@ def _run(command: Sequence[str]) -> None:
 
 def _processor() -> str:
     """What `-march=native` depends on."""
-    if not CPUINFO.exists():
-        return platform.processor()
-    lines = CPUINFO.read_text(errors="replace").splitlines()
-    return "|".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )
+    facts = sorted(set(cpu_facts("model name", "flags", "Features", "CPU part")))
+    return "|".join(facts) or f"{platform.processor()} of {platform.node()}"  # whose folder others may share

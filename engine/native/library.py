@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from penstock.engine import kept_files
 from penstock.engine.errors import ConfigError
 from penstock.engine.native.compilation import NativeUnavailableError, UnusableFolderError, build_here
 from penstock.engine.native.shipping import shipped_library
@@ -69,11 +70,17 @@ def _find(build_dir: Path | None) -> ctypes.CDLL:
     with suppress(UnusableFolderError):
         if (shipped := shipped_library()) is not None:
             return _load(shipped)
-    with suppress(UnusableFolderError):
-        if build_dir is not None:
+    if build_dir is not None:
+        try:
             return _load(build_here(build_dir))
-    with tempfile.TemporaryDirectory(prefix="penstock-native-") as scratch:  # what is mapped outlives its file
-        return _load(build_here(Path(scratch)))
+        except UnusableFolderError as error:
+            kept_files.say_unkept(build_dir, error)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="penstock-native-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UnusableFolderError(f"there is no folder to build the kernels in: {error}") from error
+    with scratch as folder:  # what is mapped outlives its file
+        return _load(build_here(Path(folder)))
 
 
 def _load(path: Path) -> ctypes.CDLL:

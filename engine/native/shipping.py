@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine import kept_files
-from penstock.engine.native.compilation import CPUINFO, compile_library, find_compiler, fingerprint
+from penstock.engine.native.compilation import compile_library, find_compiler, fingerprint
+from penstock.engine.processors import cpu_facts
 
 SHIPPED_DIR = Path(__file__).parent / "shipped"
 """Beside the sources, in an installed package too; empty but for where `python -m penstock.engine.native` was run."""
@@ -86,10 +87,5 @@ def _place(directory: Path, target: Target) -> Path:
 
 def _features() -> frozenset[str]:
     """What the processor has; that of the first, as Linux shows those alone that all have."""
-    if not CPUINFO.exists():
-        return frozenset()
-    for line in CPUINFO.read_text(errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    first = next(iter(cpu_facts("flags", "Features")), "")
+    return frozenset(first.partition(":")[2].split())

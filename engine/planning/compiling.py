@@ -12,7 +12,6 @@ import json
 import math
 import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -182,10 +181,8 @@ def _recalled(path: Path | None) -> Bucket | None:
 
 def _keep(path: Path | None, bucket: Bucket) -> None:
     """Whole or not at all. A folder that cannot be written to costs the next plan its time, and no more."""
-    if path is None:
-        return
-    with suppress(OSError):
-        kept_files.keep(path, json.dumps(dataclasses.asdict(bucket)).encode())
+    if path is not None:
+        kept_files.keep_if_possible(path, json.dumps(dataclasses.asdict(bucket)).encode())
 
 
 def _versions() -> str:

@@ -31,7 +31,8 @@ def main() -> None:
     for number in (signal.SIGPIPE, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starting thread's is inherited
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # who may not say so has cores, if the system wants them
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123  an import less
         file.write("1000")  # where memory runs out, this process goes, not the worker
     program, bounds = sys.argv[1], json.loads(sys.argv[2])
@@ -48,7 +49,10 @@ def main() -> None:
 
 def _answered(answer: Answer, request: bytes, bounds: Mapping[str, Any]) -> bytes:
     max_bytes = bounds["max_bytes"] + bounds["max_bytes_per_byte"] * len(request)
-    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, resource.RLIM_INFINITY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the worker's own, which stays
+    if hard != resource.RLIM_INFINITY:
+        max_bytes = min(max_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, hard))
     signal.setitimer(signal.ITIMER_PROF, bounds["cpu_s"])  # then SIGPROF, which ends the process
     try:
         return _encoded(answer(json.loads(request), len(request)), bounds["max_idle_bytes"])
@@ -70,7 +74,7 @@ def _held_bytes() -> int:
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123  an import less
             return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # no Linux
+    except (OSError, ValueError, IndexError):  # no Linux, or none of its files
         return 0
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+_log = structlog.get_logger(__name__)
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".mjs": "text/javascript"}
@@ -35,7 +38,12 @@ HEADERS: Mapping[str, str] = {
 
 
 def page_routes() -> list[Route]:
-    return [_route(path, _FOLDER / name) for path, name in _FILES.items()]
+    """Files are read once. Where one is missing there is no page, and the API goes on without."""
+    try:
+        return [_route(path, _FOLDER / name) for path, name in _FILES.items()]
+    except OSError as error:
+        _log.warning("no_page", why=str(error))
+        return []
 
 
 def _route(path: str, file: Path) -> Route:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,16 @@ def _flipped(place: float) -> Callable[[bytes], bytes]:
     return flip
 
 
+def _other(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """What is no file in its place."""
+
+    def harm(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return harm
+
+
 HARMS: dict[str, Callable[[Path], None]] = {
     "empty": _changed(lambda data: b""),
     "junk": _changed(lambda data: b"no program"),
@@ -37,4 +48,9 @@ HARMS: dict[str, Callable[[Path], None]] = {
     "a byte": _changed(_flipped(0.6)),
     "last byte": _changed(_flipped(1)),
     "gone": Path.unlink,
+    "a folder": _other(Path.mkdir),
+    "a folder that holds something": _other(lambda path: (path / "some" / "thing").mkdir(parents=True)),
+    "a pipe": _other(os.mkfifo),
+    "a device": _other(lambda path: path.symlink_to("/dev/zero")),
+    "a link to itself": _other(lambda path: path.symlink_to(path)),
 }

@@ -49,7 +49,16 @@ def test_arrays_that_are_gone_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "enabled"), [("2097152", "always madvise [never]"), ("536870912", "[always] madvise never"), ("", "")]
+    ("size", "enabled"),
+    [
+        ("2097152", "always madvise [never]"),
+        ("536870912", "[always] madvise never"),
+        ("", ""),
+        ("-1", "[always]"),
+        ("3", "[always]"),
+        ("6291456", "[always]"),
+        ("\0", "[always]"),
+    ],
 )
 def test_no_thread_where_there_are_none_to_have(
     size: str, enabled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,3 +69,14 @@ def test_no_thread_where_there_are_none_to_have(
     pages = HugePages()
     pages.hold([jnp.ones(1 << 20)])
     assert not pages._moving
+
+
+def test_no_thread_where_there_are_none_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(huge_pages, "_page_bytes", lambda: 2 << 20)
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    pages = HugePages()
+    pages.hold([jnp.ones(2 << 20)])
+    pages.wait()

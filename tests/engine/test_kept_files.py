@@ -93,5 +93,30 @@ def test_what_was_harmed_is_not_recalled(harm: str, tmp_path: Path) -> None:
         assert kept_files.recall(path) == data
         HARMS[harm](path)
         assert kept_files.recall(path) is None
-        path.unlink(missing_ok=True)
-    assert list(path.parent.iterdir()) == []  # and nothing aside
+        kept_files.keep(path, data)
+        assert kept_files.recall(path) == data
+        path.unlink()
+    assert not [left for left in path.parent.iterdir() if left.is_file()]  # nothing that was half written
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_was_installed_is_whole_or_installed_anew(harm: str, tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    for harmed in (path, path.with_name("library.sha256")):
+        for _ in range(2):
+            (tmp_path / "new").write_bytes(b"some" * 100)
+            kept_files.install(tmp_path / "new", path)
+            assert kept_files.is_whole(path)
+            assert path.read_bytes() == b"some" * 100
+            HARMS[harm](harmed)
+            if harmed is path:
+                assert not kept_files.is_whole(path)
+
+
+def test_why_a_folder_takes_nothing_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").touch()
+    for name in ("a", "b", "deeper/c"):
+        kept_files.keep_if_possible(tmp_path / "folder" / name, b"data")
+    assert [line.getMessage().split(":")[0] for line in caplog.records] == ["compilations_not_kept"]
+    kept_files.keep_if_possible(tmp_path / "other", b"data")
+    assert kept_files.recall(tmp_path / "other") == b"data"

@@ -100,18 +100,17 @@ def says_seven(build_dir: Path | None, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("suffix", ["", ".sha256"])
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("harm", ["empty", "cut in half", "zeros at the end", "first byte", "a folder", "a pipe"])
 def test_a_harmed_library_is_built_anew_before_it_is_mapped(
     harm: str, suffix: str, builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert says_seven(tmp_path / "built", monkeypatch)
     (library,) = (tmp_path / "built").glob("*.so")
     HARMS[harm](library.with_name(library.name + suffix))
-    is_harmless = kept_files.is_whole(library)  # the end of a line
     assert says_seven(tmp_path / "built", monkeypatch)
     assert kept_files.is_whole(library)
     assert says_seven(tmp_path / "built", monkeypatch)
-    assert len(builds.read_text().splitlines()) == 2 - is_harmless
+    assert len(builds.read_text().splitlines()) == 2
 
 
 @NEEDS_COMPILER
@@ -164,5 +163,6 @@ def test_a_process_loads_it_once_whatever_the_folder(tmp_path: Path) -> None:
     """XLA refuses a second kernel of the same name, as two models with different cache folders would bring it."""
     built = build_here(Path.home() / ".cache" / "penstock" / "native")
     other = tmp_path / built.name
-    shutil.copy(built, other)
+    for suffix in ("", ".sha256"):
+        shutil.copy(f"{built}{suffix}", f"{other}{suffix}")
     assert load_library(built.parent) is load_library(tmp_path)

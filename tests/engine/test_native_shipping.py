@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine import processors
 from penstock.engine.native import compilation, shipping
 from penstock.engine.native.compilation import NativeUnavailableError
 from penstock.engine.native.library import load_library
@@ -46,7 +47,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: str) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: some\nflags\t\t: {features}\n")
-    monkeypatch.setattr(shipping, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processors, "_CPUINFO", tmp_path / "cpuinfo")
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import processors
+from penstock.engine.execution import step_memory
+from penstock.engine.native import compilation, shipping
 from penstock.engine.processors import bound_xla, num_processors
 
 V2, V1 = "0::/pods/one\n", "4:cpu,cpuacct:/pods/one\n3:memory:/pods/one\n"
@@ -44,6 +46,9 @@ def write(tmp_path: Path, own: str, files: dict[str, str]) -> None:
         (V2, {"pods/one/cpu.max": "9900000 100000\n"}, 16),
         (V2, {"pods/one/cpu.max": "junk"}, 16),
         (V2, {"pods/one/cpu.max": "100000 0"}, 16),
+        (V2, {"pods/one/cpu.max": f"{10**400} 1"}, 16),
+        (V2, {"pods/one/cpu.max": "\0\0"}, 16),
+        ("junk\n\n:\n::\n0::/a\0b\n\ufffd", {}, 16),
         ("0::/\n", {"cpu.max": "200000 100000\n"}, 2),
         (V1, {"cpu/pods/one/cpu.cfs_quota_us": "300000", "cpu/pods/one/cpu.cfs_period_us": "100000"}, 3),
         (V1, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),  # a container sees its own
@@ -53,6 +58,28 @@ def write(tmp_path: Path, own: str, files: dict[str, str]) -> None:
 def test_the_smallest_of_all_bounds(own: str, files: dict[str, str], expected: int, tmp_path: Path) -> None:
     write(tmp_path, own, files)
     assert num_processors() == expected
+
+
+@pytest.mark.parametrize("error", [PermissionError, AttributeError])
+def test_who_may_not_ask_has_all_that_there_are(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> set[int]:
+        raise error
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    assert num_processors() == (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\0", b"flags\nmodel name\nflags"])
+def test_of_a_processor_that_nobody_describes_nothing_is_assumed(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No feature of it, and none of its figures, libraries and times for another machine."""
+    monkeypatch.setattr(processors, "_CPUINFO", tmp_path / "cpuinfo")
+    if content is not None:
+        (tmp_path / "cpuinfo").write_bytes(content)
+    assert shipping._features() == frozenset()
+    assert compilation._processor()
+    assert step_memory._processor()
 
 
 def test_xla_is_bound_where_there_is_a_quota_and_nobody_said_otherwise(

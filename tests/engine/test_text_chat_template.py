@@ -230,6 +230,21 @@ def test_a_killed_owner_leaves_no_process_behind() -> None:
     eventually(lambda: not is_running(pid))  # at once, or when its time is used up
 
 
+BOUND = """
+import resource
+from penstock.engine.text.chat_template import ChatTemplate
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+print(ChatTemplate("{{ said }}").render({"said": "hello"}))
+"""
+
+
+def test_a_worker_whose_own_memory_is_bounded_renders() -> None:
+    """Its processes may not raise what is bounded for good (`ulimit -v`, systemd's LimitAS)."""
+    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("hello\n", "")
+
+
 def test_no_secret_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     template = ChatTemplate("{{ messages[0].content }}")

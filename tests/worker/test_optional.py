@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -14,12 +18,20 @@ from fakes import eventually
 from gateway_harness import running_gateway
 from patience import WAIT_S
 from refusing_proxy import REFUSED, RefusingProxy
+from structlog.testing import capture_logs
+from taken_away import no_files_and_no_favours
 from worker_harness import running_worker
 
 from docs.scripts.pages import page
 from penstock import AsyncClient
+from penstock.gateway import exposition
+from penstock.gateway.page import routes
+from penstock.gateway.serve import _descriptors_for
 from penstock.producer.redis import connection
 from penstock.producer.redis.connection import RedisClient, connect
+from penstock.worker.bench.machine import describe_machine
+from penstock.worker.config import default_name
+from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.worker.protocol.permissions import OPTIONAL, optional_denied
 
 TESTS = Path(__file__).parents[1]
@@ -31,6 +43,10 @@ ELSEWHERE = {
     "a home folder": "worker/test_settings.py::test_without_a_home_folder_nothing_is_kept",
     "huge pages": "engine/test_huge_pages.py::test_no_thread_where_there_are_none_to_have",
     "fields of the model card": "worker/test_card.py::test_what_is_not_known_is_left_out",
+    "files: /proc": "worker/test_optional.py::test_nobody_needs_files_or_favours",
+    "favours of the system": "worker/test_optional.py::test_nobody_needs_files_or_favours",
+    "the gateway's page": "worker/test_optional.py::test_without_its_page_a_gateway_serves",
+    "lines that libraries write": "worker/test_native_lines.py::test_what_libraries_write_never_waits",
 }
 """By how a row of the table begins: what takes that away."""
 
@@ -82,6 +98,69 @@ async def test_no_command_that_is_nice_to_have_is_needed(
 
 async def _is_ready(http: httpx2.AsyncClient) -> bool:
     return (await http.get("/readiness")).status_code == 200
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_nobody_needs_files_or_favours(redis_url: str, is_later: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as taken:
+        if not is_later:
+            refused = taken.enter_context(no_files_and_no_favours())
+        async with (
+            running_worker(redis_url, name="w0", health_port=0) as worker,
+            AsyncClient(redis_url, queue="q") as client,
+            running_gateway(redis_url) as gateway,
+            httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+        ):
+            if is_later:
+                await client.generate("before", max_tokens=3)
+                refused = taken.enter_context(no_files_and_no_favours())
+            assert (await client.generate("x", max_tokens=3)).finish_reason == "length"
+            said = {"model": "q", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+            assert (await http.post("/v1/chat/completions", json=said)).status_code == 200
+            file = {"file": ("a.jsonl", b"{}" * 2**20), "purpose": (None, "batch")}
+            assert (await http.post("/v1/files", files=file)).status_code == 200
+            assert (await http.get("/")).status_code == 200
+            metrics = (await http.get(f"http://127.0.0.1:{worker.service.health_port}/metrics")).text
+            assert "penstock_build_info" in metrics
+            shown = await asyncio.to_thread(command, "workers", "--queue", "q", "--json", "--redis-url", redis_url)
+            assert (shown.status, '"w0"' in shown.out) == (0, True)
+            assert describe_machine()["cores"] == os.cpu_count()
+            assert default_name().startswith("host-")
+            assert _descriptors_for(2**40) >= 1
+            with pytest.raises(EmbeddedServerError, match="no folder to be in"):
+                EmbeddedServer().start()
+            assert any(name.startswith("/proc") for name in refused)
+    assert [line for line in caplog.records if line.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no /proc")
+@pytest.mark.parametrize("path", ["stat", "self/stat", "self/limits"])
+@pytest.mark.parametrize("content", [b"", b"junk", b"btime x\n", b"\xff" * 9, b"btime 1 1\n(x) 1 2\nMax open files\n"])
+def test_what_the_kernel_says_of_a_process_may_be_junk(
+    path: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "self" / "fd").mkdir(parents=True)
+    for name in ("stat", "self/stat", "self/limits"):
+        (tmp_path / name).write_bytes(Path("/proc", name).read_bytes())
+    (tmp_path / path).write_bytes(content)
+    monkeypatch.setattr(exposition, "ProcessCollector", partial(exposition.ProcessCollector, proc=str(tmp_path)))
+    registry = exposition.Registry("1")
+    for _ in range(2):
+        assert b"penstock_build_info" in exposition.render(registry, "")[0]
+
+
+async def test_without_its_page_a_gateway_serves(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_FOLDER", tmp_path)
+    with capture_logs() as logs:
+        async with (
+            running_gateway(redis_url) as gateway,
+            httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+        ):
+            await eventually(lambda: _is_ready(http))
+            assert (await http.get("/operations")).status_code == 404
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["no_page"]
 
 
 async def test_what_the_user_may_not_run_is_named(redis: RedisClient, redis_url: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.engine.processors import cpu_facts, num_allowed
 
 PACKAGES = ("jax", "jaxlib", "numpy", "redis", "hiredis", "transformers", "torch")
 
@@ -20,11 +21,11 @@ def describe_machine() -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": platform.machine(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": num_allowed(),
         "memory_gib": _memory_gib(),
         "gpus": _gpus(),
         "system": f"{platform.system()} {platform.release()}",
-        "load_before": round(os.getloadavg()[0], 2),
+        "load_before": _load(),
         "versions": {"python": platform.python_version(), "penstock": __version__, **_versions()},
     }
 
@@ -40,17 +41,25 @@ def _versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in cpu_facts("model name")]
     return names[0] if names else platform.processor()
 
 
 def _gpus() -> list[str]:
     """As NVIDIA's driver names them; none without it."""
-    infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for info in infos for line in info.read_text().splitlines()]
+    try:
+        infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        lines = [line for info in infos for line in info.read_text().splitlines()]
+    except OSError:
+        return []
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+
+
+def _load() -> float | None:
+    try:
+        return round(os.getloadavg()[0], 2)
+    except OSError:
+        return None
 
 
 def _memory_gib() -> float | None:

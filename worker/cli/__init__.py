@@ -93,7 +93,8 @@ def main() -> None:
     stopping.end()
     try:
         sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(BlockingIOError):  # the log's pipe, which nobody reads
+            sys.stderr.flush()
     except OSError as error:
         if not status:
             _say(f"the output can't be written: {error}")

