@@ -260,6 +260,14 @@ async def test_nobody_sets_aside_what_another_has(raw: RedisClient) -> None:
     assert not await raw.exists(keys.aside("q", "A"))
 
 
+async def test_nothing_is_set_aside_for_a_model_that_is_gone(raw: RedisClient) -> None:
+    entry_id = await add(raw)
+    await take(raw)
+    assert await run(raw, scripts.set_aside("q", worker="w", entry_id=entry_id, digest="A")) == 0
+    assert (await owners(raw))["w"] == 1
+    assert not await raw.exists(keys.aside("q", "A"))
+
+
 async def test_of_what_workers_of_before_left_one_sweep_places_a_part(raw: RedisClient) -> None:
     ids = [await add(raw) for _ in range(25)]
     await raw.xreadgroup(keys.GROUP, keys.UNOWNED, {STREAM: ">"})

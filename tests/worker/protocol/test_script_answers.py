@@ -37,6 +37,7 @@ async def take(
     idle_ms: int = 5000,
     in_hand: tuple[str, ...] = (),
     max_body_bytes: int = 1000,
+    max_bytes: int = 10**6,
 ) -> list[tuple[str, int]]:
     """(entry, how often it was taken) of what it got."""
     command = scripts.take_calls(
@@ -44,7 +45,7 @@ async def take(
         worker=worker,
         count=count,
         max_body_bytes=max_body_bytes,
-        max_bytes=10**6,
+        max_bytes=max_bytes,
         idle_ms=idle_ms,
         in_hand=in_hand,
     )
@@ -123,6 +124,26 @@ async def test_a_call_whose_time_is_over_is_dropped(raw: RedisClient, fields: di
     assert await take(raw, "a") == [(late, 1)]
     assert await raw.xlen(CALLS) == 1
     assert await pending(raw) == [("a", late)]
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "is_taken"), [("1000", False), ("60000", True), ("60001", False), ("0", False), ("9" * 10, False)]
+)
+async def test_a_call_waits_for_as_long_as_it_says(raw: RedisClient, timeout_ms: str, is_taken: bool) -> None:
+    """Beyond what any may, or without a number, as if it said nothing."""
+    seconds, _ = await raw.time()
+    await add(raw, f"{1000 * seconds - 30_000}-0", timeout_ms=timeout_ms)
+    assert bool(await take(raw, "a")) == is_taken
+    assert await raw.xlen(CALLS) == is_taken
+
+
+async def test_of_what_is_taken_over_too_so_many_bytes(raw: RedisClient) -> None:
+    for _ in range(3):
+        await add(raw)
+    await raw.xreadgroup(keys.GROUP, "dead", {CALLS: ">"}, count=2)
+    for entry in await raw.xpending_range(CALLS, keys.GROUP, "-", "+", 9):
+        await leave_alone(raw, "dead", entry["message_id"])
+    assert [len(await take(raw, "a", count=9, max_bytes=1)) for _ in range(4)] == [1, 1, 1, 0]
 
 
 async def test_of_many_calls_whose_time_is_over_one_run_drops_so_many(raw: RedisClient) -> None:

@@ -27,6 +27,15 @@ async def test_only_the_owner_s_acknowledgement_counts(raw: RedisClient) -> None
     assert await raw.xlen(STREAM) == 0
 
 
+async def test_of_what_has_left_no_account_is_kept(raw: RedisClient) -> None:
+    first, second = await owned(raw, "a", 2)
+    await raw.hset(keys.charged("q"), mapping={first: "5", second: "5"})
+    await run(raw, scripts.ack("q", worker="a", bills=[scripts.Bill(first, "", None)]))
+    assert await raw.hkeys(keys.charged("q")) == [second.encode()]
+    await bury(raw, letter_of(5), entry_id=second, worker="a")
+    assert not await raw.exists(keys.charged("q"))
+
+
 async def test_only_the_owner_can_bury_and_only_once(raw: RedisClient) -> None:
     (entry_id,) = await owned(raw, "a")
     letter = ["id", "r", b"field:x", b"\xff"]
@@ -66,6 +75,7 @@ async def test_letters_go_when_they_are_old(raw: RedisClient) -> None:
     (first, _), _ = await raw.xrange(LETTERS)
     assert 0 < await raw.pttl(LETTERS) <= 10**6  # where no other letter follows
     assert 0 < await raw.pttl(keys.letter_sizes(LETTERS)) <= 10**6
+    assert 0 < await raw.pttl(keys.letter_bytes(LETTERS)) <= 10**6
     seconds, micros = await raw.time()
     age_ms = seconds * 1000 + micros // 1000 - int(first.split(b"-")[0])
     await eventually(lambda: passed_ms(raw, first, age_ms + 50))

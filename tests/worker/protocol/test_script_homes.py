@@ -287,6 +287,63 @@ async def test_a_new_entry_is_passed_on_to_its_home_or_to_one_with_room(raw: Red
     assert (await take(raw, home))[0] == [entry]
 
 
+async def test_what_is_passed_on_waits_like_the_rest_and_its_home_is_told(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    other = "w1" if home == "w0" else "w0"
+    await have_room(raw, w0=3, w1=3)
+    for name in ("w0", "w1"):
+        await raw.xadd(keys.nudges("q", name), {"look": "again"}, id="1-0")
+    entry = await add(raw, "x", id="r", timeout_s="60")
+    await raw.xreadgroup(keys.GROUP, other, {STREAM: ">"})
+    assert await run(raw, scripts.pass_on("q", worker="w2", entry_id=entry, lowest=-1000, room=3)) == 0  # it has it not
+    assert await run(raw, scripts.pass_on("q", worker=other, entry_id=entry, lowest=-1000, room=3)) == 1
+    assert await raw.hgetall(keys.named("q")) == {b"r": entry.encode()}
+    assert await raw.zrange(keys.due("q"), 0, -1) == [entry.encode()]
+    assert await raw.hget(keys.backlog("q"), "0 entries") == b"1"
+    assert await raw.zrange(keys.passed("q"), 0, -1) == [entry.encode()]
+    assert [await raw.xlen(keys.nudges("q", name)) for name in ("w0", "w1")] == [1, 1]
+    assert await raw.xrange(keys.nudges("q", home)) != await raw.xrange(keys.nudges("q", other))
+    assert [entry_id for entry_id, _ in await raw.xrange(keys.nudges("q", other))] == [b"1-0"]
+    await raw.zadd(keys.passed("q"), {entry: 5})
+    await raw.xclaim(STREAM, keys.GROUP, other, 0, [entry])
+    await raw.delete(keys.nudges("q", home))
+    assert await run(raw, scripts.pass_on("q", worker=other, entry_id=entry, lowest=-1000, room=3)) == 1
+    assert await raw.zscore(keys.passed("q"), entry) == 5  # it has been left since then
+    assert not await raw.exists(keys.nudges("q", home))  # nobody reads it
+
+
+async def test_what_is_at_home_here_or_nowhere_is_kept_by_who_has_room(raw: RedisClient) -> None:
+    await serve(raw, "w0", "w1")
+    home = await home_of(raw, "x")
+    await have_room(raw, w0=3, w1=3)
+    for entry in (await add(raw, "x"), (await raw.xadd(STREAM, {"prompt": "p"})).decode()):
+        await raw.xreadgroup(keys.GROUP, home, {STREAM: ">"})
+        assert await run(raw, scripts.pass_on("q", worker=home, entry_id=entry, lowest=-1000, room=3)) == 0
+        assert await raw.xpending_range(STREAM, keys.GROUP, entry, entry, 1, home)
+
+
+async def test_nothing_is_passed_on_to_who_does_not_serve(raw: RedisClient) -> None:
+    await serve(raw, "w0")
+    await have_room(raw, drains=3, lapsed=3)
+    await raw.zadd(keys.serving("q"), {"lapsed": 1})
+    entry = (await raw.xadd(STREAM, {"prompt": "p"})).decode()
+    await raw.xreadgroup(keys.GROUP, "w0", {STREAM: ">"})
+    assert await run(raw, scripts.pass_on("q", worker="w0", entry_id=entry, lowest=-1000, room=0)) == 0
+
+
+async def test_who_goes_on_serving_takes_nobody_s_homes(raw: RedisClient) -> None:
+    """Those have some whom others weigh more for, as these had their share."""
+    await serve(raw, "w0", "w1")
+    homes = {str(slot).encode(): b"w0" for slot in range(64)}
+    await raw.hset(keys.homes("q"), mapping=homes)  # type: ignore[arg-type]
+    await serve(raw, "w1")
+    assert await raw.hgetall(keys.homes("q")) == homes
+    await run(raw, scripts.leave("q", worker="w1", instance="w1"))
+    await serve(raw, "w1")
+    assert set((await raw.hgetall(keys.homes("q"))).values()) == {b"w0", b"w1"}
+
+
 async def test_low_priorities_are_passed_on_by_one_that_is_full(raw: RedisClient) -> None:
     await serve(raw, "w0")
     low = (await raw.xadd(STREAM, {"prompt": "p", "priority": "-1"})).decode()

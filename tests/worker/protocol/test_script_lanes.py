@@ -115,6 +115,41 @@ async def test_a_band_of_ones_own_is_entered_as_any_other(raw: RedisClient) -> N
     assert usual in await take(raw, 3)
 
 
+async def test_who_comes_to_a_band_of_its_own_had_as_much_as_the_least_of_all(raw: RedisClient) -> None:
+    for priority, counter in ((-1, 90_000), (0, 50_000), (1, 70_000)):
+        await add(raw, tenant=f"t{priority}", priority=priority)
+        await take(raw, 0)
+        await raw.zadd(keys.band("q", priority), {f"t{priority}": counter})
+    await add(raw, tenant="new", priority=9)
+    await take(raw, 0)
+    assert await raw.zrange(keys.band("q", 9), 0, -1, withscores=True) == [(b"new", 50_000 - 8192)]
+
+
+@pytest.mark.parametrize(("num_bands", "is_known"), [(16, False), (17, True)])
+async def test_nobody_is_forgotten_while_some_were_not_looked_at(
+    raw: RedisClient, num_bands: int, is_known: bool
+) -> None:
+    """The last of the bands has one that was served less than those that left."""
+    for priority in range(num_bands):
+        await add(raw, tenant=f"t{priority}", priority=priority)
+    await take(raw, 0)
+    for priority in range(num_bands):
+        await raw.zadd(keys.band("q", priority), {f"t{priority}": 10 if priority == 16 else 50_000})
+    await raw.zadd(keys.service("q"), {"left": 20})
+    await add(raw, tenant="new")
+    await take(raw, 0)
+    assert ("left" in await counters(raw)) == is_known
+
+
+@pytest.mark.parametrize("weight", ["-2", "0", "inf", "nan", "x"])
+async def test_a_weight_that_is_none_is_one(raw: RedisClient, weight: str) -> None:
+    await raw.hset(keys.weights("q"), "a", weight)
+    first, second = await add(raw, 2, tenant="a")
+    await take(raw, 2)
+    await run(raw, scripts.charge("q", worker="w", bills=[Bill(first, "a", 500), Bill(second, "a", 500)]))
+    assert await counters(raw) == {"a": 1000}
+
+
 async def test_who_waits_with_a_low_priority_saves_nothing_up_for_a_high_one(raw: RedisClient) -> None:
     await add(raw, tenant="saver", priority=-1000)
     await add(raw, 30, tenant="steady", prompt="x" * 8176)
@@ -270,7 +305,7 @@ async def test_a_token_is_charged_once_however_often_it_is_computed(raw: RedisCl
     (entry,) = await add(raw, tenant="a")
     await take(raw)
 
-    async def charge(worker: str, tokens: int) -> float:
+    async def charge(worker: str, tokens: int | None) -> float:
         await run(raw, scripts.charge("q", worker=worker, bills=[Bill(entry, "a", tokens)]))
         return (await counters(raw))["a"]
 
@@ -278,6 +313,8 @@ async def test_a_token_is_charged_once_however_often_it_is_computed(raw: RedisCl
     assert before > 0  # by the size of the prompt, until one knows
     assert await charge("w", 100) == 100
     assert await charge("w", 100) == 100
+    assert await charge("w", 130) == 130
+    assert await charge("w", None) == 130  # nothing new is known
     assert await charge("w", 130) == 130
     assert await charge("other", 500) == 130  # it does not have the entry
     await raw.xclaim(STREAM, keys.GROUP, "heir", 0, [entry])

@@ -1,11 +1,14 @@
-"""The scripts on a heartbeat, against a real server: of two processes with one name, one has it."""
+"""The scripts on a heartbeat, against a real server: of two processes with one name, one has it, and what it leaves."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 import pytest
 from script_calls import STREAM, owned, owners, run
 
 from penstock.producer import keys
+from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Beaten, Rival
@@ -81,3 +84,144 @@ async def test_leaving_takes_only_one_s_own_heartbeat_and_never_pending_entries(
     await raw.xgroup_createconsumer(STREAM, keys.GROUP, "b")
     assert await run(raw, scripts.leave("q", worker="b", instance="i")) == 2
     assert await owners(raw) == {"a": 1}
+
+
+CALLS = keys.calls("q")
+
+
+async def all_there_is(redis: RedisClient, worker: str) -> None:
+    """Everything that a queue holds of a worker that serves."""
+    if not await redis.exists(CALLS):
+        await redis.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
+    command = scripts.beat(
+        "q", worker=worker, instance=worker, ttl_ms=10**6, is_serving=True, must_match=True,
+        card={"worker": worker, "digest": "d"}, model_ttl_ms=10**6,
+    )  # fmt: skip
+    scripts.parse_beat(await run(redis, command))
+    await run(redis, scripts.report("q", worker=worker, text="{}", ttl_ms=10**6, listed_ms=10**6))
+    await redis.set(keys.drain("q", worker), worker)
+    await redis.zadd(keys.room("q"), {worker: 1})
+    await redis.xadd(keys.nudges("q", worker), {"look": "again"})
+    for stream in (STREAM, CALLS):
+        await redis.xgroup_createconsumer(stream, keys.GROUP, worker)
+
+
+async def traces(redis: RedisClient, worker: str) -> set[str]:
+    """Keys that are a worker's, or list it."""
+    found = set()
+    for key in await redis.keys("*"):
+        kind = await redis.type(key)
+        members: list[bytes] = []
+        if kind == b"zset":
+            members = await redis.zrange(key, 0, -1)
+        elif kind == b"hash":
+            members = await redis.hkeys(key) + ([await redis.hget(key, "worker")] if key.decode() == CARD else [])
+        elif kind == b"stream" and key.decode() in (STREAM, CALLS):
+            members = [consumer["name"] for consumer in await redis.xinfo_consumers(key, keys.GROUP)]
+        if key.endswith(b":" + worker.encode()) or worker.encode() in members:
+            found.add(key.decode())
+    return found
+
+
+CARD, REPORT, REPORTS = keys.card("q"), keys.report("q", "w"), keys.reports("q")
+OF_REQUESTS = {keys.serving("q"), keys.digests("q"), keys.room("q"), keys.nudges("q", "w"), REPORT}
+EVERYTHING = OF_REQUESTS | {CARD, REPORTS, BEAT, DRAIN, STREAM, CALLS}
+
+
+async def leave(redis: RedisClient) -> None:
+    assert await run(redis, scripts.leave("q", worker="w", instance="w")) == 1
+
+
+async def take_back(redis: RedisClient) -> None:
+    await run(redis, scripts.unreport("q", worker="w"))
+
+
+async def retire(redis: RedisClient, stream: str) -> None:
+    await redis.delete(BEAT)
+    assert await run(redis, scripts.retire("q", stream=stream, consumer="w", count=9)) == 0
+
+
+@pytest.mark.parametrize(
+    ("go", "left"),
+    [
+        (leave, {REPORT, REPORTS, CARD}),
+        (take_back, EVERYTHING - {REPORT, REPORTS}),
+        (lambda redis: retire(redis, STREAM), EVERYTHING - OF_REQUESTS - {BEAT, STREAM}),
+        (lambda redis: retire(redis, CALLS), EVERYTHING - OF_REQUESTS - {BEAT, CALLS}),
+    ],
+    ids=["leaves", "takes its report back", "died, seen among requests", "died, seen among calls"],
+)
+async def test_who_goes_is_nowhere_any_more(
+    raw: RedisClient, go: Callable[[RedisClient], Awaitable[None]], left: set[str]
+) -> None:
+    """But for what operators are shown for a while, a mark that lapses, and the card, which others write anew."""
+    for worker in ("w", "other"):
+        await all_there_is(raw, worker)
+    assert await traces(raw, "w") == EVERYTHING
+    others = await traces(raw, "other")
+    await go(raw)
+    assert await traces(raw, "w") == left
+    assert await traces(raw, "other") == others
+
+
+async def test_the_last_to_leave_takes_the_card_along(raw: RedisClient) -> None:
+    await all_there_is(raw, "w")
+    assert await run(raw, scripts.leave("q", worker="w", instance="w")) == 2
+    assert await traces(raw, "w") == {REPORT, REPORTS}
+
+
+@pytest.mark.parametrize("stream", [STREAM, CALLS])
+async def test_nothing_is_taken_from_one_that_lives(raw: RedisClient, stream: str) -> None:
+    await all_there_is(raw, "w")
+    await raw.xadd(stream, {"prompt": "x"})
+    await raw.xreadgroup(keys.GROUP, "w", {stream: ">"})
+    assert await run(raw, scripts.retire("q", stream=stream, consumer="w", count=9)) == -1
+    assert await traces(raw, "w") == EVERYTHING
+    assert await raw.xpending_range(stream, keys.GROUP, "-", "+", 1, "w")
+
+
+async def test_calls_of_a_dead_worker_are_nobody_s_in_pages_and_count_no_try(raw: RedisClient) -> None:
+    await raw.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
+    for _ in range(3):
+        await raw.xadd(CALLS, {"call": "tokenize"})
+    await raw.xreadgroup(keys.GROUP, "w", {CALLS: ">"})
+    for moved, left in ((2, 1), (1, 0), (0, 0)):
+        assert await run(raw, scripts.retire("q", stream=CALLS, consumer="w", count=2)) == moved
+        assert len(await raw.xpending_range(CALLS, keys.GROUP, "-", "+", 9, "w")) == left
+    calls = await raw.xpending_range(CALLS, keys.GROUP, "-", "+", 9)
+    assert [(call["consumer"], call["times_delivered"]) for call in calls] == [(keys.UNOWNED.encode(), 1)] * 3
+
+
+async def test_a_report_lapses_and_nobody_is_listed_for_longer_than_all(raw: RedisClient) -> None:
+    await raw.zadd(REPORTS, {"before": 10**14, "gone": 1})  # the server's clock was ahead, and is behind
+    await run(raw, scripts.report("q", worker="w", text="{}", ttl_ms=5000, listed_ms=60_000))
+    assert 0 < await raw.pttl(REPORT) <= 5000
+    (first, before), (second, own) = await raw.zrange(REPORTS, 0, -1, withscores=True)
+    assert ({first, second}, before) == ({b"before", b"w"}, own)
+    assert 0 < await raw.pttl(REPORTS) <= 60_000
+
+
+async def test_a_card_is_what_its_author_said_last_and_no_more(raw: RedisClient) -> None:
+    for card in ({"worker": "w", "max_n": "3"}, {"worker": "w", "model": "m"}):
+        command = scripts.beat(
+            "q", worker="w", instance="i", ttl_ms=10**6, is_serving=True, must_match=False, card=card, model_ttl_ms=1
+        )
+        assert isinstance(scripts.parse_beat(await run(raw, command)), Beaten)
+    assert await raw.hgetall(CARD) == {b"worker": b"w", b"model": b"m", b"ttl_ms": b"1000000"}
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+async def test_what_a_beat_says_lapses_and_one_that_drains_keeps_no_model_waiting(
+    raw: RedisClient, is_serving: bool
+) -> None:
+    await raw.xadd(keys.nudges("q", "w"), {"look": "again"})
+    command = scripts.beat(
+        "q", worker="w", instance="i", ttl_ms=60_000, is_serving=is_serving, must_match=False,
+        card={"worker": "w", "digest": "d"}, model_ttl_ms=90_000,
+    )  # fmt: skip
+    assert isinstance(scripts.parse_beat(await run(raw, command)), Beaten)
+    serves = {keys.serving("q"), keys.heartbeat("q", set_aside_for("d"))} if is_serving else set()
+    lapses = {BEAT, CARD, keys.digests("q"), keys.nudges("q", "w"), *serves}
+    assert {key.decode() for key in await raw.keys("*")} - {STREAM} == lapses
+    for key in lapses:
+        assert 0 < await raw.pttl(key) <= 90_000, key

@@ -33,14 +33,9 @@ local function take(id, fields, times)
 end
 
 count = tonumber(count)
-if count == 0 then return found end
 for _, item in ipairs(redis.call('XPENDING', calls, group, 'IDLE', idle, '-', '+', count)) do
-  local claimed = redis.call('XCLAIM', calls, group, worker, 0, item[1])
-  if not claimed[1] then
-    redis.call('XACK', calls, group, item[1])  -- it was trimmed or deleted meanwhile
-  elseif not take(item[1], claimed[1][2], item[4] + 1) then
-    return found
-  end
+  local claimed = redis.call('XCLAIM', calls, group, worker, 0, item[1])[1]  -- nil: it was trimmed or deleted meanwhile
+  if claimed and not take(item[1], claimed[2], item[4] + 1) then return found end
 end
 while #found < count and dropped < most_dropped do
   local answer = redis.call('XREADGROUP', 'GROUP', group, worker, 'COUNT', 1, 'STREAMS', calls, '>')
