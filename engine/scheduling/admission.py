@@ -60,13 +60,17 @@ class Admission:
             lookup = self._pages.look_up(sequence)
             if self._fits(sequence, lookup, lookup.num_pages):
                 return lookup
-        self._num_hashed += len(sequence.page_hashes) - num_hashed
-        self.leave(sequence)
+        self._leave(sequence, num_hashed)
         return None
 
     def leave(self, sequence: Sequence) -> None:
         """`sequence` waits on, and lets others pass."""
+        self._leave(sequence, len(sequence.page_hashes))
+
+    def _leave(self, sequence: Sequence, num_hashed: int) -> None:
+        """`num_hashed` of its pages were hashed before it was looked at."""
         lookup = sequence.lookup or self._pages.look_up(sequence)
+        self._num_hashed += len(sequence.page_hashes) - num_hashed
         self._passed.append(sequence)
         wanted, passed = lookup.num_pages + lookup.num_growth, sequence.num_passed_pages.counts
         kinds = range(len(self._allowance))

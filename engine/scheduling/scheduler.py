@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from penstock.engine.length_rule import LengthRule
@@ -13,6 +13,7 @@ from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.sequence_pages import SequencePages
+from penstock.engine.scheduling.sharing import shares
 from penstock.engine.scheduling.step_plan import Row, StepPlan, row_of
 
 UNPACED = Pace()
@@ -41,8 +42,9 @@ class Scheduler:
     """Token-budget scheduling over a page pool.
 
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
-    sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival). One that
-    runs out of pages preempts the last in that order; a preempted sequence keeps its tokens and is recomputed later.
+    sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival), except
+    that shorter ones of the same priority get up to half of it (`shares`). One that runs out of pages preempts the last
+    in that order; a preempted sequence keeps its tokens and is recomputed later.
     A prompt whose pages are not there is passed by smaller ones behind it, until `Admission` says that it was enough.
     One that outgrows what its keys' rotary frequencies are for, by the model's rule of lengths, is preempted as well.
 
@@ -204,41 +206,86 @@ class Scheduler:
         # One is for the token that each may sample.
         prompts.num_free_rows = self._max_rows - len(decoding) - len(prefilling)
         chosen: dict[Sequence, int] = {}
-        budget = self._max_batch_tokens
-        for sequence in decoding + prefilling:
-            try:
-                budget -= self._continue(sequence, chosen, budget, prompts)
-            except Exception as error:
-                raise SequenceFailed(sequence) from error
+        budget = self._continue_all(decoding, chosen, self._max_batch_tokens, prompts)
+        if suspect is None and prefilling:
+            budget = self._share(prefilling, chosen, budget, prompts)
+        budget = self._continue_all(prefilling, chosen, budget, prompts)
         self._admit_waiting(suspect, chosen, budget, prompts)
         return chosen
 
+    def _share(
+        self, prefilling: list[Sequence], chosen: dict[Sequence, int], budget: int, prompts: PromptBudget
+    ) -> int:
+        """Chooses prompts that go before the first of those that run. Returns what is left of the budget."""
+        limit = prompts.tokens(prefilling[0].num_computed)
+        shared = shares(
+            prefilling, self._waiting, budget if limit is None else min(budget, limit), self._pool.page_size
+        )
+        if not shared:
+            return budget
+        running = [sequence for sequence in shared if sequence.batch_slot >= 0]
+        budget = self._continue_all(running, chosen, budget, prompts, shared)
+        return self._admit_waiting(None, chosen, budget, prompts, shared)
+
+    def _continue_all(
+        self,
+        running: Iterable[Sequence],
+        chosen: dict[Sequence, int],
+        budget: int,
+        prompts: PromptBudget,
+        shared: Mapping[Sequence, int] | None = None,
+    ) -> int:
+        """Chooses those that are not chosen yet, each within its share. Returns what is left of the budget."""
+        for sequence in running:
+            if sequence in chosen:
+                continue
+            most = budget if shared is None else min(budget, shared[sequence])
+            try:
+                budget -= self._continue(sequence, chosen, most, prompts)
+            except Exception as error:
+                raise SequenceFailed(sequence) from error
+        return budget
+
     def _admit_waiting(
-        self, suspect: Sequence | None, chosen: dict[Sequence, int], budget: int, prompts: PromptBudget
-    ) -> None:
-        """Starts and chooses waiting sequences, for what is left of the budget: `suspect` alone, or others."""
+        self,
+        suspect: Sequence | None,
+        chosen: dict[Sequence, int],
+        budget: int,
+        prompts: PromptBudget,
+        shared: Mapping[Sequence, int] | None = None,
+    ) -> int:
+        """Starts and chooses waiting sequences: `suspect` alone, those with a share, or all in the order of rank.
+
+        Returns what is left of the budget.
+        """
         waiting = [sequence for sequence in self._waiting if suspect in (None, sequence)]
+        if shared is not None:
+            last = max((sequence.rank for sequence in waiting if sequence in shared), default=None)
+            waiting = [] if last is None else [sequence for sequence in waiting if sequence.rank <= last]
         if not waiting or not self._has_place(budget, prompts):
-            return
+            return budget
         admission = Admission(self._pages, self._running)
         for sequence in waiting:
             if not self._has_place(budget, prompts) or admission.is_closed:
-                return
+                break
             if sequence.num_in_flight:  # its token is there in the next step: until then it is not passed
-                return
+                break
+            most = budget if shared is None else min(budget, shared.get(sequence, 0))
             try:
                 sequence.rotate_for(self._rope_length(sequence))
-                if sequence.is_suspect and sequence is not suspect:  # runs alone or not at all
+                # A suspect runs alone or not at all.
+                if not most or (sequence.is_suspect and sequence is not suspect):
                     admission.leave(sequence)
                     continue
-                count = self._admit(sequence, admission, budget, prompts)
+                count = self._admit(sequence, admission, most, prompts)
             except Exception as error:
                 raise SequenceFailed(sequence) from error
             if count == 0:
-                return
+                break
             if count is not None:
                 chosen[sequence] = count
                 budget -= count
+        return budget
 
     def _has_place(self, budget: int, prompts: PromptBudget) -> bool:
         """Whether a step has one for another sequence, pages aside."""

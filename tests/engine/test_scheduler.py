@@ -142,10 +142,10 @@ def test_rows_are_kept_for_all_that_may_sample_beside_a_prompt_that_is_scored() 
     plan = harness.step()
     assert plan is not None
     assert {row.sequence: row.num_tokens for row in plan.rows} == {others[0]: 1, others[1]: 1, scored: 6}
+    assert third.batch_slot == -1  # no row was left for it
     plan = harness.step()
     assert plan is not None
-    assert {row.sequence: row.num_tokens for row in plan.rows} == {others[0]: 1, others[1]: 1, scored: 6}
-    assert third.batch_slot == -1  # no row is left for it, until the prompt before it is computed
+    assert {row.sequence: row.num_tokens for row in plan.rows} == {others[0]: 1, others[1]: 1, third: 3, scored: 5}
     harness.run()
     assert len(third.token_ids) == 7
 
