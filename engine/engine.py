@@ -28,8 +28,8 @@ from penstock.engine.opening import open_model
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.scheduler import Scheduler, SequenceFailed
-from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 from penstock.engine.scheduling.slack import StepClock, foretold_s
 from penstock.engine.scheduling.step_plan import Row, StepPlan
 from penstock.engine.speculation.drafter import Drafter

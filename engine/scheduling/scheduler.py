@@ -11,7 +11,7 @@ from penstock.engine.scheduling.admission import Admission
 from penstock.engine.scheduling.amounts import NOTHING
 from penstock.engine.scheduling.pace import Pace, PromptBudget
 from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 from penstock.engine.scheduling.sequence_pages import SequencePages
 from penstock.engine.scheduling.sharing import shares
 from penstock.engine.scheduling.step_plan import Row, StepPlan, row_of
@@ -28,14 +28,6 @@ class Drafts(Protocol):
         Raises:
             SequenceFailed: at one of them.
         """
-
-
-class SequenceFailed(Exception):
-    """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
-
-    def __init__(self, sequence: Sequence) -> None:
-        super().__init__(f"choice {sequence.index} of request {sequence.request.id!r}")
-        self.sequence = sequence
 
 
 class Scheduler:

@@ -130,6 +130,14 @@ class Sequence:
         return self.page_hashes[number]
 
 
+class SequenceFailed(Exception):
+    """Planning failed at one sequence. All others are as they were: without it, the plan can be made."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(f"choice {sequence.index} of request {sequence.request.id!r}")
+        self.sequence = sequence
+
+
 def _scores_prompt(request: Request, index: int) -> bool:
     """The first choice alone, and with its first token: where it has that from an earlier run, they are out."""
     is_new = not (request.generated and request.generated[index])

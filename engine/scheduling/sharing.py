@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 
-from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 
 
 def shares(
@@ -26,6 +26,9 @@ def shares(
         waiting: sequences that do not run.
         budget: tokens that prompts may take of the step.
         page_size: tokens of a page.
+
+    Raises:
+        SequenceFailed: at one of them.
     """
     first, *others = running
     shared: dict[Sequence, int] = {}
@@ -37,7 +40,11 @@ def shares(
         count = min(sequence.num_pending, budget if is_higher else budget - floor)
         if count <= 0:
             break
-        if sequence.is_suspect or sequence.num_in_flight or _waits_for_pages(sequence, running, page_size):
+        try:
+            is_out = sequence.is_suspect or sequence.num_in_flight or _waits_for_pages(sequence, running, page_size)
+        except Exception as error:
+            raise SequenceFailed(sequence) from error
+        if is_out:
             continue
         shared[sequence] = count
         budget -= count

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import takewhile
 
 from penstock.engine.scheduling.pace import Pace
-from penstock.engine.scheduling.scheduler import SequenceFailed
-from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 from penstock.engine.scheduling.slack import StepClock
 from penstock.engine.scheduling.step_plan import StepPlan
 from penstock.engine.speculation.acceptance import Acceptance, count_right
