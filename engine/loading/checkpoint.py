@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
 
 def local(model: str | Path) -> Path | None:
     """The directory or GGUF file that `model` is, if it is one that is here."""
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises nothing without a home
     return path if path.is_dir() or (path.suffix == GGUF_SUFFIX and path.exists()) else None
 
 

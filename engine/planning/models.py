@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from penstock.engine.errors import ConfigError
@@ -27,7 +28,7 @@ def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> Mod
     of_preset = preset(model, "bfloat16" if dtype == "auto" else checked_dtype(dtype), weights)
     if of_preset is not None:
         return of_preset
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises nothing without a home
     has_weights = not path.is_dir() or any((path / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE))
     if local(path) is not None and has_weights:
         return read_model_config(path, dtype, weights)

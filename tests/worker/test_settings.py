@@ -10,9 +10,15 @@ import pytest
 import structlog
 
 from penstock.engine.config import EngineConfig
+from penstock.engine.errors import CheckpointError, ConfigError
+from penstock.engine.loading.checkpoint import resolve
+from penstock.engine.planning.models import planned_model
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import parse_url
+from penstock.worker.bench.errors import ImpossibleLoad
+from penstock.worker.bench.presets import preset_root
 from penstock.worker.config import WorkerConfig
+from penstock.worker.local.engine_options import engine_config
 from penstock.worker.settings import GATEWAY, PROGRAMS, Settings, group_of, load_settings
 from penstock.worker.settings_loading import SettingsError, load
 from penstock.worker.settings_page import page
@@ -206,6 +212,14 @@ def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "expanduser", nowhere)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
     with structlog.testing.capture_logs() as logged:
         assert load_settings({}).engine_config().compile_cache_dir is None
     assert [line["event"] for line in logged] == ["compilations_not_kept"]
+    assert engine_config({}).compile_cache_dir is None
+    for find in (resolve, planned_model):
+        with pytest.raises((CheckpointError, ConfigError), match=r"no (directory|preset)"):
+            find("~/model")
+    with pytest.raises(ImpossibleLoad, match="Set XDG_CACHE_HOME"):
+        preset_root()

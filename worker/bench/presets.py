@@ -76,8 +76,15 @@ def preset_dir(name: str, dtype: str, root: Path) -> Path:
 
 
 def preset_root() -> Path:
-    """Where presets are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "bench"
+    """Where presets are kept between runs.
+
+    Raises:
+        ImpossibleLoad: there is no such folder, as this user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock" / "bench"
+    except RuntimeError as error:
+        raise ImpossibleLoad(f"random models have no folder to be in: {error} Set XDG_CACHE_HOME") from error
 
 
 def write_preset(name: str, dtype: str, directory: Path) -> None:

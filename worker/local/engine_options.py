@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypedDict, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from penstock.engine import ConfigError, EngineConfig
+from penstock.engine import ConfigError, EngineConfig, kept_files
 from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import nearest
 
@@ -50,8 +50,12 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         if name not in EngineOptions.__annotations__:
             raise ConfigError(f"unknown option {name!r}{nearest(name, EngineOptions.__annotations__)}")
         values[name] = _checked(name, value)
-    if values["compile_cache_dir"] is not None:
-        values["compile_cache_dir"] = values["compile_cache_dir"].expanduser()
+    directory: Path | None = values["compile_cache_dir"]
+    try:
+        values["compile_cache_dir"] = None if directory is None else directory.expanduser()
+    except RuntimeError as error:  # this user has no home folder
+        kept_files.say_unkept(Path("~"), error)
+        values["compile_cache_dir"] = None
     return EngineConfig(**values)
 
 
