@@ -41,25 +41,25 @@ local attempt = string.format('%d', (s[9] or 0) + 1)
 local own = {'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt}
 if digest ~= '' then own[9], own[10] = 'digest', digest end
 redis.call('XADD', reply, epoch .. '-0', unpack(own))
-if status == 'running' and owner_instance ~= instance then
-  redis.call('HINCRBY', state, 'crashes', 1)
-  if progress then
-    redis.call('HSET', state, 'strikes', 1)
-  else
-    redis.call('HINCRBY', state, 'strikes', 1)
-  end
+local known = {'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker, 'instance', instance, 'attempts', attempt}
+local function know(field, value)
+  known[#known + 1], known[#known + 2] = field, value
 end
-redis.call('HSET', state, 'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker,
-  'instance', instance, 'attempts', attempt)
-if begun then redis.call('HSET', state, 'begun', 1) end
-if digest ~= '' and not is_of_other then redis.call('HSET', state, 'digest', digest) end
-if tenant ~= '' then redis.call('HSET', state, 'tenant', tenant) end
-redis.call('HSETNX', state, 'claimed_ms', string.format('%d', now))
+local crashes, strikes = s[10] or 0, s[11] or 0
+if status == 'running' and owner_instance ~= instance then
+  crashes, strikes = crashes + 1, progress and 1 or strikes + 1
+  know('crashes', string.format('%d', crashes))
+  know('strikes', string.format('%d', strikes))
+end
+if begun then know('begun', 1) end
+if digest ~= '' and not is_of_other then know('digest', digest) end
+if tenant ~= '' then know('tenant', tenant) end
+if not s[8] then know('claimed_ms', string.format('%d', now)) end
+redis.call('HSET', state, unpack(known))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)
 local answer = {'ok', tonumber(epoch), last and 1 or 0, is_cancelled, now}
-local counts = redis.call('HMGET', state, unpack(counted))
-for i = 1, #counts do answer[i + 5] = tonumber(counts[i] or 0) end
+for i, count in ipairs({s[8] or now, attempt, crashes, strikes, s[12] or 0}) do answer[i + 5] = tonumber(count) end
 answer[#answer + 1] = is_of_other and 1 or 0
 answer[#answer + 1] = before
 answer[#answer + 1] = owner or ''

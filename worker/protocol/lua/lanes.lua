@@ -19,7 +19,7 @@ local SLOTS = 1024  -- of `homes`
 local SMALL, AT_A_TIME = 16384, 4  -- bytes of entries after which several are read at a time
 local ACTS = 4  -- how often at most a wish to cancel ends a wait
 local bodies, bytes_read = {}, 0  -- by entry, what this run has read of those that are new; of others that wait again
-local waits, ids, names, expiring = {}, {}, {}, {}  -- what waits from this run on
+local newly = {}  -- entries that wait from this run on, and their places; some of them this run may give out
 
 local function whole(text, least, most)
   local number = string.match(text, '^%s*[-+]?%d+%s*$') and tonumber(text)
@@ -60,8 +60,8 @@ end
 
 -- The same as `charged` keeps it, and out of that; nil where no script has known it.
 local function noted(was)
-  local found = {was.tenant, was.priority, was.timeout or '', was.size, was.slot or '', was.id or ''}
-  return ' ' .. table.concat(found, '/')
+  return ' ' .. was.tenant .. '/' .. was.priority .. '/' .. (was.timeout or '') .. '/' .. was.size .. '/' .. (was.slot or '')
+    .. '/' .. (was.id or '')
 end
 
 local function recalled(text)
@@ -140,16 +140,12 @@ local function seat(tenant, before, now, counter)
 end
 
 -- Notes that an entry waits.
-local function note(entry, found)
-  waits[#waits + 1], ids[#ids + 1] = entry, found.id or entry
-  if found.id then names[#names + 1], names[#names + 2] = found.id, entry end
-  if found.expires then expiring[#expiring + 1], expiring[#expiring + 2] = found.expires, entry end
-end
+local function note(entry, found) newly[#newly + 1], newly[#newly + 2] = entry, found end
 
 -- What somebody asked to cancel is over at once. That the wish was noted is no proof that there is one (the flag is in another
 -- slot), so it acts a few times and no more: the fraction of its score counts.
-local function end_asked(since)
-  for i, score in ipairs(since) do
+local function end_asked(waits, ids)
+  for i, score in ipairs(redis.call('ZMSCORE', asked, unpack(ids))) do
     if score then
       redis.call('ZADD', due, 0, waits[i])
       if tonumber(score) % 1 < (ACTS - 1) / ACTS then
@@ -161,12 +157,21 @@ local function end_asked(since)
   end
 end
 
--- Writes what `note` has noted.
+-- Writes what `note` has noted of entries that this run has not given out.
 local function keep_notes()
+  local waits, ids, names, expiring = {}, {}, {}, {}
+  for i = 1, #newly, 2 do
+    local entry, found = newly[i], newly[i + 1]
+    if not found.is_taken then
+      waits[#waits + 1], ids[#ids + 1] = entry, found.id or entry
+      if found.id then names[#names + 1], names[#names + 2] = found.id, entry end
+      if found.expires then expiring[#expiring + 1], expiring[#expiring + 2] = found.expires, entry end
+    end
+  end
   if #waits == 0 then return end
   if #names > 0 then redis.call('HSET', named, unpack(names)) end
   if #expiring > 0 then redis.call('ZADD', due, unpack(expiring)) end
-  if redis.call('EXISTS', asked) == 1 then end_asked(redis.call('ZMSCORE', asked, unpack(ids))) end
+  if redis.call('EXISTS', asked) == 1 then end_asked(waits, ids) end
 end
 
 -- Lets entries wait that have their places: of each tenant, in the order they came, its name, ranks and members, and its
@@ -231,6 +236,7 @@ local function hand_over(entry, fields, was)
   redis.call('ZREM', due, entry)
   if was.slot then redis.call('ZREM', passed, entry) end
   if was.id then redis.call('HDEL', named, was.id) end
+  if bodies[entry] then bodies[entry].is_taken = true end
   return add(entry, fields, was.size)
 end
 

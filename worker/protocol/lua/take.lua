@@ -9,19 +9,21 @@
 -- priority: nobody else may take it.
 local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
--- Entries of a tenant among which what is at home here is looked for: fewer where of many workers each has few homes.
-local WINDOW = math.max(8, math.min(32, math.floor(1024 / math.max(1, redis.call('ZCARD', serving)))))
 local AGED = 5000  -- ms: what has waited for so long may be overtaken no more than so often
 local OVERTAKES = 'overtakes'  -- in `backlog`: the oldest that has waited for so long, and how often it was
 local has_more = lane_new(tonumber(ARGV[6]))
-keep_notes()
 local lowest, steal_after, now = tonumber(ARGV[8]), tonumber(ARGV[10]), clock()
-local tries, has_room, left_ms = 0, true, nil
+local tries, has_room, left_ms, window = 0, true, nil, nil
 local home, rooms = {}, {}  -- by slot; by worker
 local digest = ARGV[11]
 count = tonumber(count)
 
 local function oldest(holder) return (redis.call('XPENDING', requests, group, '-', '+', 1, holder)[1] or {})[1] end
+
+local has_aside = digest ~= '' and count > 0 and oldest(ASIDE .. digest) ~= nil  -- whatever its places say
+
+-- Among how many entries of a tenant what is at home here is looked for: fewer where of many workers each has few homes.
+local function width() return math.max(8, math.min(32, math.floor(1024 / math.max(1, redis.call('ZCARD', serving))))) end
 
 -- Tenants of a band, the least served first.
 local function tenants_of(band, how_many)
@@ -87,7 +89,7 @@ end
 
 -- The next entry of a tenant for this worker, taken off what there is to choose from; nil if there is none.
 local function next_of(tenant, band, page)
-  while #tenant.elsewhere + #tenant.left < WINDOW do
+  while #tenant.elsewhere + #tenant.left < window do
     local each = tenant.seen[tenant.at]
     if each then
       tenant.at = tenant.at + 1
@@ -101,7 +103,7 @@ local function next_of(tenant, band, page)
     elseif tenant.has_all then
       break
     else
-      look_at_more(tenant, band, #tenant.seen == 0 and page or math.max(page, WINDOW))
+      look_at_more(tenant, band, #tenant.seen == 0 and page or math.max(page, window))
     end
   end
   return table.remove(tenant.elsewhere, 1)
@@ -127,13 +129,8 @@ local function choose(band, tenants, wanted)
 end
 
 -- Gives entries to this worker if they wait; answers the fields of those that do. What this run has read is not read again.
-local function claim(ids)
-  local read, unread, fields_of = {}, {}, {}
-  local long = string.format('%.0f', math.max(1, clock() - LEAST))
-  for _, id in ipairs(ids) do
-    local group_of = bodies[id] and read or unread
-    group_of[#group_of + 1] = id
-  end
+local function claim(read, unread)
+  local fields_of, long = {}, string.format('%.0f', math.max(1, clock() - LEAST))
   if #unread > 0 then
     for _, entry in ipairs(redis.call('XCLAIM', requests, group, worker, long, unpack(unread))) do
       fields_of[entry[1]] = entry[2]
@@ -148,29 +145,40 @@ local function claim(ids)
   return fields_of
 end
 
+-- Of entries that waited before this run: what `charged` has of them, by entry, and no key knows them as waiting any more.
+local function known_of(unread, moved)
+  local before = {}
+  if #unread > 0 then
+    for i, text in ipairs(redis.call('HMGET', charged, unpack(unread))) do before[unread[i]] = text end
+    redis.call('ZREM', due, unpack(unread))
+  end
+  if #moved > 0 then redis.call('ZREM', passed, unpack(moved)) end
+  return before
+end
+
 -- Gives the chosen entries to the worker, and charges those that are not charged yet. One that does not wait any more costs
 -- its tenant nothing.
 local function take_chosen(chosen)
-  local ids, moved, gone, new = {}, {}, {}, {}
-  for i, each in ipairs(chosen) do
-    ids[i] = each.id
+  local read, unread, moved, gone, new = {}, {}, {}, {}, {}
+  for _, each in ipairs(chosen) do
+    local group_of = bodies[each.id] and read or unread
+    group_of[#group_of + 1] = each.id
     if each.home then moved[#moved + 1] = each.id end
   end
-  local before, fields_of = redis.call('HMGET', charged, unpack(ids)), claim(ids)
-  for i, each in ipairs(chosen) do
+  local before, fields_of = known_of(unread, moved), claim(read, unread)
+  for _, each in ipairs(chosen) do
     local fields = fields_of[each.id]
     if fields then
       local was = bodies[each.id] or described(fields)
       has_room = add(each.id, fields, was.size)
-      if was.id then gone[#gone + 1] = was.id end
-      if not before[i] then new[#new + 1], new[#new + 2] = each.id, each.cost .. noted(was) end
+      if was.id and not bodies[each.id] then gone[#gone + 1] = was.id end
+      if not before[each.id] then new[#new + 1], new[#new + 2] = each.id, each.cost .. noted(was) end
+      was.is_taken = true
     end
-    if not fields or before[i] then each.tenant.counter = each.tenant.counter - each.cost / each.tenant.weight end
+    if not fields or before[each.id] then each.tenant.counter = each.tenant.counter - each.cost / each.tenant.weight end
   end
   if #new > 0 then redis.call('HSET', charged, unpack(new)) end
   if #gone > 0 then redis.call('HDEL', named, unpack(gone)) end
-  redis.call('ZREM', due, unpack(ids))
-  if #moved > 0 then redis.call('ZREM', passed, unpack(moved)) end
 end
 
 -- The priority of what a tenant has next, when what was chosen is taken out.
@@ -220,6 +228,7 @@ end
 -- Answers how many were taken out of the band.
 local function take_from(band, how_many)
   local wanted = math.min(count - #found, AT_ONCE)
+  window = window or width()
   local tenants = tenants_of(band, how_many)
   if #tenants == 0 then  -- somebody deleted it; what it held goes by its age
     redis.call('ZREM', bands, band)
@@ -243,7 +252,7 @@ end
 
 -- The next of what was set aside for this worker's model; nil if there is nothing.
 local function next_aside()
-  local first = digest ~= '' and redis.call('ZRANGE', aside_of .. digest, 0, 0, 'WITHSCORES') or {}
+  local first = has_aside and redis.call('ZRANGE', aside_of .. digest, 0, 0, 'WITHSCORES') or {}
   return first[1] and {member = first[1], priority = priority_of(tonumber(first[2]))} or nil
 end
 
@@ -261,7 +270,8 @@ local function is_found(entry)
   return false
 end
 
-local aged = count > 0 and oldest(WAITING) or nil
+local waiting = count > 0 and oldest(WAITING) or nil
+local aged = waiting
 local since_aged = aged and now - string.match(aged, '^%d+')  -- below 0 where the clock was set back: for how long, nobody knows
 if since_aged and since_aged >= 0 and since_aged <= AGED then aged = nil end
 local overtakes = aged and overtakes_of(aged) or 0
@@ -285,10 +295,12 @@ while #found < count and has_room and tries < count + 64 do
   tries = tries + 1
 end
 local may_be_lost = left_ms == nil and lowest <= -1000
+if not (waiting or has_aside) then may_be_lost = false end  -- nothing waited
 while may_be_lost and #found < count and has_room and tries < count + 64 do  -- what no lane has any more
-  if not take_oldest(oldest(WAITING) or digest ~= '' and oldest(ASIDE .. digest)) then break end
+  if not take_oldest(oldest(WAITING) or has_aside and oldest(ASIDE .. digest)) then break end
   tries = tries + 1
 end
+keep_notes()
 keep_counts()
 if aged and #found > 0 and not is_found(aged) then
   redis.pcall('HSET', backlog, OVERTAKES, string.format('%s %d', aged, overtakes + #found))

@@ -186,8 +186,8 @@ def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
 
 def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
     """Acknowledges and deletes those entries that are pending for `worker`, and settles them; answers how many."""
-    bills = list(bills)
-    seen = (keys.seen(queue, bill.ended_id) for bill in bills if bill.ended_id)
+    bills = list(bills)  # nobody can have enqueued a request under the id of the entry that it was to become
+    seen = (keys.seen(queue, bill.ended_id) for bill in bills if bill.ended_id not in ("", bill.entry_id))
     return call(_ACK, (*_account_keys(queue), *seen), (keys.GROUP, worker, *_flat(bills)))
 
 
