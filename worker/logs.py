@@ -20,6 +20,7 @@ LogFormat = Literal["json", "console", "auto"]
 
 # Local variables hold prompts, so tracebacks come without them.
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+_REQUESTS = structlog.get_logger("worker")  # what it is bound to knows how logs are configured then
 
 
 VITAL = frozenset({"operator_action", "operator_action_failed", "drained", "stopped"})
@@ -125,7 +126,7 @@ def is_for_people(style: LogFormat, stream: TextIO = sys.stderr) -> bool:
 def request_logger(request_id: str, **said: str | None) -> Any:
     """An immutable logger that has the request's id, and what it says of itself, in every line."""
     known = {name: value for name, value in said.items() if value is not None}
-    return structlog.get_logger("worker").bind(request_id=request_id, **known)
+    return _REQUESTS.bind(request_id=request_id, **known)
 
 
 @dataclass(frozen=True, slots=True)

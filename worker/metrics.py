@@ -54,8 +54,7 @@ class Metrics:
 
     def _count_requests(self) -> None:
         self.requests = self._counter("requests", "Requests ended, by finish reason.", "finish_reason")
-        for reason in get_args(FinishReason):
-            self.requests.labels(finish_reason=reason)
+        self.requests_by_reason = {each: self.requests.labels(finish_reason=each) for each in get_args(FinishReason)}
         self.errors = self._counter("errors", "Requests ended with an error, by its code (docs/wire.md).", "code")
         for code in (*ERROR_CODES, OTHER):
             self.errors.labels(code=code)
@@ -113,8 +112,7 @@ class Metrics:
             "From the enqueue to the first claim, of requests that ended; high: a priority above 0.",
             "band",
         )
-        for band in BANDS:
-            self.queue_seconds.labels(band=band)
+        self.queue_seconds_by_band = {band: self.queue_seconds.labels(band=band) for band in BANDS}
         self.first_token_seconds = self._histogram(
             "time_to_first_token_seconds", "From the enqueue to the first token."
         )

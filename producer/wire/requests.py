@@ -209,7 +209,8 @@ class GenerateRequest(WireModel):
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         self._check_chat()
         self._check_tools()
-        constraints = [name for name in _CONSTRAINTS if name in self.model_fields_set and getattr(self, name)]
+        named = self.model_fields_set
+        constraints = [name for name in _CONSTRAINTS if name in named and getattr(self, name)]
         if constraints and self.response_format is not None and self.response_format.type == "text":
             constraints.remove("response_format")
         if len(constraints) > 1:
@@ -220,7 +221,7 @@ class GenerateRequest(WireModel):
 
     def _check_chat(self) -> None:
         if self.messages is None:
-            for name in _OF_CHATS:
+            for name in _OF_CHATS if not self.model_fields_set.isdisjoint(_OF_CHATS) else ():
                 if name in self.model_fields_set and self._is_set(name):
                     raise ValueError(f"{name} is for chats, which need messages")
         elif not self.messages:
@@ -338,14 +339,15 @@ def parse_request(
     if not values:
         _refuse("invalid_request", "the entry has no fields", fallback_id)
     request_id = _readable_id(values.get("id")) or fallback_id
+    if values.get("id") is None:
+        values["id"] = request_id
     if values.keys() & _TRACE:  # by W3C's rule what is none is passed over, and refuses nobody
         trace = trace_context(values.get("traceparent"), values.get("tracestate"))
         values = {name: value for name, value in values.items() if name not in _TRACE} | trace
     try:
-        request = GenerateRequest.model_validate(values)
+        return GenerateRequest.model_validate(values)
     except (ValidationError, RecursionError) as error:
         _refuse("invalid_request", explain(error), request_id)
-    return request if request.id is not None else request.model_copy(update={"id": request_id})
 
 
 def _json_document(flat: Mapping[str, str], fallback_id: str) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Claimer:
         self._outbox = outbox
         self._requests = outbox.requests
         self._metrics = metrics
+        self._latency = metrics.redis_seconds.labels(operation="claim")
         self._digest = digest  # of the model
         self._spans = spans  # None: nobody traces requests
 
@@ -215,7 +216,7 @@ class Claimer:
             timeout_ms=None if timeout_s is None else round(1000 * timeout_s),
             only_over=only_over,
         )
-        with self._metrics.redis_seconds.labels(operation="claim").time():
+        with self._latency.time():
             answer = await self._batcher.execute(*command)
         return scripts.parse_claim(answer, self._instance)
 

@@ -26,11 +26,14 @@ def grammar_source(
     Raises:
         InvalidRequest: no reply can be what is asked for.
     """
+    text = text_rule(asked)
+    if text is None and not (asked.tools or asked.is_tool_required):
+        return None
     if response is None and not asked.is_tool_required:
         _check_free(callable_tools(asked))
     return reply_grammar(
         response,
-        text=text_rule(asked),
+        text=text,
         calls=call_rule(asked),
         has_reasoning=has_reasoning,
         special_token_ids=special_token_ids,

@@ -70,11 +70,11 @@ def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerCon
 def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
     """Counts a finished request, writes its one log line, and ends its spans."""
     live.trace.ended(end)
-    metrics.requests.labels(finish_reason=end.finish_reason).inc()
+    metrics.requests_by_reason[end.finish_reason].inc()
     metrics.count_error(end.code)
     _observe_tokens(metrics, end)
     priority = 0 if isinstance(live.asked, WireError) else live.asked.priority
-    metrics.queue_seconds.labels(band=band_of(priority)).observe((end.queued_ms or 0) / 1000)
+    metrics.queue_seconds_by_band[band_of(priority)].observe((end.queued_ms or 0) / 1000)
     metrics.request_seconds.observe((end.total_ms or 0) / 1000)
     if end.ttft_ms is not None:
         metrics.first_token_seconds.observe(end.ttft_ms / 1000)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from penstock.producer import keys
@@ -146,9 +146,8 @@ def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
     reason = answer[0].decode()
     if reason == "ok":
         epoch, has_journal, is_cancelled, *counts, is_of_other, before, worker, was_held = answer[1:]
-        claim = Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts)
         earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
-        return replace(claim, is_of_other_model=bool(is_of_other), earlier=earlier)
+        return Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts, bool(is_of_other), earlier)
     if reason == "other_model":
         return NotClaimed("other_model", digest=answer[1].decode(errors="replace"))
     if reason == "duplicate":
