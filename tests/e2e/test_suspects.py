@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from penstock.engine.request import Request
 from penstock.producer import AsyncClient, keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_tokens
+from penstock.worker.delivery import suspects
 
 LONG_S = 1000.0
 
@@ -190,6 +193,28 @@ async def test_several_go_by_priority_and_others_come_between(redis_url: str, re
             await read_reply(redis, request_id)
     assert engine.prefilled == ["a", "high", "between", "low"]
     assert engine.had_alone("low", "high")
+
+
+async def test_of_several_none_waits_anew_when_another_has_run(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, names = Company(max_num_seqs=4), ("s", "t", "u")
+    engine.hold()
+    async with running_worker(redis_url, engine, suspect_wait_s=LONG_S) as worker:
+        await running(redis, engine, id="a", max_tokens=50)
+        for name in names:
+            await send_suspect(redis, name)
+        await parked(redis, *names)
+        requests = worker.service._session.requests  # type: ignore[union-attr]
+        await eventually(lambda: len(requests.parked) == len(names))
+        monkeypatch.setattr(suspects, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + LONG_S))
+        requests.changed.fire()
+        await eventually(lambda: len(engine.prefilled) == 2)
+        engine.allow()
+        for name in ("a", *names):
+            assert (await read_reply(redis, name)).end.finish_reason == "length"
+    assert engine.prefilled == ["a", *names, "a"]
+    assert engine.had_alone(*names)
 
 
 async def test_a_drain_gives_those_back_that_wait(redis_url: str, redis: RedisClient) -> None:

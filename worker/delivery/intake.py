@@ -119,7 +119,8 @@ class Intake:
             return
         if (suspect := self._suspects.next) is not None:
             await self._run_alone(suspect)
-            if (spare := self._spare) and not self._is_held_up:  # others come first, before the next suspect
+            others_come_first = not (self._is_held_up or self._suspects.is_due)
+            if others_come_first and (spare := self._spare):
                 await self._take_on_all(await self._entries.take(spare, waits=not self._requests.parked))
             return
         await self._wait_for_capacity()

@@ -16,8 +16,8 @@ class Suspects:
     """A suspect waits for a moment at which nothing else runs here, and for `wait_s` at most.
 
     Then what runs has to wait again, whatever its priority: once for each suspect. One that comes back after that stops
-    what is taken until nothing runs. Whenever one has run, it is the others' turn: suspects do not follow each other
-    while something else waits, so each has its own `wait_s`.
+    what is taken until nothing runs. Whenever one has run, it is the others' turn, unless another suspect's time is over
+    too: that goes next, so of several none waits longer than `wait_s` and the runs of those before it.
 
     Args:
         requests: of this worker.
@@ -33,7 +33,6 @@ class Suspects:
         self._driver = driver
         self._handing_back = handing_back
         self._wait_s = wait_s
-        self._not_due_before_s = 0.0  # monotonic: until then others come first
         self._made_way_for: set[str] = set()  # entries of suspects
 
     def park(self, live: LiveRequest, entry: QueueEntry) -> None:
@@ -48,18 +47,26 @@ class Suspects:
             due_s=time.monotonic() + self._wait_s,
         )
         self._requests.park(suspect)
-        self._look_after(self._wait_s)
+        asyncio.get_running_loop().call_later(self._wait_s + 0.001, self._requests.changed.fire)
 
     @property
     def next(self) -> Parked | None:
         """The one whose moment has come: of the highest priority, and of those the one that was parked first."""
-        parked = list(self._requests.parked.values())
+        parked = self._requests.parked
         if not parked:
             return None
-        if not self.is_quiet:
-            now_s = time.monotonic()
-            parked = [each for each in parked if now_s >= max(each.due_s, self._not_due_before_s)]
-        return max(parked, key=lambda each: each.priority, default=None)
+        moment_has_come = self._due or (list(parked.values()) if self.is_quiet else [])
+        return max(moment_has_come, key=lambda each: each.priority, default=None)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether some have waited for as long as others may go first."""
+        return bool(self._due)
+
+    @property
+    def _due(self) -> list[Parked]:
+        now_s = time.monotonic()
+        return [each for each in self._requests.parked.values() if now_s >= each.due_s]
 
     @property
     def is_quiet(self) -> bool:
@@ -81,9 +88,3 @@ class Suspects:
         """One has run, or was found to need no run."""
         if live is not None and live.finish_reason is not None:
             self._made_way_for.discard(live.entry_id)
-        self._not_due_before_s = time.monotonic() + self._wait_s
-        if self._requests.parked:
-            self._look_after(self._wait_s)
-
-    def _look_after(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds + 0.001, self._requests.changed.fire)
