@@ -16,8 +16,8 @@ class Suspects:
     """A suspect waits for a moment at which nothing else runs here, and for `wait_s` at most.
 
     Then what runs has to wait again, whatever its priority: once for each suspect. One that comes back after that stops
-    what is taken until nothing runs. Whenever one has run, it is the others' turn, unless another suspect's time is over
-    too: that goes next, so of several none waits longer than `wait_s` and the runs of those before it.
+    what is taken until nothing runs. Whenever one has run, it is the others' turn, unless another suspect's time
+    is over: that goes next, so of several none waits longer than `wait_s` and the runs of those before it.
 
     Args:
         requests: of this worker.

@@ -147,7 +147,8 @@ def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
     if reason == "ok":
         epoch, has_journal, is_cancelled, *counts, is_of_other, before, worker, was_held = answer[1:]
         earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
-        return Claim(epoch, instance, bool(has_journal), bool(is_cancelled), *counts, bool(is_of_other), earlier)
+        known = (epoch, instance, bool(has_journal), bool(is_cancelled))
+        return Claim(*known, *counts, is_of_other_model=bool(is_of_other), earlier=earlier)
     if reason == "other_model":
         return NotClaimed("other_model", digest=answer[1].decode(errors="replace"))
     if reason == "duplicate":
