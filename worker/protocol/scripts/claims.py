@@ -145,10 +145,11 @@ def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
     """What the claim script answered to the process `instance`."""
     reason = answer[0].decode()
     if reason == "ok":
-        epoch, has_journal, is_cancelled, *counts, is_of_other, before, worker, was_held = answer[1:]
+        epoch, has_journal, is_cancelled, now_ms, first_ms, *rest = answer[1:]
+        attempts, crashes, strikes, handbacks, is_of_other, before, worker, was_held = rest
         earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
-        known = (epoch, instance, bool(has_journal), bool(is_cancelled))
-        return Claim(*known, *counts, is_of_other_model=bool(is_of_other), earlier=earlier)
+        known = (epoch, instance, bool(has_journal), bool(is_cancelled), now_ms, first_ms)
+        return Claim(*known, attempts, crashes, strikes, handbacks, bool(is_of_other), earlier)
     if reason == "other_model":
         return NotClaimed("other_model", digest=answer[1].decode(errors="replace"))
     if reason == "duplicate":
