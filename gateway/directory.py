@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
 from penstock.gateway.damage import tell
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
+from penstock.gateway.metrics import FORGET_AFTER_S
 from penstock.producer import AsyncClient, ModelCard, ServerRefused, keys
+from penstock.producer.aio import connections_of
 from penstock.producer.tasks import Joined
 
 MAX_AGE_S = 2.0
+
+MAX_KNOWN = 1024
+"""Queues whose last card is kept."""
 
 
 class Directory:
@@ -43,13 +48,15 @@ class Directory:
         return self._allowed_of(served)
 
     async def standing(self) -> Mapping[tuple[str, str], bool]:
-        """Of each queue that is set, or was ever seen served, and its model ("": not known), whether it is served now.
+        """Of each queue and its model ("": not known), whether it is served now: of those that are set, that somebody
+        served or asked for within `FORGET_AFTER_S`, and that have requests.
 
         Raises:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         served = await self._served.cards()
-        return {(queue, model): queue in served for queue, model in self._served.models().items()}
+        remembered, models = await self._served.remembered(), self._served.models()
+        return {(queue, models.get(queue, "")): queue in served for queue in remembered}
 
     def model_of(self, queue: str) -> str:
         """What it served last, as far as is known."""
@@ -77,6 +84,7 @@ class Directory:
         if queues:
             message = f"model {model[:200]!r} is served by several queues, name one of them: {', '.join(queues)[:500]}"
             raise ApiError(400, message, param="model", code="ambiguous_model")
+        self._served.note(known)
         if known or self._is_to_be_served(model) or not served:  # workers may be loading still
             raise _unserved(model)
         # A model that the caller may not use is one that does not exist: nobody learns what others are served.
@@ -122,7 +130,8 @@ class _ServedCards:
         self.only = only
         self._cards: Mapping[str, ModelCard] = {}
         self.known: dict[str, ModelCard] = {}
-        """The last ones of all queues that were ever served here."""
+        """The last ones of queues that were served here."""
+        self._wanted_s: dict[str, float] = {}  # when somebody last served one, or asked for one that nobody serves
         self._read_at_s: float | None = None
         self._reading = Joined(self._renew)  # else each would wait for the failure of all before, while Redis is away
 
@@ -133,11 +142,40 @@ class _ServedCards:
 
     async def _renew(self) -> None:
         self._cards = await self._read()
-        self.known |= self._cards
+        for queue, card in self._cards.items():
+            self.known.pop(queue, None)  # the one that was served last is the last one
+            self.known[queue] = card
+        for queue in list(self.known)[:-MAX_KNOWN]:
+            del self.known[queue]
+            self._wanted_s.pop(queue, None)
+        self.note(self._cards)
         self._read_at_s = time.monotonic()
 
+    def note(self, queues: Iterable[str]) -> None:
+        """Somebody serves them, or would like them served."""
+        self._wanted_s.update(dict.fromkeys(queues, time.monotonic()))
+
+    async def remembered(self) -> Sequence[str]:
+        """Those that are set, and those that have not been left alone for `FORGET_AFTER_S`."""
+        old_s = time.monotonic() - FORGET_AFTER_S
+        old = [queue for queue, at_s in self._wanted_s.items() if at_s <= old_s]
+        for queue, has_requests in zip(old, await asyncio.gather(*map(self._has_requests, old)), strict=True):
+            if not has_requests:
+                self._wanted_s.pop(queue, None)
+        return (*self.only, *(queue for queue in self._wanted_s if queue not in self.only))
+
+    async def _has_requests(self, queue: str) -> bool:
+        connections = connections_of(self._client)
+        try:
+            async with connections.redis() as redis:
+                return bool(await redis.xlen(keys.requests(queue)))
+        except ServerRefused as error:
+            if not error.is_junk:
+                raise
+            return True
+
     def models(self) -> Mapping[str, str]:
-        """The last model of all queues that were ever served here or are set; empty where none was."""
+        """The last model of the queues that were served here or are set; empty where none was."""
         return dict.fromkeys(self.only, "") | {queue: card.model for queue, card in self.known.items()}
 
     @property

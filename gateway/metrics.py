@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Container, Mapping
 from typing import get_args
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -13,6 +14,13 @@ from penstock.producer.version import __version__
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _LABELS = ("method", "route")
+
+FORGET_AFTER_S = 3600.0
+"""A queue that nobody has served, asked for or put anything into for so long is no longer told of."""
+
+MOST_CODES = 64
+OTHER = "other"
+"""In the place of a code beyond so many: they may come from whoever writes replies."""
 
 
 class Metrics:
@@ -45,7 +53,8 @@ class Metrics:
         self.request_seconds = self._histogram("request_seconds", "From the request to the end of its answer.")
         self._served = Gauge(
             "penstock_gateway_queue_served",
-            "1 if a worker serves the queue, 0 if none does; of queues that are set, or were ever seen served.",
+            "1 if a worker serves the queue, 0 if none does; of queues that are set, were served or asked for within "
+            "the last hour, or that have requests.",
             ("queue", "model"),
             registry=self.registry,
         )
@@ -59,6 +68,17 @@ class Metrics:
             registry=self.registry,
         )
         self.set_trouble(None)
+        self._codes: set[str] = set()
+        self._generated_s: dict[tuple[str, str], float] = {}  # when a queue last had requests with a model, or workers
+
+    def count_error(self, route: str, code: str) -> None:
+        if code not in self._codes and len(self._codes) < MOST_CODES:
+            self._codes.add(code)
+        self.errors.labels(route, code if code in self._codes else OTHER).inc()
+
+    def count_generation(self, queue: str, model: str, status: int) -> None:
+        self._generated_s[queue, model] = time.monotonic()
+        self.generations.labels(queue, model, str(status)).inc()
 
     def watch_connections(self, count: Callable[[], int]) -> None:
         gauge = Gauge("penstock_gateway_connections", "Connections that clients hold.", registry=self.registry)
@@ -74,6 +94,23 @@ class Metrics:
         self._served.clear()
         for labels, is_served in served.items():
             self._served.labels(*labels).set(is_served)
+        self._forget(served)
+
+    def _forget(self, told: Container[tuple[str, str]]) -> None:
+        """Queues come and go, and models change: what was counted of those that are gone goes with them."""
+        now_s = time.monotonic()
+        for pair, at_s in list(self._generated_s.items()):
+            if pair in told:
+                self._generated_s[pair] = now_s
+            elif now_s - at_s >= FORGET_AFTER_S:
+                del self._generated_s[pair]
+                self._remove(pair)
+
+    def _remove(self, pair: tuple[str, str]) -> None:
+        [family] = self.generations.collect()
+        for sample in family.samples:
+            if pair == (sample.labels["queue"], sample.labels["model"]) and sample.name.endswith("_total"):
+                self.generations.remove(*pair, sample.labels["status"])
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"penstock_gateway_{name}", text, _LABELS, buckets=_SECONDS, registry=self.registry)

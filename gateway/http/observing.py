@@ -62,9 +62,10 @@ class Observing:
         labels = (method, route)
         self._metrics.requests.labels(*labels, str(answer.status)).inc()
         if (code := scope["state"].get("error_code")) is not None:
-            self._metrics.errors.labels(route, code).inc()
+            self._metrics.count_error(route, code)
         if (sent_to := scope["state"].get("sent_to")) is not None:
-            self._metrics.generations.labels(*sent_to, str(answer.status)).inc()
+            queue, model = sent_to
+            self._metrics.count_generation(queue, model, answer.status)
         self._metrics.first_byte_seconds.labels(*labels).observe((answer.begun_s or now_s) - answer.asked_s)
         self._metrics.request_seconds.labels(*labels).observe(now_s - answer.asked_s)
         log = _log.debug if route in QUIET else _log.info

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from redis import exceptions
 
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
+from penstock.gateway.metrics import FORGET_AFTER_S
 from penstock.gateway.store.connection import Store
 from penstock.producer.operations import dead_letters
 from penstock.producer.operations.collector import look
@@ -47,11 +48,11 @@ class Desk:
     def __init__(self, store: Store, queues: tuple[str, ...]) -> None:
         self._store = store
         self._only = queues
-        self._known: set[str] = set(queues)
+        self._known: dict[str, float] = {}  # when each was last served
         self._looked: OrderedDict[str, _Looked] = OrderedDict()
 
     async def queues(self) -> tuple[str, ...]:
-        """Those that are served, or were since this process began, by name.
+        """Those that are set or served, or were within `FORGET_AFTER_S`, by name.
 
         Raises:
             ApiError: this process may not look.
@@ -60,9 +61,18 @@ class Desk:
         if not self._only:
             async with self._store.answered():
                 found = await _allowed(query_queues(self._store.redis.execute_command))
-            if len(self._known) < MAX_QUEUES:
-                self._known.update(found)
-        return tuple(sorted(self._known))
+            self._note(found)
+        return tuple(sorted({*self._only, *self._known}))
+
+    def _note(self, served: Iterable[str]) -> None:
+        """Those that are gone go from the list, and the longest ago where there are too many."""
+        now_s = time.monotonic()
+        for queue in served:
+            self._known.pop(queue, None)
+            self._known[queue] = now_s
+        for queue in list(self._known):
+            if now_s - self._known[queue] >= FORGET_AFTER_S or len(self._known) > MAX_QUEUES:
+                del self._known[queue]
 
     def serves(self, queue: str) -> bool:
         return not self._only or queue in self._only

@@ -17,6 +17,7 @@ from patience import WAIT_S
 from scrapes import scraped
 from structlog.testing import capture_logs
 
+from penstock.gateway.metrics import MOST_CODES, Metrics
 from penstock.producer import ConnectionLost, keys
 from penstock.producer.redis.connection import RedisClient
 
@@ -170,6 +171,47 @@ async def test_metrics_tell_which_queues_nobody_serves_any_more(redis: RedisClie
 
         await eventually(is_missed)
         assert (await served())["penstock_gateway_redis_up"] == 1
+
+
+async def test_a_queue_that_is_left_alone_is_no_longer_told_of(
+    redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await announce(redis)
+    async with running_gateway(redis_url) as gateway, http(gateway) as client:
+
+        async def told() -> set[str]:
+            found = scraped((await gateway.server.scrape(""))[0].decode(), without=())
+            return {name.partition("{")[0] for name in found if 'queue="default"' in name}
+
+        async with ScriptedWorker(redis_url):
+            await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+        both = {"penstock_gateway_queue_served", "penstock_gateway_generations_total"}
+        assert await told() == both
+        for module in ("directory", "metrics"):
+            monkeypatch.setattr(f"penstock.gateway.{module}.FORGET_AFTER_S", 0.0)
+        await redis.xadd(keys.requests("default"), {"a": "waits"})
+        await redis.delete(keys.card("default"), keys.queues())
+        monkeypatch.setattr("penstock.gateway.directory.MAX_AGE_S", 0.0)
+        assert await told() == both  # as it has requests
+        await redis.delete(keys.requests("default"))
+        assert await told() == set()
+        answer = await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+        assert answer.json()["error"]["code"] == "no_worker"
+
+
+def test_codes_and_models_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    for number in range(3 * MOST_CODES):
+        metrics.count_error("/", f"code{number}")
+    [family] = metrics.errors.collect()
+    assert len({sample.labels["code"] for sample in family.samples}) == MOST_CODES + 1
+    monkeypatch.setattr("penstock.gateway.metrics.FORGET_AFTER_S", 0.0)
+    for number in range(100):
+        metrics.count_generation("q", f"model{number}", 200)
+        metrics.count_generation("q", f"model{number}", 503)
+        metrics.set_served({("q", f"model{number}"): True})
+    [family] = metrics.generations.collect()
+    assert {sample.labels["model"] for sample in family.samples} == {"model99"}
 
 
 async def test_metrics_say_when_redis_does_not_answer(redis: RedisClient, redis_url: str) -> None:
