@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import structlog
 
 from penstock import stopping
 from penstock.gateway.exporting import exporting
+from penstock.gateway.http.certificate import certificate_of
 from penstock.gateway.processes import ABORT, keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
@@ -176,11 +176,8 @@ def _url(scheme: str, listener: socket.socket) -> str:
 
 
 def _check_tls(settings: GatewaySettings) -> None:
-    if settings.tls_certificate is None:
-        return
     try:
-        # Without a password it would be asked for at the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key, "")
+        certificate_of(settings.tls_certificate, settings.tls_key)
     except (OSError, ValueError) as error:
         files = f"tls_certificate {settings.tls_certificate} and tls_key {settings.tls_key}"
         places = f"{settings.place('tls_certificate')}, {settings.place('tls_key')}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,12 @@ from penstock.gateway.app import create_app
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exposition import render
+from penstock.gateway.http.certificate import certificate_of
 from penstock.gateway.http.guard import GuardedServer, Limits
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
+from penstock.producer.redis import tls
 from penstock.producer.tasks import end_tasks
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ METRICS_LIMITS = Limits(max_connections=16, header_timeout_s=5.0, body_timeout_s
 
 SCRAPE_TIMEOUT_S = 1.0
 """How long a scrape waits for Redis."""
+
+LOOK_S = 60.0
+"""Between two looks at whether certificates and keys were renewed."""
 
 END_S = 5.0
 """How long streams may take to send their last event, at the end of a drain."""
@@ -87,13 +91,13 @@ class GatewayServer(_Server):
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
         self.is_refused = False
+        self._certificate = certificate = certificate_of(settings.tls_certificate, settings.tls_key)
         super().__init__(
             self._app,
             _limits(settings, max_connections),
             lifespan="on",
             timeout_graceful_shutdown=settings.drain_timeout_s + END_S,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
+            ssl_context_factory=None if certificate is None else lambda *_: certificate.value,
         )
         self.metrics.watch_connections(lambda: len(self.server_state.connections))
 
@@ -102,6 +106,7 @@ class GatewayServer(_Server):
         if self.should_exit:  # it could not start
             return
         self._tasks.append(asyncio.create_task(self._drain_once_refused()))
+        self._tasks.append(asyncio.create_task(self._look_again_and_again()))
         self._tasks.append(asyncio.create_task(self._look_for_keys()))
 
     async def _drain_once_refused(self) -> None:
@@ -165,16 +170,27 @@ class GatewayServer(_Server):
             self.stop()
 
     def reload(self) -> None:
-        """Reads the certificate again, for connections from now on. A pair that does not fit is refused."""
-        certificate, key = self._settings.tls_certificate, self._settings.tls_key
-        if self.config.ssl is not None and certificate is not None:
-            try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
-                self.config.ssl.load_cert_chain(certificate, key, "")
-            except (OSError, ValueError) as error:
-                _log.error("certificate_refused", file=str(certificate), error=str(error))
-                return
-        _log.info("reloaded")
+        """Looks at the certificate and at those of Redis now. What can't be used is refused, and said again."""
+        if self._renew(is_asked=True):
+            _log.info("reloaded")
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._renew()
+
+    def _renew(self, *, is_asked: bool = False) -> bool:
+        """Has new connections go by the files of now. False: by those of before, as the new ones can't be used."""
+        tls.look_again()
+        if self._certificate is None:
+            return True
+        outcome, file = self._certificate.look(is_asked=is_asked), str(self._settings.tls_certificate)
+        self.config.ssl = self._certificate.value
+        if outcome == "refused":
+            _log.error("certificate_refused", file=file, error=str(self._certificate.error))
+        elif outcome == "renewed" and not is_asked:
+            _log.info("certificate_renewed", file=file)
+        return outcome != "refused"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         interruptions = self._app.state.gateway.interruptions

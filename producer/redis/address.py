@@ -30,8 +30,9 @@ class Address:
     """A parsed Redis URL.
 
     `hosts` holds one pair for a single server, the start nodes of a cluster, or the sentinels; `path` is set for a unix
-    socket, `service` for Sentinel. `options` are keyword arguments for the connection. `read_anew` gives the URL as
-    it is set by then, for user and password of new connections; None: they stay.
+    socket, `service` for Sentinel, where `tls` is that of the server and `sentinel_tls` that of the sentinels.
+    `options` are keyword arguments for the connection. `read_anew` gives the URL as it is set by then, for user and
+    password of new connections; None: they stay.
     """
 
     kind: Kind
@@ -40,6 +41,7 @@ class Address:
     db: int = 0
     tls: bool = False
     service: str = ""
+    sentinel_tls: bool = False
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     sentinel_username: str | None = field(default=None, repr=False)
@@ -70,8 +72,8 @@ def parse_url(url: str) -> Address:
         redis+sentinel://[user:password@]sentinel:port[,...]/service[/db]
 
     with options after `?`: `db`, `protocol` (2 or 3), `username` and `password`; over TLS `ssl_ca_certs`,
-    `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`; for Sentinel `sentinel_username` and
-    `sentinel_password`.
+    `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`; for Sentinel `sentinel_username`,
+    `sentinel_password`, and `sentinel_tls` (true or false) where the sentinels do not speak as the server does.
 
     Raises:
         BadAddress: naming what is wrong, but never quoting a part that may hold a secret.
@@ -103,11 +105,12 @@ def parse_url(url: str) -> Address:
     username, _, password = userinfo.partition(":")
     credentials = {"username": unquote(username) or None, "password": unquote(password) or None}
     named = {name: options.pop(name) for name in _OWN_FIELDS if name in options}
+    named.setdefault("sentinel_tls", tls and kind == "sentinel")
     return Address(kind=kind, tls=tls, options=options, **{**credentials, **parts, **named})
 
 
 _ESCAPE = "in a user, password or option the characters : / ? @ must be percent-encoded"
-_OWN_FIELDS = ("db", "username", "password", "sentinel_username", "sentinel_password")
+_OWN_FIELDS = ("db", "username", "password", "sentinel_username", "sentinel_password", "sentinel_tls")
 
 
 def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
@@ -148,13 +151,15 @@ def _path(path: str, kind: Kind) -> dict[str, Any]:
 
 def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    pairs = parse_qsl(query, keep_blank_values=True)
+    has_tls = tls or any(name == "sentinel_tls" and _as_ours(value) == "true" for name, value in pairs)
+    for name, value in pairs:
         allowed = _ALLOWED_OPTIONS.get(name)
         if name.lower() in _ELSEWHERE:
             raise BadAddress(f"option {name!r} of the Redis URL is not for Penstock: {_ELSEWHERE[name.lower()]}")
         if allowed is None:
             raise BadAddress(f"the Redis URL has an unknown option {name!r}; known: {', '.join(_ALLOWED_OPTIONS)}")
-        if name.startswith("ssl_") and not tls:
+        if name.startswith("ssl_") and not has_tls:
             raise BadAddress(f"option {name!r} needs a TLS scheme such as rediss://")
         if name.startswith("sentinel_") and kind != "sentinel":
             raise BadAddress(f"option {name!r} is for redis+sentinel:// and rediss+sentinel://")
@@ -195,6 +200,7 @@ _ALLOWED_OPTIONS: Mapping[str, type | tuple[str, ...]] = {
     "ssl_check_hostname": ("true", "false"),
     "sentinel_username": str,
     "sentinel_password": str,
+    "sentinel_tls": ("true", "false"),
 }
 
 
@@ -273,6 +279,6 @@ def check_files(address: Address) -> None:
 def _parsed_choice(name: str, value: str) -> object:
     if name == "protocol":
         return int(value)
-    if name == "ssl_check_hostname":
+    if name in ("ssl_check_hostname", "sentinel_tls"):
         return value == "true"
     return value

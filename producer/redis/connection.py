@@ -18,7 +18,6 @@ from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
     ConnectionPool,
-    SSLConnection,
     UnixDomainSocketConnection,
 )
 from redis.asyncio.retry import Retry
@@ -29,6 +28,7 @@ from penstock.producer.errors import ConnectionLost, PenstockError, ServerRefuse
 from penstock.producer.redis.address import Address, check_files, parse_url
 from penstock.producer.redis.credentials import Credentials
 from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_away, is_junk, may_pass, meaning_of
+from penstock.producer.redis.tls import Renewed, renew_cluster, renew_master, renew_sentinels
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -216,7 +216,8 @@ def _client(url: str | Address, **common: Any) -> RedisClient:
     options["socket_connect_timeout"] = CONNECT_TIMEOUT_S
     if address.kind == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        return _Cluster(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
+        cluster = _Cluster(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
+        return renew_cluster(cluster) if address.tls else cluster
     if address.kind == "sentinel":
         return _SentinelRedis.through(address, {**options, "db": address.db})
     host, port = address.hosts[0]
@@ -255,7 +256,7 @@ class _Lean(AbstractConnection):
 class _Connection(_Lean, Connection): ...
 
 
-class _TlsConnection(_Lean, SSLConnection): ...
+class _TlsConnection(_Lean, Renewed): ...
 
 
 class _UnixConnection(_Lean, UnixDomainSocketConnection): ...
@@ -325,18 +326,22 @@ class _SentinelRedis(Redis):
 
     @classmethod
     def through(cls, address: Address, options: dict[str, Any]) -> _SentinelRedis:
-        if address.tls:
-            options["ssl"] = True
+        tls = {"ssl": True, **{name: value for name, value in options.items() if name.startswith("ssl_")}}
+        to_master = {name: value for name, value in options.items() if not name.startswith("ssl_")}
         to_sentinels = {
-            **{name: value for name, value in options.items() if name.startswith("ssl")},
+            **(tls if address.sentinel_tls else {}),
             **_login(address, is_sentinel=True),
             "socket_timeout": CONNECT_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1),
         }
         manager = Sentinel(list(address.hosts), sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
-        client: _SentinelRedis = manager.master_for(address.service, cls, **options)
+        client: _SentinelRedis = manager.master_for(address.service, cls, **to_master, **(tls if address.tls else {}))
         client._manager = manager
+        if address.tls:
+            renew_master(client)
+        if address.sentinel_tls:
+            renew_sentinels(manager)
         return client
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import eventually
 from gateway_harness import Certificate, Running, running_gateway
 from patience import WAIT_S
+from structlog.testing import capture_logs
 
 from penstock.producer.redis.connection import RedisClient
 
@@ -76,6 +78,35 @@ async def test_a_handshake_that_never_comes_ends_the_connection(
 ) -> None:
     async with serving(redis_url, certificate, header_timeout_s=0.1) as gateway:
         assert await answer(gateway, None, b"") == b""
+
+
+@pytest.mark.parametrize("order", [("file", "key"), ("key", "file")])
+async def test_a_pair_that_is_renewed_one_by_one_is_shown_once_it_fits(
+    redis: RedisClient, redis_url: str, tmp_path: Path, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.gateway.server.LOOK_S", 0.01)
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    old, new = map(Certificate.made_in, folders)
+    before, after = old.trusted(), new.trusted()
+    ask = b"GET /liveness HTTP/1.1\r\nHost: x\r\n\r\n"
+    with capture_logs() as logs:
+        async with serving(redis_url, old) as gateway, connected(gateway, before) as (reader, writer):
+            for which in order:
+                assert (await answer(gateway, before)).startswith(b"HTTP/1.1 200 ")
+                getattr(new, which).replace(getattr(old, which))
+                event = "certificate_refused" if which == order[0] else "certificate_renewed"
+                await eventually(lambda event=event: [line for line in logs if line["event"] == event])
+                for _ in range(3):
+                    gateway.server._renew()
+            assert (await answer(gateway, after)).startswith(b"HTTP/1.1 200 ")
+            with pytest.raises(ssl.SSLError):
+                await answer(gateway, before)
+            writer.write(ask)  # whose connection is older than all that
+            assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 200 ")
+    said = [line["event"] for line in logs if line["event"].startswith("certificate")]
+    assert said == ["certificate_refused", "certificate_renewed"]
 
 
 async def test_those_who_wait_with_it_keep_nobody_out(

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from redis.asyncio import RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
-from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
 
-from penstock.producer.redis import connection
+from penstock.producer.redis import connection, tls
 from penstock.producer.redis.connection import connect
 
 pytestmark = pytest.mark.every_server
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.every_server
 OVERRIDDEN = [
     (AbstractConnection, "pack_command", ["self", "*args"], connection._Lean),
     (AbstractConnection, "send_packed_command", ["self", "command", "check_health"], connection._Lean),
+    (SSLConnection, "_connection_arguments", ["self"], tls.Renewed),
     (ConnectionPool, "get_connection", ["self", "command_name", "*keys", "**options"], connection._Pool),
     (ConnectionPool, "release", ["self", "connection"], connection._Pool),
     (RedisCluster, "_execute_command", ["self", "target_node", "*args", "**kwargs"], connection._Cluster),

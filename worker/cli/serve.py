@@ -19,6 +19,7 @@ from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
 from penstock.gateway.log_lines import LogLines, Rank
+from penstock.producer.redis import tls
 from penstock.producer.telemetry.loading import load_telemetry
 from penstock.stopping import Stopping
 from penstock.worker import garbage
@@ -96,7 +97,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
 
 async def _run(service: WorkerService, signals: Stopping) -> None:
     try:
-        with signals.serving(asyncio.get_running_loop(), service.request_drain, _say_reloaded):
+        with signals.serving(asyncio.get_running_loop(), service.request_drain, _reload):
             await service.run()
     except OSError as error:
         if error.errno not in _CANNOT_LISTEN:
@@ -106,6 +107,7 @@ async def _run(service: WorkerService, signals: Stopping) -> None:
         ) from error
 
 
-def _say_reloaded() -> None:
-    """What a worker reads from files, each new connection to Redis reads anew."""
+def _reload() -> None:
+    """What a worker reads from files, each new connection to Redis reads anew; what can't be used is said now."""
+    tls.look_again()
     _log.info("reloaded")

@@ -1,0 +1,90 @@
+"""TLS to Redis by files that are renewed while the process runs: each new connection goes by those of then."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.connection import RedisSSLContext, SSLConnection
+from redis.asyncio.sentinel import SentinelManagedSSLConnection
+
+from penstock.producer.renewal import Renewal
+
+_Wanted: TypeAlias = tuple[str | None, str | None, str | None, ssl.VerifyMode, bool]
+
+_log = logging.getLogger(__name__)
+_renewals: dict[_Wanted, Renewal[ssl.SSLContext]] = {}
+"""Files are those of a process, whichever client names them: what does not fit is said once."""
+
+
+class Renewed(SSLConnection):
+    """Has all connections that name the same files share what was read of them, which spares reading them each time."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = _current(self.ssl_context)
+        return super()._connection_arguments()  # goes by what it finds there
+
+
+class _RenewedByMaster(Renewed, SentinelManagedSSLConnection): ...
+
+
+def look_again() -> None:
+    """Looks at all files that are in use now, and not with the next connection. What can't be used is said."""
+    for wanted, renewal in _renewals.items():
+        _look(wanted, renewal)
+
+
+def renew_cluster(cluster: RedisCluster) -> RedisCluster:
+    """Has its connections be `Renewed`."""
+    cluster.connection_kwargs["connection_class"] = Renewed  # of nodes that are found later
+    for node in (*cluster.startup_nodes, *cluster.nodes_manager.startup_nodes.values()):
+        node.connection_class = Renewed
+    return cluster
+
+
+def renew_sentinels(manager: Sentinel) -> None:
+    """Has the connections to the sentinels themselves be `Renewed`."""
+    for sentinel in manager.sentinels:
+        sentinel.connection_pool.connection_class = Renewed
+
+
+def renew_master(redis: Redis) -> None:
+    """Has those to the server that the sentinels lead to be `Renewed`."""
+    redis.connection_pool.connection_class = _RenewedByMaster
+
+
+def _current(ours: RedisSSLContext) -> ssl.SSLContext:
+    """
+    Raises:
+        OSError, ValueError: the files could not be used yet, and can't now.
+    """
+    wanted = (ours.ca_certs, ours.certfile, ours.keyfile, ours.cert_reqs, ours.check_hostname)
+    renewal = _renewals.get(wanted)
+    if renewal is None:
+        files = [file for file in wanted[:3] if file is not None]
+        renewal = _renewals[wanted] = Renewal(files, lambda: _made(wanted))
+    else:
+        _look(wanted, renewal)
+    return renewal.value
+
+
+def _look(wanted: _Wanted, renewal: Renewal[ssl.SSLContext]) -> None:
+    outcome = renewal.look()
+    files = ", ".join(file for file in wanted[:3] if file is not None)
+    if outcome == "renewed":
+        _log.info("TLS to Redis goes by the files of now: %s", files)
+    elif outcome == "refused":
+        _log.error("TLS to Redis stays with what it read before: %s cannot be used: %s", files, renewal.error)
+
+
+def _made(wanted: _Wanted) -> ssl.SSLContext:
+    authorities, certificate, key, cert_reqs, check_hostname = wanted
+    # Without a password it would be asked for at the terminal.
+    of_library = RedisSSLContext(
+        ca_certs=authorities, certfile=certificate, keyfile=key, check_hostname=check_hostname, password=""
+    )
+    of_library.cert_reqs, of_library.check_hostname = cert_reqs, check_hostname
+    return of_library.get()

@@ -1,0 +1,60 @@
+"""What is made of files that others write while the process runs, such as certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Outcome: TypeAlias = Literal["same", "renewed", "refused"]
+_Stamp: TypeAlias = tuple[int, int, int] | None
+
+
+class Renewal(Generic[T]):
+    """
+    Args:
+        files: what to look at, through links.
+        make: reads them.
+
+    Attributes:
+        value: made of the files as they last could be used.
+        error: why the files of now can't be; None: they can.
+
+    Raises:
+        OSError, ValueError: as `make`, the first time.
+    """
+
+    def __init__(self, files: Sequence[str | Path], make: Callable[[], T]) -> None:
+        self._files = files
+        self._make = make
+        self._seen = self._stamps()
+        self.value = make()
+        self.error: Exception | None = None
+
+    def look(self, *, is_asked: bool = False) -> Outcome:
+        """Makes it anew if the files have changed since the last look, or if it `is_asked` for; a state that can't be
+        used is refused once, and leaves what there was.
+        """
+        seen = self._stamps()  # before they are read: what changes meanwhile is seen next time
+        if seen == self._seen and not is_asked:
+            return "same"
+        self._seen = seen
+        try:
+            self.value = self._make()
+        except (OSError, ValueError) as error:
+            self.error = error
+            return "refused"
+        self.error = None
+        return "renewed"
+
+    def _stamps(self) -> list[_Stamp]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: str | Path) -> _Stamp:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
