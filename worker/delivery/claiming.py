@@ -112,7 +112,7 @@ class Claimer:
 
     async def _check_company(self, live: LiveRequest) -> None:
         """Passes what may run beside others, or need not run at all; gives back what may not."""
-        is_suspect = SUSPECT_STRIKES <= live.claim.strikes < self._config.max_attempts
+        is_suspect = live.claim.strikes >= SUSPECT_STRIKES
         if not (is_suspect or self._requests.alone) or self._is_over(live):
             return
         returning = scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=0)

@@ -13,7 +13,7 @@ from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.claiming import SUSPECT_STRIKES, Claimer, Suspect
+from penstock.worker.delivery.claiming import SUSPECT_STRIKES, Claimer, GoesOn, Occupied, Suspect
 from penstock.worker.delivery.coalescing import Coalescing
 from penstock.worker.delivery.entries import EntryReader, QueueEntry
 from penstock.worker.delivery.outbox import Outbox
@@ -134,6 +134,8 @@ async def test_of_two_entries_with_one_id_the_second_leaves(desk: Desk) -> None:
     assert await desk.claimer.claim(second) is None
     assert desk.metrics.duplicates._value.get() == 1
     assert desk.outbox.leaving == {second.id}
+    (write,) = desk.writes()
+    assert keys.seen("q", "r") not in write.command  # the first has not ended
     assert not live.is_gone
 
 
@@ -160,6 +162,7 @@ async def test_one_that_has_ended_is_not_run_again(desk: Desk, other: Desk, raw:
     (write,) = desk.writes()
     assert isinstance(write, AsideWrite)
     assert write.entry_ids == (entry.id,)
+    assert keys.seen("q", "r") in write.command  # where it is marked, for who sends its id again
     assert desk.metrics.duplicates._value.get() == 0
 
 
@@ -245,6 +248,38 @@ async def test_one_with_too_many_strikes_is_claimed_to_be_ended(desk: Desk, raw:
     entry = await desk.entry()
     await crash(raw, entry, desk.config.max_attempts)
     assert (await desk.claim(entry)).claim.strikes == desk.config.max_attempts
+
+
+@pytest.mark.parametrize("why", ["cancelled", "overdue", "unreadable"])
+async def test_a_suspect_that_needs_no_run_does_not_wait_until_it_can_run_alone(
+    desk: Desk, raw: RedisClient, why: str
+) -> None:
+    more = {"cancelled": {}, "overdue": {"timeout_s": "0.001"}, "unreadable": {"max_tokens": "many"}}
+    entry = await desk.entry(**more[why])
+    await crash(raw, entry, SUSPECT_STRIKES)
+    if why == "cancelled":
+        await raw.set(keys.cancel("q", "r"), 1)
+    assert (await desk.claim(entry)).claim.strikes == SUSPECT_STRIKES
+
+
+async def test_beside_a_suspect_nothing_runs_but_what_needs_no_run_ends(desk: Desk, raw: RedisClient) -> None:
+    entry = await desk.entry()
+    desk.outbox.requests.alone = "1-1"
+    with pytest.raises(Occupied):
+        await desk.claimer.claim(entry)
+    assert await raw.hmget(STATE, "status", "handbacks") == [b"queued", b"0"]
+    assert not len(desk.outbox.requests)
+    await raw.set(keys.cancel("q", "r"), 1)
+    assert (await desk.claim(entry)).claim.is_cancelled
+
+
+async def test_what_is_to_be_ended_only_is_left_alone_where_it_goes_on(desk: Desk, raw: RedisClient) -> None:
+    with pytest.raises(GoesOn):
+        await desk.claimer.claim(await desk.entry(), only_over=True)
+    assert not await raw.exists(STATE)
+    live = await desk.claimer.claim(await desk.entry(id="s", max_tokens="many"), only_over=True)
+    assert live is not None  # what cannot be read ends whenever it is looked at
+    assert isinstance(live.asked, WireError)
 
 
 async def test_claims_that_come_together_are_all_made(desk: Desk) -> None:

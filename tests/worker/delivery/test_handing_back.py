@@ -12,6 +12,8 @@ import pytest
 import structlog
 from delivery_lab import make_live
 from patience import WAIT_S
+from redis import exceptions
+from worker_harness import eventually
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Output
@@ -24,11 +26,11 @@ from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.choices import ChoiceBuffer
 from penstock.worker.delivery.coalescing import Coalescing
-from penstock.worker.delivery.entries import QueueEntry
+from penstock.worker.delivery.entries import ENTRIES_PER_READ, QueueEntry
 from penstock.worker.delivery.handing_back import MAX_HANDBACKS, HandingBack
 from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import LiveRequest, Phase, RequestTable
+from penstock.worker.delivery.requests import LiveRequest, Parked, Phase, RequestTable
 from penstock.worker.metrics import Metrics
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Claim
@@ -48,18 +50,23 @@ class Desk:
     driver: EngineDriver
     handing_back: HandingBack
 
-    async def run(self, request_id: str) -> LiveRequest:
+    async def run(self, request_id: str, *, is_started: bool = True, asked: GenerateRequest = BATCH) -> LiveRequest:
         """A request that was taken and claimed, and is in the engine."""
+        entry = QueueEntry(await self.take(request_id), {}, 0)
+        claim = await self.claim(request_id, entry.id, "w")
+        live = LiveRequest("q", request_id, entry, claim, time.monotonic(), asked, structlog.get_logger())
+        live.resume([ChoiceBuffer(0)])
+        self.requests.add(live)
+        if is_started:
+            live.start()
+        return live
+
+    async def take(self, request_id: str) -> str:
+        """An entry that is pending here."""
         await self.redis.xadd(STREAM, {"id": request_id, "prompt": "x", "priority": "-5"})
         take = scripts.take("q", worker="w", count=1, max_body_bytes=10_000, max_bytes=10_000)
         [[entry_id, *_]], *_ = await self.redis.execute_command(*take)
-        claim = await self.claim(request_id, entry_id.decode(), "w")
-        entry = QueueEntry(entry_id.decode(), {}, 0)
-        live = LiveRequest("q", request_id, entry, claim, time.monotonic(), BATCH, structlog.get_logger())
-        live.resume([ChoiceBuffer(0)])
-        self.requests.add(live)
-        live.start()
-        return live
+        return str(entry_id.decode())
 
     async def claim(self, request_id: str, entry_id: str, worker: str) -> Claim:
         command = scripts.claim("q", request_id, entry_id=entry_id, worker=worker, instance=worker, ttl_ms=10**6)
@@ -70,6 +77,14 @@ class Desk:
     async def owner(self, live: LiveRequest) -> str:
         [pending] = await self.redis.xpending_range(STREAM, keys.GROUP, live.entry_id, live.entry_id, 1)
         return str(pending["consumer"].decode())
+
+    async def refused(self) -> None:
+        """Until the server has refused something."""
+
+        async def has_refused() -> bool:
+            return "errorstat_OOM" in await self.redis.info("errorstats")
+
+        await eventually(has_refused)
 
     async def tokens(self, live: LiveRequest) -> list[str]:
         """On its reply."""
@@ -142,3 +157,67 @@ async def test_what_gives_way_already_makes_room_for_one_alone(desk: Desk) -> No
     assert desk.handing_back.num_able == 0
     await end_tasks([giving])
     assert desk.handing_back.num_able == 1
+
+
+async def test_the_lowest_gives_way_and_of_those_what_costs_the_least_to_begin_again(desk: Desk) -> None:
+    usual, long, short = [await desk.run(request_id) for request_id in ("usual", "long", "short")]
+    low = await desk.run("low", asked=GenerateRequest(prompt="x", priority=-9))
+    for live, num_tokens in ((usual, 20), (long, 30), (short, 10), (low, 90)):
+        live.prompt_tokens = num_tokens
+    await desk.handing_back.make_room(2)
+    assert [live.id for live in desk.requests] == ["usual", "long"]
+    assert [await desk.owner(live) for live in (low, short)] == [keys.WAITING] * 2
+
+
+async def test_all_make_way_for_a_suspect_and_none_of_it_counts_as_handed_back(desk: Desk) -> None:
+    high = await desk.run("high", asked=GenerateRequest(prompt="x", priority=1000))
+    preparing = await desk.run("preparing", is_started=False)
+    await desk.handing_back.make_way()
+    assert not len(desk.requests)
+    for live in (high, preparing):
+        assert live.is_gone
+        assert await desk.owner(live) == keys.WAITING
+        assert await desk.redis.hmget(keys.state("q", live.id), "status", "handbacks") == [b"queued", b"0"]
+
+
+async def test_what_was_taken_away_while_redis_refuses_is_claimed_again_here(desk: Desk) -> None:
+    live, preparing = await desk.run("r"), await desk.run("preparing", is_started=False)
+    desk.requests.must_recover = False
+    await desk.redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(exceptions.RedisError):
+            await desk.handing_back.make_way()
+    finally:
+        await desk.redis.config_set("maxmemory", 0)
+    assert live.is_gone  # the engine has it no more
+    assert preparing.is_gone
+    assert desk.requests.must_recover
+
+
+async def test_all_is_given_back_suspects_too_as_soon_as_redis_takes_it(desk: Desk) -> None:
+    live = await desk.run("r")
+    entry = QueueEntry(await desk.take("suspect"), {}, 0)
+    desk.requests.park(Parked("q", "suspect", entry, priority=0, deadline_s=None, due_s=0.0))
+    publishing = asyncio.create_task(desk.publisher.run())
+    await desk.redis.config_resetstat()
+    await desk.redis.config_set("maxmemory", 1)
+    try:
+        giving = asyncio.create_task(desk.handing_back.give_back_all())
+        await desk.refused()
+        assert not giving.done()
+    finally:
+        await desk.redis.config_set("maxmemory", 0)
+    await asyncio.wait_for(giving, WAIT_S)
+    await end_tasks([publishing])
+    assert await desk.owner(live) == keys.WAITING
+    assert (await desk.redis.xpending(STREAM, keys.GROUP))["consumers"] == [
+        {"name": keys.WAITING.encode(), "pending": 2}
+    ]
+
+
+async def test_any_number_of_entries_waits_again(desk: Desk) -> None:
+    entry_ids = [await desk.take(f"r{number}") for number in range(ENTRIES_PER_READ + 1)]
+    await desk.handing_back.let_wait(entry_ids, has_had=False)
+    assert (await desk.redis.xpending(STREAM, keys.GROUP))["consumers"] == [
+        {"name": keys.WAITING.encode(), "pending": len(entry_ids)}
+    ]
