@@ -27,11 +27,7 @@ end
 
 -- Of each priority entries and bytes, and the entries of all.
 local function counts()
-  local values, bands, all = redis.pcall('HGETALL', backlog), {}, 0
-  if values.err then  -- somebody wrote something else there
-    redis.call('DEL', backlog)
-    return bands, all
-  end
+  local values, bands, all = redis.call('HGETALL', backlog), {}, 0
   for i = 1, #values, 2 do
     local priority, what = string.match(values[i], '^(%-?%d+) (%a+)$')
     if priority then
