@@ -12,14 +12,14 @@ import jsonschema
 import yaml
 from fleets import HAND_BACK_S
 
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.settings import PREFIX, GatewaySettings
 from penstock.worker.settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 KUSTOMIZE = {"Kustomization", "Component"}
-GATEWAY = str(GatewaySettings.model_config["env_prefix"])
+GATEWAY = PREFIX
 SETTINGS = {variable(name) for name in Settings.model_fields} | {
     GATEWAY + name.upper() for name in GatewaySettings.model_fields
 }

@@ -23,7 +23,7 @@ from fleets import HAND_BACK_S, free_port
 from openai.types.chat import ChatCompletion
 from patience import WAIT_S
 
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.settings import PREFIX, GatewaySettings
 from penstock.producer import AsyncClient, ServerRefused
 from penstock.worker.local.embedded import EmbeddedServer, find_servers
 from penstock.worker.settings import Settings, variable
@@ -40,7 +40,7 @@ ROLES = ("worker", "gateway", "producer", "operator")
 SMALL = {variable("max_num_seqs"): "8", variable("max_batch_tokens"): "64", variable("num_pages"): "520"}
 """Keeps what the workers of a test compile small."""
 
-GATEWAY = str(GatewaySettings.model_config["env_prefix"])
+GATEWAY = PREFIX
 
 
 def seconds(text: str) -> float:

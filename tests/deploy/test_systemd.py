@@ -17,7 +17,7 @@ from fakes import eventually
 from fleets import HAND_BACK_S, free_port
 from patience import WAIT_S
 
-from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.settings import PREFIX, GatewaySettings
 from penstock.worker.errors import (
     BadWorkerConfig,
     EngineFailed,
@@ -31,7 +31,7 @@ from penstock.worker.settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]
 UNITS = {path.name: path for path in (ROOT / "deploy/systemd").glob("*.service")}
-GATEWAY = str(GatewaySettings.model_config["env_prefix"])
+GATEWAY = PREFIX
 
 
 def lines(unit: str, name: str) -> list[str]:
