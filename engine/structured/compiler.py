@@ -13,7 +13,8 @@ from llguidance import LLMatcher, LLTokenizer
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.sandbox import Bounds, RequestEnded, Sandbox
 from penstock.engine.structured.compile_process import LIMITS
-from penstock.engine.structured.grammar import Grammar, cleaned
+from penstock.engine.structured.grammar import Grammar
+from penstock.engine.structured.refusals import refusal
 from penstock.engine.structured.vocabulary import Vocabulary, llguidance_tokenizer
 
 MAX_SOURCE_BYTES = 2**19
@@ -66,12 +67,12 @@ class GrammarCompiler:
     def _resolve(self, future: Future[Grammar | str], key: bytes, source: str) -> None:
         try:
             future.set_result(self._prepared().compile(source))
-        except InvalidRequest as refusal:
-            future.set_result(str(refusal))  # not the exception, which would grow each time that it is raised
+        except InvalidRequest as error:
+            future.set_result(str(error))  # not the exception, which would grow each time that it is raised
         except RequestEnded as ended:
             if not ended.is_by_request:  # it may go better next time
                 self._kept.forget(key, future)
-            future.set_result(_refusal(str(ended)))
+            future.set_result(refusal(str(ended)))
         except BaseException as error:  # not the grammar's fault: it may go better next time
             self._kept.forget(key, future)
             future.set_exception(error)
@@ -101,7 +102,7 @@ class _Tools:
         """Raises RequestEnded too."""
         answer = self._sandbox.ask(source)
         if "text" not in answer:
-            raise InvalidRequest(_refusal(answer.get("refused") or answer["failed"]))
+            raise InvalidRequest(refusal(answer.get("refused") or answer["failed"]))
         return Grammar(source, lambda: self._matcher(source), self._eos_token_ids)
 
     def _matcher(self, source: str) -> LLMatcher:
@@ -109,12 +110,8 @@ class _Tools:
         if not matcher.is_error():
             matcher.compute_bitmask()  # so that the first step of a reply finds most of it done
         if matcher.is_error():
-            raise InvalidRequest(_refusal(matcher.get_error()))
+            raise InvalidRequest(refusal(matcher.get_error()))
         return matcher
-
-
-def _refusal(message: str) -> str:
-    return f"the grammar can't be used: {cleaned(message)}"
 
 
 class _Kept:

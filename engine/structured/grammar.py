@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from llguidance import LLMatcher
 
 from penstock.engine.errors import EngineError
+from penstock.engine.structured.refusals import cleaned
 
 RENEWABLE_S = 0.01  # what the engine's thread may spend on compiling
 MAX_LEXERS = 3  # of one reply: two that it shares, then one of its own
@@ -120,8 +121,3 @@ class Matcher:
 
     def failure(self) -> GrammarFailed:
         return GrammarFailed(f"the reply's grammar failed: {cleaned(self.state.get_error())}")
-
-
-def cleaned(message: str) -> str:
-    """What llguidance says, without its mark for details that are left out."""
-    return message.removesuffix("<non-verbose/>").strip()

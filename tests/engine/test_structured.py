@@ -178,12 +178,12 @@ REFUSED = {
     "an unknown special token": ("start: <|nobody|>", "unknown special token"),
     "look-around": ("start: /(?=a)b/", "look-around"),
     "oneOf that overlaps": (schema({"oneOf": [{"type": "string"}, {"pattern": "a"}]}), "oneOf"),
-    "an external reference": (schema({"$ref": "http://example.com/x.json"}), "ref"),
-    "endless recursion": (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "NoExtension"),
+    "an external reference": (schema({"$ref": "http://example.com/x.json"}), "is another document"),
+    "endless recursion": (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "nothing can follow"),
     "a deep schema": (schema(nested(200)), "it nests 201 brackets, at most 100 can be"),
     "deep parentheses": ("start: " + "(" * 90 + '"a"' + ")" * 90, "too deeply nested"),
     "a deep regular expression": ("start: /" + "(" * 101 + "a" + ")" * 101 + "/", "it nests 101 brackets"),
-    "unsatisfiable": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "[Uu]nsatisfiable"),
+    "unsatisfiable": (schema({"type": "integer", "minimum": 5, "maximum": 3}), r"nothing can follow it: minimum \(5\)"),
     "many rows": (
         schema({"properties": {f"p{i}": {"type": "string"} for i in range(15_000)}}),
         "more than 0.5 s|too|signal 11",
@@ -197,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_done_is_refused_in_the_library_s_words(compiler: GrammarCompiler, name: str) -> None:
+def test_what_cannot_be_done_is_refused_in_words_that_say_why(compiler: GrammarCompiler, name: str) -> None:
     source, message = REFUSED[name]
     with pytest.raises(InvalidRequest, match=message) as refusal:
         compiler.compile(source)

@@ -481,7 +481,10 @@ HEAVY = {
     "definitions": json.dumps(
         {
             "properties": {f"p{n}": {"type": "array", "items": {"$ref": "#/$defs/d1"}} for n in range(128)},
-            "$defs": {f"d{n}": {"type": "object", "properties": {"a": {"type": "string"}}} for n in range(15_000)},
+            "$defs": {
+                f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(15_000)
+            }
+            | {"d15000": {}},
         }
     ),
     "arguments": json.dumps({"properties": {f"p{n}": {"type": "string"} for n in range(30_000)}}),

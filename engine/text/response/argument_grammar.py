@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import Tool
 from penstock.engine.text.response.bare_text import OTHER_VALUES, bare_text, text_before
-from penstock.engine.text.response.lark import GrammarWriter, either, literal, sequence
-from penstock.engine.text.response.schemas import Schema, json_schema, parsed_schema
+from penstock.engine.text.response.json_grammar import JsonGrammar
+from penstock.engine.text.response.lark import GrammarWriter, literal, separated, sequence
+from penstock.engine.text.response.schemas import Schema, edited, parsed_schema
 from penstock.engine.text.response.syntax import Arguments, Format
 from penstock.engine.text.response.value_grammar import ValueGrammar
 
@@ -44,7 +45,8 @@ def call_body(writer: GrammarWriter, format_: Format, tool: Tool) -> str:
 
 
 def _object(writer: GrammarWriter, tool: Tool, schema: Schema) -> str:
-    return writer.json(json_schema(schema, of=_of(tool), strict=tool.strict, lenient=not tool.strict))
+    made = edited(schema, of=_of(tool), strict=tool.strict, lenient=not tool.strict)
+    return JsonGrammar(writer, made, of=_of(tool), lenient=not tool.strict).all()
 
 
 def _parameters(tool: Tool) -> Schema:
@@ -85,7 +87,7 @@ class _Members:
             return sequence(member if name in required else f"({member})?" for name, member in members.items())
         opener, closer = "()" if self._syntax.arguments is Arguments.PYTHON else "{}"
         separator = literal(", " if self._syntax.arguments is Arguments.PYTHON else ",")
-        inner = self._separated([(member, name in required) for name, member in members.items()], separator)
+        inner = separated(self._writer, [(member, name in required) for name, member in members.items()], separator)
         return sequence([literal(opener), inner, literal(closer)])
 
     def _checked(self, schema: Schema) -> Schema:
@@ -147,17 +149,6 @@ class _Members:
         tag = self._format.pieces(parameter.end.lstrip())[0].rstrip()
         text = text_before(tag, schema, strict=strict, of=of)
         return self._lexeme(f"{text} & ~({OTHER_VALUES})" if is_mixed else text)
-
-    def _separated(self, members: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Members in order, those that are not required left out or not."""
-        whole = tail = ""
-        for member, is_required in reversed(members):
-            with_it = sequence([member, tail])
-            whole = with_it if is_required else either([with_it, whole]) if whole else f"({with_it})?"
-            part = sequence([separator, member])
-            tail = self._writer.rule(sequence([part if is_required else f"({part})?", tail]))
-            whole = self._writer.rule(whole)
-        return whole
 
     def _spell(self, syntax: str) -> str:
         return self._writer.spell(self._format.pieces(syntax))

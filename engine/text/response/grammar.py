@@ -10,9 +10,10 @@ from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.call_grammar import CallGrammar
 from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.json_grammar import JsonGrammar
 from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, regex, sequence
 from penstock.engine.text.response.rules import FREE, CallRule, ChoiceText, JsonText, RegexText, TextRule
-from penstock.engine.text.response.schemas import json_schema, parsed_schema
+from penstock.engine.text.response.schemas import edited, parsed_schema
 from penstock.engine.text.response.syntax import Format
 
 _GAP = r"/[ \t\n]{1,2}/"  # what may stand before text that follows a rule, and before a call
@@ -161,7 +162,8 @@ def _text(writer: GrammarWriter, rule: TextRule | None) -> str:
         return writer.terminal(ANY)
     if isinstance(rule, JsonText):
         of = "response_format"
-        return writer.json(json_schema(parsed_schema(rule.schema, of), of=of, strict=rule.strict))
+        schema = edited(parsed_schema(rule.schema, of), of=of, strict=rule.strict)
+        return JsonGrammar(writer, schema, of=of, lenient=False).all()
     if isinstance(rule, RegexText):
         return writer.terminal(regex(rule.pattern))
     if isinstance(rule, ChoiceText):

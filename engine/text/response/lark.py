@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from llguidance import regex_to_lark
 
@@ -34,6 +35,12 @@ class GrammarWriter:
 
     def json(self, schema: Mapping[str, object]) -> str:
         return self.rule(f"%json {json.dumps(schema)}")
+
+    def forward(self) -> tuple[str, Callable[[str], None]]:
+        """A rule whose body may ask for it, and what gives it that body."""
+        name = f"f{len(self._names)}"
+        self._names[name] = name  # no body is like it
+        return name, partial(self._rules.__setitem__, name)
 
     def lark(self, grammar: str) -> str:
         """A grammar of somebody else's, with names of its own."""
@@ -94,3 +101,16 @@ def sequence(parts: Iterable[str]) -> str:
 
 def either(alternatives: Iterable[str]) -> str:
     return f"({' | '.join(alternatives)})"
+
+
+def separated(writer: GrammarWriter, members: Sequence[tuple[str, bool]], separator: str, more: str = "") -> str:
+    """Members in order, those that are not required left out or not, and behind them any number of `more`."""
+    tail = f"({sequence([separator, more])})*" if more else ""
+    whole = f"({sequence([more, tail])})?" if more else ""
+    for member, is_required in reversed(members):
+        with_it = sequence([member, tail])
+        whole = with_it if is_required else either([with_it, whole]) if whole else f"({with_it})?"
+        part = sequence([separator, member])
+        tail = writer.rule(sequence([part if is_required else f"({part})?", tail]))
+        whole = writer.rule(whole)
+    return whole

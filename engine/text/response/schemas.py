@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.response.numbers import KEYWORDS, is_number
 
 Schema = dict[str, Any]
 
@@ -23,16 +25,17 @@ FORMATS = frozenset(
      "uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex")
 )  # fmt: skip
 _ESCAPES = 'nrbtf\\"'  # without \uXXXX: that spells control characters only, which patterns disagree about
-_CONTROL_ESCAPE = re.compile(r"\\u00[01]")
+_CONTROL_ESCAPE = re.compile(r"\\u00(?:[01]|7f)")
 LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
 _REAL_DAY = f"(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])-|[0-9]{{4}}-02-(?:[01][0-9]|2[0-8])|(?:{LEAP_YEAR})-02-29)"
 _REAL_DATE = ("^0*[1-9]", f"^{_REAL_DAY}")  # nor the year 0, which few calendars have
 _NO_LEAP_SECOND = "^[^:]*:[^:]*:[0-5]"
+_CAPITALS = "^[^tz]*$"  # RFC 3339 allows others, and many parsers do not
 # llguidance lets through what validators refuse: 29 February in any year, the year 0, leap seconds at any minute.
 _NARROWER: dict[str, tuple[str, ...]] = {
     "date": _REAL_DATE,
-    "date-time": (*_REAL_DATE, _NO_LEAP_SECOND),
-    "time": (_NO_LEAP_SECOND,),
+    "date-time": (*_REAL_DATE, _NO_LEAP_SECOND, _CAPITALS),
+    "time": (_NO_LEAP_SECOND, _CAPITALS),
 }
 _LARGEST = 10**15
 _MAX_STEPS = 256  # of a reference; no schema is nested so deeply
@@ -42,8 +45,9 @@ _IN_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "the
     "unevaluatedProperties", "unevaluatedItems")  # fmt: skip
 _IN_LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _IN_MAP = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DEFINITIONS = frozenset(("$defs", "definitions"))
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
-_LENGTHS = frozenset(("minLength", "maxLength"))
+_LENGTHS = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "required": (list, bool),  # a boolean is Draft 3's, of the property itself
     "pattern": str,
@@ -58,7 +62,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "items": (dict, bool, list),
     "additionalProperties": (dict, bool),
 }
-_CHECKED = _LENGTHS | _KINDS.keys() | {"type"}
+_CHECKED = _LENGTHS | KEYWORDS | _KINDS.keys() | {"type"}
 _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"))
 
 
@@ -69,7 +73,7 @@ def parsed_schema(text: str, what: str) -> Schema:
         InvalidRequest: it spells none; `what` says whose it is.
     """
     try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
+        schema = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not a JSON schema: {error}") from None
     if not isinstance(schema, dict):
@@ -88,10 +92,8 @@ def pointed(root: object, reference: str) -> Any:
     return place
 
 
-def json_schema(
-    schema: Schema, *, of: str, strict: bool = False, lenient: bool = False, finite: bool = False
-) -> Schema:
-    """What follows it follows `schema` too, in a form that ends: white space is bounded.
+def edited(schema: Schema, *, of: str, strict: bool = False, lenient: bool = False, finite: bool = False) -> Schema:
+    """What follows it follows `schema` too.
 
     Args:
         schema: as the user gave it. It is not changed.
@@ -103,11 +105,6 @@ def json_schema(
     Raises:
         InvalidRequest: it is nested too deeply, or a keyword has a value that it can't have.
     """
-    return with_options(edited(schema, of=of, strict=strict, lenient=lenient, finite=finite), lenient=lenient)
-
-
-def edited(schema: Schema, *, of: str, strict: bool, lenient: bool, finite: bool) -> Schema:
-    """As `json_schema`, without options: part of a schema that gets them."""
     chosen = ((_closed, strict), (_loosened, lenient), (_bounded, finite))
     edit = _combined(
         partial(checked, of=of), _without_comments, _narrowed, *(one for one, is_chosen in chosen if is_chosen)
@@ -120,13 +117,50 @@ def edited(schema: Schema, *, of: str, strict: bool, lenient: bool, finite: bool
 
 
 def with_options(made: Schema, *, lenient: bool) -> Schema:
-    """An edited schema with what llguidance is to know."""
+    """An edited schema with what llguidance is to know, in a form that ends: white space is bounded."""
     options: Schema = {"whitespace_pattern": WHITE_SPACE}
     if not _CONTROL_ESCAPE.search(json.dumps(made)):
         options["json_allowed_escapes"] = _ESCAPES
     if lenient:
         options["lenient"] = True
     return {**made, "x-guidance": options}
+
+
+def inner(schema: Schema) -> Iterator[object]:
+    """The schemas directly within one, definitions aside."""
+    for key, value in schema.items():
+        if key in _IN_LIST and isinstance(value, list):
+            yield from value
+        elif key in _IN_MAP and key not in _DEFINITIONS and isinstance(value, dict):
+            yield from value.values()
+        elif key in _IN_ONE:
+            yield value
+
+
+def on_its_own(part: Schema, root: Schema, of: str) -> Schema:
+    """A part of the schema `root` with all that it refers to, and no other definitions.
+
+    Raises:
+        InvalidRequest: a reference leads nowhere; `of` says whose schema it is.
+    """
+    names: dict[str, str] = {}
+
+    def renamed(schema: Schema) -> Schema:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            return schema
+        return schema | {"$ref": f"#/$defs/{names.setdefault(reference, str(len(names)))}"}
+
+    made: Schema = _edited({key: value for key, value in part.items() if key not in _DEFINITIONS}, renamed)
+    shared: Schema = {}
+    while len(shared) < len(names):
+        for reference, name in [*names.items()][len(shared) :]:
+            place = pointed(root, reference)
+            if place is None:
+                raise InvalidRequest(f"{of}: {reference!r:.80} is not in it")
+            shared[name] = _edited(place, renamed)
+    draft = {key: root[key] for key in ("$schema",) if key in root}
+    return draft | made | ({"$defs": shared} if shared else {})
 
 
 def checked(schema: Schema, of: str) -> Schema:
@@ -145,6 +179,9 @@ def _is_possible(keyword: str, value: object) -> bool:
     if keyword == "type":
         is_known = isinstance(value, str) or (isinstance(value, list) and all(map(_is_type, value)))
         return is_known and bool(value)
+    if keyword in KEYWORDS:
+        is_draft_4 = keyword.startswith("exclusive") and isinstance(value, bool)
+        return is_draft_4 or (is_number(value) and (keyword != "multipleOf" or bool(value)))
     if keyword in _LENGTHS:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if keyword == "required" and isinstance(value, list):
@@ -232,3 +269,10 @@ def _loosened(schema: Schema) -> Schema:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number:.40} is more than a number can be")
+    return value

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.response.json_grammar import JsonGrammar
 from penstock.engine.text.response.lark import GrammarWriter, either, literal
-from penstock.engine.text.response.schemas import Schema, checked, edited, pointed, with_options
+from penstock.engine.text.response.schemas import Schema, checked, edited, pointed
 
 _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",
@@ -16,7 +18,6 @@ _NUMBERS = {
 _MAX_REFERENCES = 16  # in a row
 _MAX_NODES = 256  # of one argument's unions, references counted
 _MAX_CHARS = 2**19  # of all rules, repeated ones too; compilers take no longer grammars
-_SHARED = ("$schema", "$defs", "definitions")
 _NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "$comment", "format", "nullable"))
 
 
@@ -58,7 +59,6 @@ class ValueGrammar:
         self._strict = strict
         self._of = of
         self._places: dict[str, object] = {}  # by reference
-        self._shared: Schema | None = None
 
     def value(self, schema: object) -> str:
         """What follows `schema`.
@@ -81,16 +81,11 @@ class ValueGrammar:
         scalar = self._scalar(schema)
         if scalar is not None:
             return self._lexeme(scalar)
-        made = self._edited(schema)
-        if _has_reference(made):
-            made = self._shared_part() | made
-        return self._other(self._writer.json(with_options(made, lenient=not self._strict)))
+        return self._other(self._json.value(self._edited(schema)))
 
-    def _shared_part(self) -> Schema:
-        """What a value's own schema may refer to."""
-        if self._shared is None:
-            self._shared = self._edited({key: self._root[key] for key in _SHARED if key in self._root})
-        return self._shared
+    @cached_property
+    def _json(self) -> JsonGrammar:
+        return JsonGrammar(self._writer, self._edited(self._root), of=self._of, lenient=not self._strict)
 
     def _edited(self, schema: Schema) -> Schema:
         return edited(schema, of=self._of, strict=self._strict, lenient=not self._strict, finite=True)
@@ -167,10 +162,6 @@ def _kinds(schema: Schema) -> list[Schema]:
     if schema.get("enum"):
         return [{"const": value} for value in schema["enum"]]
     return [schema]
-
-
-def _has_reference(schema: Schema) -> bool:
-    return '"$ref"' in json.dumps(schema)
 
 
 def _is_text(schema: Schema) -> bool:

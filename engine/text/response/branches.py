@@ -1,0 +1,76 @@
+"""Whether two branches of a JSON schema's `oneOf` can be true of one value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.engine.text.response.numbers import exact, is_number
+from penstock.engine.text.response.schemas import Schema, pointed
+
+_MAX_REFERENCES = 16  # in a row
+_KINDS = frozenset(("array", "boolean", "integer", "null", "object", "string", "fraction"))
+
+
+def kind_of(value: object) -> str:
+    """The type of a JSON value; of a number `integer` if it is whole, else `fraction`."""
+    if is_number(value):
+        return "integer" if exact(value).denominator == 1 else "fraction"  # type: ignore[arg-type]
+    names = {bool: "boolean", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def are_apart(one: object, other: object, root: Schema) -> bool:
+    """Whether it is certain that no value follows both: by their types, their values, or a property they must have."""
+    first, second = _resolved(one, root), _resolved(other, root)
+    if _kinds(first).isdisjoint(_kinds(second)):
+        return True
+    values = _values(first), _values(second)
+    if values[0] is not None and values[1] is not None:
+        return not any(_are_equal(left, right) for left in values[0] for right in values[1])
+    if _kinds(first) & _kinds(second) != {"object"}:
+        return False
+    shared = {*_required(first)} & {*_required(second)}
+    return any(are_apart(_property(first, name), _property(second, name), root) for name in shared)
+
+
+def _resolved(schema: object, root: Schema) -> Schema:
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, dict):
+            return {}
+        if not isinstance(schema.get("$ref"), str):
+            return schema
+        schema = pointed(root, schema["$ref"])
+    return {}
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    """Those that it lists. None: it does not list any."""
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else None
+
+
+def _kinds(schema: Schema) -> frozenset[str]:
+    said = schema.get("type")
+    listed = _values(schema)
+    kinds = _KINDS if said is None else frozenset([said] if isinstance(said, str) else said)
+    if "number" in kinds:
+        kinds |= {"integer", "fraction"}
+    return kinds if listed is None else kinds & {kind_of(value) for value in listed}
+
+
+def _required(schema: Schema) -> list[str]:
+    said = schema.get("required")
+    return said if isinstance(said, list) else []
+
+
+def _property(schema: Schema, name: str) -> object:
+    properties = schema.get("properties")
+    return properties.get(name, {}) if isinstance(properties, dict) else {}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """As JSON Schema has it: 1 and 1.0 are, and so may be what has such parts."""
+    if is_number(one) and is_number(other):
+        return exact(one) == exact(other)
+    return kind_of(one) == kind_of(other) and bool(one == other)
