@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, WRONG_TYPE, Bench, Reply, said_by_all
+from delivery_lab import FULL, INTERVAL_S, LOST, NOW_S, STALE, WRONG_TYPE, Bench, Reply, said_by_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from redis import exceptions
 
 from penstock.engine.request import Output, ToolCallDelta
-from penstock.worker.delivery.outbox import Bury, Drop, Fence, Refused
+from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Refused
 from penstock.worker.delivery.requests import Phase
 from penstock.worker.delivery.writes import (
     AsideWrite,
@@ -110,7 +111,10 @@ def test_a_chunk_that_had_arrived_is_absorbed(bench: Bench) -> None:
     bench.flush(lambda write: (bench.server.execute(write), LOST)[1])
     bench.drain()
     assert bench.outbox.num_absorbed == 1
-    assert bench.outbox.num_chunks == 1
+    assert (bench.outbox.num_chunks, bench.outbox.num_tokens) == (1, 1)
+    bench.push(live, 2, reason="stop")
+    bench.drain()
+    assert bench.outbox.num_tokens == 2
     assert live.reply.last_number == 1
 
 
@@ -161,7 +165,9 @@ def test_a_letter_that_redis_refuses_is_told_and_its_entry_leaves_all_the_same(b
     live = bench.claim("r")
     bench.outbox.fail(live, "too_many_crashes", "three", is_dead=True)
     bench.flush()
+    bench.outbox.news.clear()
     (letter,) = bench.flush(lambda _: WRONG_TYPE)
+    assert bench.outbox.news.is_set()
     assert bench.verdicts[1:] == [Refused(letter, WRONG_TYPE)]  # type: ignore[arg-type]
     bench.drain()
     assert bench.server.pending == set()
@@ -179,6 +185,9 @@ def test_a_reply_s_time_to_live_is_renewed_while_it_is_written() -> None:
         ("PEXPIRE", "penstock:q:{r}:reply", 100_000),
         ("PEXPIRE", "penstock:q:{r}:state", 100_000),
     ]
+    bench.now_s += 1
+    bench.push(live, 3)
+    assert not any(isinstance(write, RefreshWrite) for write in bench.flush())  # it was, a moment ago
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -268,6 +277,35 @@ def test_what_is_told_goes_with_the_next_flush(bench: Bench) -> None:
     bench.outbox.tell(command)
     assert bench.outbox.news.is_set()
     assert [write.command for write in bench.flush()] == [command]
+    assert bench.outbox.is_empty
+
+
+def test_whoever_writes_is_woken_by_what_leaves_the_queue(bench: Bench) -> None:
+    bench.outbox.news.clear()
+    bench.outbox.remove(Bill("1-1", "", None))
+    assert bench.outbox.news.is_set()
+
+
+def test_what_goes_again_does_not_if_its_request_was_let_go_of(bench: Bench) -> None:
+    live, other = bench.claim("r"), bench.claim("s")
+    for each in (live, other):
+        bench.push(each, 1)
+    bench.flush(lambda _: LOST)
+    bench.requests.let_go(live)
+    (write,) = bench.collect()
+    assert isinstance(write, ChunkWrite)
+    assert write.live is other
+    assert bench.settle(write, STALE) is None
+    bench.requests.let_go(other)
+    assert bench.collect() == []  # not the look for it either
+
+
+def test_a_group_that_is_gone_is_no_refusal(bench: Bench) -> None:
+    live = bench.claim("r")
+    bench.push(live, 1, reason="stop")
+    bench.flush()
+    bench.flush(lambda _: exceptions.ResponseError("NOGROUP No such key"))
+    assert [type(verdict) for verdict in bench.verdicts] == [Finished]
     assert bench.outbox.is_empty
 
 
