@@ -53,9 +53,9 @@ ENV PATH=/opt/penstock/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/var/cache/penstock/huggingface \
     PENSTOCK_COMPILE_CACHE_DIR=/var/cache/penstock/compile \
-    PENSTOCK_HEALTH_HOST=0.0.0.0 \
+    PENSTOCK_HEALTH_HOST=* \
     PENSTOCK_HEALTH_PORT=8080 \
-    PENSTOCK_GATEWAY_HOST=0.0.0.0
+    PENSTOCK_GATEWAY_HOST=*
 # A container has a network of its own, and probes, scrapers and clients come from outside of it; --network host is yours
 # to bound.
 USER 10001:10001
@@ -63,6 +63,6 @@ EXPOSE 8000 8080
 STOPSIGNAL SIGTERM
 # Of a worker; docker-compose.yml has a gateway's. Ready means: loaded, warmed up, and in its group. A first start on a new device may compile for minutes.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --start-interval=2s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['PENSTOCK_HEALTH_PORT'] + '/readyz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://localhost:' + os.environ['PENSTOCK_HEALTH_PORT'] + '/readyz', timeout=4)"]
 ENTRYPOINT ["penstock"]
 CMD ["worker"]

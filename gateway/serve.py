@@ -23,6 +23,7 @@ from penstock.gateway.store.probe import probe
 from penstock.producer import PenstockError
 from penstock.producer.redis.faults import is_refused
 from penstock.producer.serving.hints import hint_for
+from penstock.producer.serving.listening import listen, shown
 from penstock.producer.telemetry.loading import check_telemetry, load_telemetry
 from penstock.stopping import Stopping
 
@@ -155,9 +156,8 @@ async def _check_redis(settings: GatewaySettings) -> None:
 
 
 def _listen(host: str, port: int, setting: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return listen(host, port)
     except OSError as error:
         raise CannotServe(f"cannot listen on {host} port {port}: {error}; set host or {setting}") from error
 
@@ -172,7 +172,7 @@ def _listen_for_metrics(settings: GatewaySettings) -> Iterable[socket.socket]:
 
 def _url(scheme: str, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{shown(host, port)}"
 
 
 def _check_tls(settings: GatewaySettings) -> None:

@@ -93,7 +93,9 @@ class GatewaySettings(Rereadable):
         300.0,
     )
 
-    host: str = _setting("Server", "Address to listen on; 0.0.0.0: all of them, as in the image.", "127.0.0.1")
+    host: str = _setting(
+        "Server", "Address to listen on; *: all of them, of IPv6 and IPv4, as in the image.", "127.0.0.1"
+    )
     port: _Port = _setting("Server", "Port to listen on; 0: any free one.", 8000)
     workers: Annotated[int, Field(ge=1, le=256)] = _setting(
         "Server", "Processes that share the port. One that is killed is replaced.", 1
@@ -245,7 +247,7 @@ class GatewaySettings(Rereadable):
     @classmethod
     def _check_host(cls, value: str) -> str:
         if not value:
-            raise ValueError("an address is needed; 0.0.0.0 stands for all")
+            raise ValueError("an address is needed; * stands for all")
         if not is_host(value):
             raise ValueError("must be a host or an address")
         return value

@@ -22,6 +22,7 @@ from penstock.producer import keys
 from penstock.producer.queue_load import QueueLoad
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
+from penstock.producer.serving.listening import shown
 from penstock.producer.serving.readiness import Readiness
 from penstock.producer.serving.refusals import Refusals
 from penstock.producer.tasks import end_tasks
@@ -222,7 +223,7 @@ class WorkerService:
 
     def _introduce(self, model: Model) -> None:
         _warn_of_ignored(model.defaults)
-        health = None if self._health is None else f"{self.config.health_host}:{self._health.port}"
+        health = None if self._health is None else shown(self.config.health_host, self._health.port)
         queue, worker, redis = self.config.queue, self.config.name, str(self._address)
         _log.info(STARTED, **describe(model.name, model.info, queue=queue, worker=worker, redis=redis, health=health))
         if model.info is not None:

@@ -242,7 +242,7 @@ class Settings(Rereadable):
 
     health_host: str = _worker(
         "health_host",
-        "Address that /healthz, /readyz and /metrics listen on; 0.0.0.0: all of them, as in the image.",
+        "Address that /healthz, /readyz and /metrics listen on; *: all of them, of IPv6 and IPv4, as in the image.",
         "Health and logs",
     )
     health_port: Annotated[int | None, _OrNone] = _worker(

@@ -36,7 +36,7 @@ model = "/models/Qwen3-8B"
 max_num_seqs = 128
 
 [gateway]
-host = "0.0.0.0"
+host = "*"
 ```
 """
 

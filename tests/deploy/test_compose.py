@@ -167,7 +167,7 @@ def test_a_gateway_has_time_to_drain() -> None:
     assert seconds(gateway["stop_grace_period"]) > float(gateway["environment"][f"{GATEWAY}DRAIN_TIMEOUT_S"])
     asked = gateway["healthcheck"]["test"][-1]
     assert f"./deploy/compose/gateway_ready.py:{asked}:ro" in gateway["volumes"]
-    assert docker_variables()[f"{GATEWAY}HOST"] == "0.0.0.0"
+    assert docker_variables()[f"{GATEWAY}HOST"] == "*"
 
 
 def test_workers_can_be_scaled() -> None:
@@ -204,7 +204,7 @@ def test_health_is_asked_where_the_worker_answers() -> None:
     declared = docker_variables()[variable("health_port")]
     assert interpolated(SERVICES["worker"]["environment"][variable("health_port")], {}) == declared == "8080"
     assert f"EXPOSE 8000 {declared}\n" in DOCKERFILE
-    assert docker_variables()[variable("health_host")] == "0.0.0.0"  # for probes and scrapers beside the container
+    assert docker_variables()[variable("health_host")] == "*"  # for probes and scrapers beside the container
     assert SERVICES["producer"]["healthcheck"] == {"disable": True}
 
 

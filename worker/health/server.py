@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from penstock.gateway.http.guard import GuardedServer, Limits
+from penstock.producer.serving.listening import listen
 from penstock.producer.serving.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -92,8 +92,7 @@ class HealthServer:
         Raises:
             OSError: the address can't be listened on.
         """
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.create_server((self._host, self._port), family=family)
+        listener = listen(self._host, self._port)
         self._port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listener]), name="health")
         _log.info("health_listening", host=self._host, port=self._port)
