@@ -17,8 +17,7 @@ from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validat
 from pydantic.fields import FieldInfo
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.errors import ConfigError
-from penstock.engine.text.response.formats import FORMATS, resolve_format
+from penstock.engine.text.response.formats import FORMATS, why_no_format
 from penstock.gateway.settings import PREFIX as GATEWAY_PREFIX
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer.redis.address import check_files, parse_url
@@ -278,10 +277,8 @@ class Settings(Rereadable):
     @field_validator("chat_format")
     @classmethod
     def _check_format(cls, value: str) -> str:
-        try:
-            resolve_format(value, None)
-        except ConfigError as error:
-            raise ValueError(str(error).removeprefix("chat_format ")) from None
+        if (why := why_no_format(value)) is not None:
+            raise ValueError(why)
         return value
 
     def check(self) -> None:

@@ -188,13 +188,18 @@ def resolve_format(setting: str, template: str | None) -> str | None:
     Raises:
         ConfigError: `setting` is neither `auto`, `none` nor a format.
     """
+    if (why := why_no_format(setting)) is not None:
+        raise ConfigError(f"chat_format {why}")
     if setting == AUTO:
         return detect_format(template)
-    if setting == NONE:
+    return None if setting == NONE else setting
+
+
+def why_no_format(setting: str) -> str | None:
+    """What is wrong with a value of the setting `chat_format`; None: nothing."""
+    if setting in (AUTO, NONE) or setting in FORMATS:
         return None
-    if setting not in FORMATS:
-        raise ConfigError(f"chat_format must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}, not {setting!r}")
-    return setting
+    return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}, not {setting!r}"
 
 
 def reply_prefix(format_name: str, prompt: str) -> str:
