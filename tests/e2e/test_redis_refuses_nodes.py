@@ -1,7 +1,8 @@
-"""Redis refuses behind Sentinel, and in a cluster: a worker and a gateway wait as on a single server."""
+"""Redis refuses behind Sentinel, and in a cluster: worker, gateway, client and `top` wait as on a single server."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,8 +18,12 @@ from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from servers import SERVERS
 from worker_harness import Running, eventually, running_worker
 
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, Handle, PenstockError, Reply
+from penstock.producer.operations.collector import look
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, answered, connect
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.cli.top import ANSWER_S
 from penstock.worker.local.embedded import EmbeddedServer
 
 TOKENS = 60
@@ -88,28 +93,56 @@ async def outlast_all(worker: Running, proxies: Sequence[RefusingProxy], url: st
         client = await stack.enter_async_context(AsyncClient(url_of_client, queue="q"))
         gateway = await stack.enter_async_context(running_gateway(url))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S))
+        through = await stack.enter_async_context(AsyncClient(url, queue="q"))
+        screen = connect(url, decode=False, retries=0)
+        stack.push_async_callback(screen.aclose)
         for code, answer in {**PASSING, "max number of clients": FULL, **REFUSED}.items():
             before = await client.submit("x", max_tokens=TOKENS)
-            async with before.stream() as chunks:
-                await anext(chunks)
+            reading = await begun(through.handle(before.id))
             for proxy in proxies:
                 if answer == FULL:
                     proxy.greeting = FULL
                     proxy.cut()
                 else:
                     proxy.refuse(answer)
+            mapped = asyncio.create_task(errors_of(through)) if code not in REFUSED else None
             await eventually(lambda: len(readiness.reasons) >= 4)
             assert readiness.trouble in (("refused",) if code in REFUSED else ("passing", "away")), code
             refused = await completion(http)
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True), code
+            assert not await is_shown(screen, url), code
             for proxy in proxies:
                 proxy.allow()
-            assert (await before.result()).text == expected_text("x", before.id, TOKENS), code
+            assert (await reading).text == expected_text("x", before.id, TOKENS), code
+            assert mapped is None or await mapped == [None, None], code
             after = await client.generate("x", max_tokens=TOKENS)
             assert after.text == expected_text("x", after.request_id, TOKENS), code
             await eventually(lambda: readiness.is_ready)
             await eventually(lambda: is_answered(http))
+            await eventually(lambda: is_shown(screen, url))
             assert not worker.task.done()
+
+
+async def begun(handle: Handle) -> asyncio.Task[Reply]:
+    """Reads a reply, of which there is something now, to its end."""
+    stream = handle.stream()
+    await anext(stream)
+    return asyncio.create_task(stream.read_to_end())
+
+
+async def errors_of(client: AsyncClient) -> list[Exception | None]:
+    """Errors of a few requests that are waited for."""
+    return [result.error async for result in client.map(["y", "z"], max_tokens=3)]
+
+
+async def is_shown(screen: RedisClient, url: str) -> bool:
+    """Whether `penstock top` would show the queue."""
+    try:
+        async with answered(parse_url(url), ANSWER_S):
+            await look(screen, "q")
+    except PenstockError:
+        return False
+    return True
 
 
 async def completion(http: httpx.AsyncClient) -> httpx.Response:
