@@ -26,6 +26,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+
+def pytest_runtest_setup() -> None:
+    """A test that ran a program within this process may have left SIGHUP ignored, which processes inherit."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 # Loggers of modules that a command set up within a test would write where it wrote, in all tests after it.
 _configure = structlog.configure
 structlog.configure = lambda **options: _configure(**{**options, "cache_logger_on_first_use": False})

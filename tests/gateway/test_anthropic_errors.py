@@ -110,7 +110,7 @@ async def test_the_guard_answers_in_the_same_form(redis: RedisClient, redis_url:
         await with_key.client.messages.create(**TINY)
         assert await raised(with_key, anthropic.RateLimitError) == (429, "rate_limit_error")
         with_other = replace(asked, client=asked.client.copy(api_key=other.text))
-        assert await raised(with_other, anthropic.PermissionDeniedError) == (403, "permission_error")
+        assert await raised(with_other, anthropic.NotFoundError) == (404, "not_found_error")
 
 
 async def test_what_nobody_expected_has_the_form_too(
