@@ -76,7 +76,7 @@ class Directory:
         """
         served = await self._served.cards()
         queues = list(_named(model, self._allowed_of(served)))
-        known = list(_named(model, self._allowed_of(self._served.known)))
+        known = [] if queues else list(_named(model, self._allowed_of(self._served.known)))
         if may_wait and not queues:
             queues = known
         if len(queues) == 1:

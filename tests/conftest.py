@@ -24,11 +24,10 @@ from penstock.worker.local.embedded import EmbeddedServer
 # that tests send them to.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup() -> None:
-    """A test that ran a program within this process may have left SIGHUP ignored, which processes inherit."""
+    """SIGHUP was found ignored late in a run that had set it at the start, so each test sets it for its processes."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
