@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +28,7 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling_state import state_bytes
 from penstock.engine.execution.state_cache import slot_bytes
 from penstock.engine.length_rule import LengthRule
+from penstock.engine.loading.files import expanded
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
 from penstock.engine.models.attend import KV_SCALES_DTYPE
 from penstock.engine.models.config import Packed
@@ -39,7 +39,7 @@ from penstock.engine.scheduling.page_needs import PageNeeds
 from penstock.engine.sharding import Placement, place, split_model
 from penstock.engine.stats import DeviceMemory, EngineInfo
 
-DEFAULT_BUILD_DIR = Path(os.path.expanduser("~/.cache/penstock"))  # noqa: PTH111 - raises nothing without a home
+DEFAULT_BUILD_DIR = expanded("~/.cache/penstock")
 
 _SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache at most, where its size is not set
 _SHARE_OF_STATES = 0.25  # that states kept for prefixes take beside the pages of these prefixes, at most

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from huggingface_hub import snapshot_download
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.leaf import Leaf
-from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
+from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, expanded
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names
 from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, passed_over, with_kv_scales
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
@@ -92,7 +91,7 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
 
 def local(model: str | Path) -> Path | None:
     """The directory or GGUF file that `model` is, if it is one that is here."""
-    path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises nothing without a home
+    path = expanded(model)
     return path if path.is_dir() or (path.suffix == GGUF_SUFFIX and path.exists()) else None
 
 

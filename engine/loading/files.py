@@ -18,6 +18,11 @@ TEMPLATE_DIR = "additional_chat_templates"
 SAMPLES, SAMPLE_BYTES = 32, 4096
 
 
+def expanded(path: str | Path) -> Path:
+    """With a home folder in the place of `~`, or as it is where there is none, which `Path.expanduser` raises for."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.checkpoint import local, read_model_config
-from penstock.engine.loading.files import CONFIG_FILE, read_json
+from penstock.engine.loading.files import CONFIG_FILE, expanded, read_json
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE
 from penstock.engine.loading.kv_scales import with_kv_scales
 from penstock.engine.loading.packed import expected_packings
@@ -28,7 +25,7 @@ def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> Mod
     of_preset = preset(model, "bfloat16" if dtype == "auto" else checked_dtype(dtype), weights)
     if of_preset is not None:
         return of_preset
-    path = Path(os.path.expanduser(model))  # noqa: PTH111 - raises nothing without a home
+    path = expanded(model)
     has_weights = not path.is_dir() or any((path / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE))
     if local(path) is not None and has_weights:
         return read_model_config(path, dtype, weights)

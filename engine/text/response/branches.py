@@ -14,7 +14,7 @@ _KINDS = frozenset(("array", "boolean", "integer", "null", "object", "string", "
 def kind_of(value: object) -> str:
     """The type of a JSON value; of a number `integer` if it is whole, else `fraction`."""
     if is_number(value):
-        return "integer" if exact(value).denominator == 1 else "fraction"  # type: ignore[arg-type]
+        return "integer" if exact(value).denominator == 1 else "fraction"
     names = {bool: "boolean", str: "string", list: "array", dict: "object"}
     return names.get(type(value), "null")
 

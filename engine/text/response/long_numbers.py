@@ -112,5 +112,5 @@ def _in_value(value: object) -> Iterator[float]:
             left += part.values()
         elif isinstance(part, list):
             left += part
-        elif isinstance(part, int | float) and not isinstance(part, bool) and not is_kept(part):
+        elif is_number(part) and not is_kept(part):
             yield part

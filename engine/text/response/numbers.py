@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 KEYWORDS = BOUNDS | {"multipleOf"}
@@ -21,7 +21,7 @@ _ANY = r"(0|[1-9][0-9]*)(\.[0-9]+)?"
 _MORE = r"(\.[0-9]+)?"
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
