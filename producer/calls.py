@@ -26,6 +26,7 @@ from penstock.producer.redis.calls import Sent, drop_answers, send_call
 from penstock.producer.redis.connection import as_ours, connect_blocking, redis_errors
 from penstock.producer.redis.enqueue import Execute
 from penstock.producer.redis.faults import UNREACHABLE, may_pass
+from penstock.producer.redis.moves import BLOCK_S, Witness
 from penstock.producer.redis.streams import Streams, read_streams
 from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, CallName, decode_answer
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 10.0
 JUNK_RETRY_S = 0.1
 MAX_WAITING = 1000  # calls of all clients that no worker has answered yet
-BLOCK_S = 5.0
 ANSWERS_PER_READ = 64
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
@@ -53,6 +53,7 @@ class Caller:
         self._mailbox = new_id()
         self.redis = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-calls")
         self._cursor = "0-0"
+        self._witness = Witness("XTRIM", keys.answers(queue, self._mailbox), "MINID", "0-0")
         self._waiting: dict[str, asyncio.Future[AnswerEntry]] = {}
         self._reader: asyncio.Task[None] | None = None
 
@@ -135,6 +136,7 @@ class Caller:
             {keys.answers(self._queue, self._mailbox): self._cursor},
             count=ANSWERS_PER_READ,
             block_s=BLOCK_S,
+            witness=self._witness,
         )
         if self._deliver(streams):
             with suppress(exceptions.RedisError, *UNREACHABLE):  # they expire

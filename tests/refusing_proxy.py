@@ -159,7 +159,7 @@ class RefusingProxy:
                 answer = refusal
             else:
                 server.write(pack_command(tuple(command)))
-                answer = await _read_answer(server_reader)
+                answer = await read_answer(server_reader)
             await self.is_answering.wait()
             writer.write(answer)
             await writer.drain()
@@ -179,7 +179,7 @@ async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[C
             commands.put_nowait(command)
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> bytes:
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
     """The bytes of one answer: nothing follows it, as one command is under way at a time."""
     parser, parts = Reader(), []
     while data := await reader.read(1 << 16):

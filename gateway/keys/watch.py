@@ -13,10 +13,10 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import BACKOFF, RedisClient, connect_blocking, redis_errors
+from penstock.producer.redis.moves import BLOCK_S, Witness
 from penstock.producer.redis.streams import read_newest, read_streams
 from penstock.producer.tasks import end_tasks
 
-BLOCK_S = 10.0
 MAX_NOTICES_A_READ = 100
 _PART = "revocations"
 
@@ -37,6 +37,7 @@ class RevocationWatch:
         self._standing = standing
         self._on_revoked = on_revoked
         self._redis: RedisClient = connect_blocking(address, decode=False, block_s=BLOCK_S, name=NAME)
+        self._witness = Witness("EXPIRE", names.probe("keys"), 1)
         self._cursor: str | None = None
 
     @asynccontextmanager
@@ -68,7 +69,10 @@ class RevocationWatch:
             newest = await read_newest(self._redis, stream)
             self._cursor = newest[0] if newest else "0-0"
         cursors = {stream: self._cursor}
-        for _, entries in await read_streams(self._redis, cursors, count=MAX_NOTICES_A_READ, block_s=block_s):
+        found = await read_streams(
+            self._redis, cursors, count=MAX_NOTICES_A_READ, block_s=block_s, witness=self._witness
+        )
+        for _, entries in found:
             for entry_id, fields in entries:
                 self._cursor = entry_id.decode()
                 self._on_revoked(fields.get(b"key", b"").decode(errors="replace"))

@@ -21,6 +21,7 @@ from penstock.producer.reading.entries import Position, decode_fields, entry_id,
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import Fields, RedisClient, as_ours, connect_blocking
 from penstock.producer.redis.faults import UNREACHABLE, is_junk, is_refused, may_pass
+from penstock.producer.redis.moves import BLOCK_S, Witness
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_streams
 from penstock.producer.tasks import end_tasks
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 ENDED = ("done", "dead")
 """The `status` in a request's state after its reply was ended."""
 
-BLOCK_S = 5.0
 LATE_S = 1.0  # after which a blocked read is woken that should have ended: the server's clock was set back
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
@@ -205,6 +205,7 @@ class _Line:
         self._commands = commands
         self._batcher = batcher
         self._wake_key = wake_key
+        self._witness = Witness("EXPIRE", wake_key, WAKE_TTL_S)
         self._give_up_after_s = give_up_after_s
         self._followed: dict[str, set[Subscription]] = {}
         self._paused: set[Subscription] = set()
@@ -296,7 +297,9 @@ class _Line:
         self._reading = asked
         late = asyncio.get_running_loop().call_later((block_s or 0.0) + LATE_S, self._wake_soon)
         try:
-            found = await read_streams(self._blocking, cursors, count=ENTRIES_PER_READ, block_s=block_s)
+            found = await read_streams(
+                self._blocking, cursors, count=ENTRIES_PER_READ, block_s=block_s, witness=self._witness
+            )
         finally:
             late.cancel()
             self._reading = None

@@ -21,14 +21,24 @@ from redis.asyncio.connection import (
     UnixDomainSocketConnection,
 )
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
 from penstock.producer import keys
 from penstock.producer.errors import ConnectionLost, PenstockError, ServerRefused
 from penstock.producer.redis.address import Address, check_files, parse_url
 from penstock.producer.redis.credentials import Credentials
-from penstock.producer.redis.faults import UNREACHABLE, Meaning, is_away, is_junk, may_pass, meaning_of
-from penstock.producer.redis.tls import Renewed, renew_cluster, renew_master, renew_sentinels
+from penstock.producer.redis.faults import (
+    UNREACHABLE,
+    Meaning,
+    is_away,
+    is_junk,
+    may_be_elsewhere,
+    may_pass,
+    meaning_of,
+)
+from penstock.producer.redis.moves import Line, Parser, age_of
+from penstock.producer.redis.tls import Renewed, renew_sentinels
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -69,7 +79,8 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
         BadAddress: the URL can't be used.
     """
     timeout_s = block_s + COMMAND_TIMEOUT_S
-    redis = _client(url, decode_responses=decode, retry=Retry(NoBackoff(), 0), socket_timeout=timeout_s)
+    retry = Retry(NoBackoff(), 0)
+    redis = _client(url, is_blocking=True, decode_responses=decode, retry=retry, socket_timeout=timeout_s)
     return redis if name is None else _named(redis, name)
 
 
@@ -138,10 +149,7 @@ def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) 
 
 def _greet(redis: RedisClient, more: Callable[[Any], Awaitable[None]]) -> None:
     """Has `more` called with each new connection, after what was asked for earlier."""
-    if isinstance(redis, Redis):
-        kinds = [redis.connection_pool.connection_kwargs]
-    else:  # nodes found later are made with the client's own
-        kinds = [redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)]
+    kinds = _options_of(redis)
     before = kinds[0].get("redis_connect_func")
 
     async def greet(connection: Any) -> None:
@@ -150,6 +158,14 @@ def _greet(redis: RedisClient, more: Callable[[Any], Awaitable[None]]) -> None:
 
     for kwargs in kinds:
         kwargs["redis_connect_func"] = greet
+
+
+def _options_of(redis: RedisClient) -> list[dict[str, Any]]:
+    """What connections are made with from now on."""
+    if isinstance(redis, Redis):
+        return [redis.connection_pool.connection_kwargs]
+    # nodes found later are made with the client's own
+    return [redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)]
 
 
 def _named(redis: RedisClient, name: str) -> RedisClient:
@@ -205,24 +221,31 @@ async def make_group(redis: RedisClient, stream: str) -> None:
             raise
 
 
-def _client(url: str | Address, **common: Any) -> RedisClient:
+def _client(url: str | Address, *, is_blocking: bool = False, **common: Any) -> RedisClient:
     address = parse_url(url) if isinstance(url, str) else url
     check_files(address)
+    redis = _made(address, common)
+    line = Line(str(address), is_of_nodes=address.kind == "cluster", is_blocking=is_blocking)
+    line.lead(redis)
+    for options in _options_of(redis):
+        options.update(line=line, parser_class=Parser)
+    return redis
+
+
+def _made(address: Address, common: dict[str, Any]) -> RedisClient:
     # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
     options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
     options.update(_login(address))
     if address.kind == "unix":
-        return Redis.from_pool(_Pool(connection_class=_UnixConnection, path=address.path, db=address.db, **options))
+        return _Redis.from_pool(_Pool(connection_class=_UnixConnection, path=address.path, db=address.db, **options))
     options["socket_connect_timeout"] = CONNECT_TIMEOUT_S
     if address.kind == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        cluster = _Cluster(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
-        return renew_cluster(cluster) if address.tls else cluster
+        return _Cluster.of(address, options)
     if address.kind == "sentinel":
         return _SentinelRedis.through(address, {**options, "db": address.db})
     host, port = address.hosts[0]
     kind = _TlsConnection if address.tls else _Connection
-    return Redis.from_pool(_Pool(connection_class=kind, host=host, port=port, db=address.db, **options))
+    return _Redis.from_pool(_Pool(connection_class=kind, host=host, port=port, db=address.db, **options))
 
 
 def _login(address: Address, *, is_sentinel: bool = False) -> dict[str, Any]:
@@ -234,7 +257,20 @@ def _login(address: Address, *, is_sentinel: bool = False) -> dict[str, Any]:
 
 
 class _Lean(AbstractConnection):
-    """What makes a command of redis-py's asyncio half as cheap as one of its blocking half."""
+    """What makes a command of redis-py's asyncio half as cheap as one of its blocking half; and one of a `Bundle`.
+
+    Attributes:
+        age: the bundle's, when the connection was last made.
+    """
+
+    def __init__(self, *, line: Line, **options: Any) -> None:
+        super().__init__(**options)
+        self.line = line
+        self.age = 0
+
+    async def _connect(self) -> None:
+        self.age = self.line.bundle(self).age  # before the name is resolved
+        await super()._connect()  # type: ignore[no-untyped-call, safe-super]
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """Packs in C. In Python, an XREAD of 64 streams takes longer to pack than to answer."""
@@ -262,6 +298,12 @@ class _TlsConnection(_Lean, Renewed): ...
 class _UnixConnection(_Lean, UnixDomainSocketConnection): ...
 
 
+class _SentinelConnection(_Lean, SentinelManagedConnection): ...
+
+
+class _SentinelTlsConnection(_Lean, Renewed, SentinelManagedSSLConnection): ...
+
+
 class _Pool(ConnectionPool):
     """Takes and returns connections without what the library counts for OpenTelemetry, nearly half of a command's cost.
 
@@ -286,6 +328,25 @@ class _Pool(ConnectionPool):
         self._available_connections.append(connection)
 
 
+class _SentinelPool(_Pool, SentinelConnectionPool): ...
+
+
+class _Redis(Redis):
+    """A client that sends a command again whose connection led to a server that takes none, and that has another now.
+
+    Such a command was not executed.
+    """
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        age = age_of(self)
+        try:
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except exceptions.ResponseError as error:
+            if not may_be_elsewhere(error) or age_of(self) == age:
+                raise
+        return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+
 class _Cluster(RedisCluster):
     """A cluster client that may be used by many tasks at once.
 
@@ -294,11 +355,24 @@ class _Cluster(RedisCluster):
     connection that breaks, in a way that those tasks see an AttributeError instead of something that is tried again.
     """
 
+    @classmethod
+    def of(cls, address: Address, options: dict[str, Any]) -> _Cluster:
+        """With `_Lean` connections."""
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        client = cls(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
+        kind = _TlsConnection if address.tls else _Connection
+        client.connection_kwargs["connection_class"] = kind
+        for node in client.startup_nodes:
+            node.connection_class = kind
+        return client
+
     async def aclose(self) -> None:
-        """Closes the connections to the nodes that were named at first too; the library forgets those it has made."""
-        first = {*self.startup_nodes, *self.nodes_manager.startup_nodes.values()}
+        """Closes all connections. The library forgets those that it has made to the nodes that were named at first, and
+        closes none when the topology is to be looked at anew.
+        """
+        nodes = {*self.startup_nodes, *self.nodes_manager.startup_nodes.values(), *self.get_nodes()}
         await super().aclose()
-        for node in first:
+        for node in nodes:
             await node.disconnect()
 
     async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
@@ -319,27 +393,28 @@ class _Cluster(RedisCluster):
             raise exceptions.ConnectionError(f"the connection was closed meanwhile: {error}") from error
 
 
-class _SentinelRedis(Redis):
+class _SentinelRedis(_Redis):
     """A client of the service's current master that also closes its connections to the sentinels."""
 
     _manager: Sentinel
 
     @classmethod
     def through(cls, address: Address, options: dict[str, Any]) -> _SentinelRedis:
-        tls = {"ssl": True, **{name: value for name, value in options.items() if name.startswith("ssl_")}}
-        to_master = {name: value for name, value in options.items() if not name.startswith("ssl_")}
+        kind = _SentinelTlsConnection if address.tls else _SentinelConnection
+        tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        to_master = {name: value for name, value in options.items() if address.tls or name not in tls}
         to_sentinels = {
-            **(tls if address.sentinel_tls else {}),
+            **({"ssl": True, **tls} if address.sentinel_tls else {}),
             **_login(address, is_sentinel=True),
             "socket_timeout": CONNECT_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1),
         }
         manager = Sentinel(list(address.hosts), sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
-        client: _SentinelRedis = manager.master_for(address.service, cls, **to_master, **(tls if address.tls else {}))
+        client: _SentinelRedis = manager.master_for(
+            address.service, cls, connection_pool_class=_SentinelPool, connection_class=kind, **to_master
+        )
         client._manager = manager
-        if address.tls:
-            renew_master(client)
         if address.sentinel_tls:
             renew_sentinels(manager)
         return client

@@ -30,8 +30,9 @@ class Meaning(Enum):
     """What to make of an error, those that end last first: of several errors together the last one counts."""
 
     AWAY = auto()  # no connection, no answer, or not the node of a cluster that has the key
-    LOADING = auto()  # it reads its data from disk
-    LATER = auto()  # it refuses for a reason of its own that may pass: its memory, disk, role, replicas, clients
+    LOADING = auto()  # it reads its data from disk, or what a new primary has
+    ELSEWHERE = auto()  # it takes no writes: it was demoted, or is cut off from its replicas
+    LATER = auto()  # it refuses for a reason of its own that may pass: its memory, disk, clients, a script
     NO_GROUP = auto()  # the stream, or its group, is not there
     GROUP_EXISTS = auto()
     NO_SCRIPT = auto()  # it does not know the hash
@@ -57,7 +58,7 @@ UNREACHABLE = (
 `AuthenticationError` is among them by descent, although trying again does not cure it.
 """
 
-_PASSING = {Meaning.AWAY, Meaning.LOADING, Meaning.LATER, Meaning.NO_SCRIPT}
+_PASSING = {Meaning.AWAY, Meaning.LOADING, Meaning.ELSEWHERE, Meaning.LATER, Meaning.NO_SCRIPT}
 Trouble: TypeAlias = Literal["away", "passing", "refused", "other"]
 """In one word, as metrics have it."""
 
@@ -67,11 +68,12 @@ _REFUSED = {
 }  # fmt: skip
 
 _LATER = (
-    "OOM", "MISCONF", "NOREPLICAS", "READONLY", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "FAILOVER",
-    "UNBLOCKED", "NOTBUSY", "INPROG", "NOGOODSLAVE", "NOGOODREPLICA", "NOMASTERLINK", "NOQUORUM", "IOERR",
+    "OOM", "MISCONF", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "FAILOVER", "NOTBUSY", "INPROG", "NOGOODSLAVE",
+    "NOGOODREPLICA", "NOMASTERLINK", "NOQUORUM", "IOERR",
 )  # fmt: skip
 _CODES = {
     **dict.fromkeys(_LATER, Meaning.LATER),
+    **dict.fromkeys(("READONLY", "UNBLOCKED", "MASTERDOWN", "NOREPLICAS"), Meaning.ELSEWHERE),
     **dict.fromkeys(("MOVED", "ASK", "REDIRECT"), Meaning.AWAY),
     "LOADING": Meaning.LOADING,
     "NOGROUP": Meaning.NO_GROUP,
@@ -87,6 +89,8 @@ _CODES = {
 # How texts with the code ERR begin, and those of others whose code was lost on the way.
 _TEXTS = {
     "max number of clients": Meaning.LATER,
+    "WAIT cannot be used with replica instances": Meaning.ELSEWHERE,
+    "WAITAOF cannot be used with replica instances": Meaning.ELSEWHERE,
     "Script attempted to access a non local key": Meaning.LATER,  # as slots move
     "Script attempted to access a slot not served": Meaning.LATER,
     "Script attempted to execute a": Meaning.LATER,  # "... command while the cluster is down"
@@ -127,7 +131,8 @@ _TYPES = {
     exceptions.AuthorizationError: Meaning.NOT_PERMITTED,
     exceptions.NoPermissionError: Meaning.NOT_PERMITTED,
     exceptions.OutOfMemoryError: Meaning.LATER,
-    exceptions.ReadOnlyError: Meaning.LATER,
+    exceptions.ReadOnlyError: Meaning.ELSEWHERE,
+    exceptions.MasterDownError: Meaning.ELSEWHERE,
     exceptions.TryAgainError: Meaning.LATER,
     exceptions.AskError: Meaning.AWAY,
     exceptions.ClusterDownError: Meaning.LATER,
@@ -170,6 +175,11 @@ def trouble_of(error: BaseException) -> Trouble:
     if is_away(error):
         return "away"
     return "passing" if may_pass(error) else "refused" if is_refused(error) else "other"
+
+
+def may_be_elsewhere(error: BaseException) -> bool:
+    """Whether the server takes no writes, or has yet to load its data, while the name may lead to one that does."""
+    return meaning_of(error) in (Meaning.LOADING, Meaning.ELSEWHERE)
 
 
 def is_away(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
 from hiredis import pack_command
@@ -15,7 +16,8 @@ from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 
 from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, RedisClient
-from penstock.producer.redis.faults import UNREACHABLE
+from penstock.producer.redis.faults import UNREACHABLE, may_be_elsewhere
+from penstock.producer.redis.moves import age_of
 from penstock.producer.tasks import end_tasks
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
@@ -42,12 +44,13 @@ async def execute(
     rest; on a single server the same connection is used without it. Answers are as the server gives them.
 
     A script (EVAL) is sent as its hash, and whole only to a server that does not know it, after the other commands:
-    what follows a script in one pipeline must not depend on it.
+    what follows a script in one pipeline must not depend on it. What was refused by a server that takes no writes, to
+    which the name may lead no more, is sent once more, to where it leads now (`moves`).
 
     Args:
         redis: where to.
         commands: what.
-        may_send: asked once there is a connection.
+        may_send: asked whenever there is a connection.
         timeout_s: for all answers together, on a single server.
 
     Raises:
@@ -58,6 +61,23 @@ async def execute(
         if not may_send():
             raise Reconnected
         return await _exchange_hashed(functools.partial(_exchange_with_cluster, redis), commands)
+    age = age_of(redis)
+    answers = await _execute(redis, commands, may_send, timeout_s)
+    refused = [
+        place for place, answer in enumerate(answers) if isinstance(answer, Exception) and may_be_elsewhere(answer)
+    ]
+    if not refused or age_of(redis) == age:
+        return answers
+    with suppress(Reconnected):  # whoever has to look first does so before the next try
+        again = await _execute(redis, [commands[place] for place in refused], may_send, timeout_s)
+        for place, answer in zip(refused, again, strict=True):
+            answers[place] = answer
+    return answers
+
+
+async def _execute(
+    redis: Redis, commands: Sequence[Command], may_send: Callable[[], bool], timeout_s: float
+) -> list[Any]:
     connection: Any = await redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
     if not may_send():
         await redis.connection_pool.release(connection)

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
+from redis import exceptions
 from redis.asyncio import RedisCluster
 
 from penstock.producer.redis.connection import COMMAND_TIMEOUT_S, Fields, RedisClient
+from penstock.producer.redis.moves import Witness
 from penstock.producer.redis.pipeline import execute
 
 Streams: TypeAlias = list[tuple[bytes, list[tuple[bytes, Fields]]]]
 """(stream, [(entry id, fields)]) pairs."""
 
 
-async def read_streams(redis: RedisClient, cursors: Mapping[str, str], *, count: int, block_s: float | None) -> Streams:
+async def read_streams(
+    redis: RedisClient,
+    cursors: Mapping[str, str],
+    *,
+    count: int,
+    block_s: float | None,
+    witness: Witness | None = None,
+) -> Streams:
     """XREAD of streams that share a hash slot: what follows each cursor, at most `count` entries of each.
 
-    Waits up to `block_s` for the first entry, not at all with None. Nothing is sent twice.
+    Waits up to `block_s` for the first entry, not at all with None. Nothing is sent twice. With a `witness` it fails as
+    a lost connection does when the server that is read from takes no writes any more.
     """
+    before = None if witness is None else witness.due()
     block: tuple[str | int, ...] = () if block_s is None else ("BLOCK", round(block_s * 1000))
     command = ("XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values())
     if isinstance(redis, RedisCluster):
         # The library would ask the server for the keys of each XREAD; any one of them tells the node.
         await redis.initialize()
+        if before is not None:
+            with suppress(exceptions.ResponseError):
+                await redis.execute_command(*before)
         node = redis.get_node_from_key(next(iter(cursors)))
         return stream_entries(await redis.execute_command(*command, target_nodes=node))
-    [answer] = await execute(redis, [command], timeout_s=(block_s or 0.0) + COMMAND_TIMEOUT_S)
+    commands = [command] if before is None else [before, command]
+    *_, answer = await execute(redis, commands, timeout_s=(block_s or 0.0) + COMMAND_TIMEOUT_S)
     if isinstance(answer, Exception):
         raise answer
     streams = answer.items() if isinstance(answer, Mapping) else answer or ()  # as protocols 3 and 2 have it

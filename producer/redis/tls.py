@@ -7,9 +7,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio import Sentinel
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
-from redis.asyncio.sentinel import SentinelManagedSSLConnection
 
 from penstock.producer.renewal import Renewal
 
@@ -28,32 +27,16 @@ class Renewed(SSLConnection):
         return super()._connection_arguments()  # goes by what it finds there
 
 
-class _RenewedByMaster(Renewed, SentinelManagedSSLConnection): ...
-
-
 def look_again() -> None:
     """Looks at all files that are in use now, and not with the next connection. What can't be used is said."""
     for wanted, renewal in _renewals.items():
         _look(wanted, renewal)
 
 
-def renew_cluster(cluster: RedisCluster) -> RedisCluster:
-    """Has its connections be `Renewed`."""
-    cluster.connection_kwargs["connection_class"] = Renewed  # of nodes that are found later
-    for node in (*cluster.startup_nodes, *cluster.nodes_manager.startup_nodes.values()):
-        node.connection_class = Renewed
-    return cluster
-
-
 def renew_sentinels(manager: Sentinel) -> None:
     """Has the connections to the sentinels themselves be `Renewed`."""
     for sentinel in manager.sentinels:
         sentinel.connection_pool.connection_class = Renewed
-
-
-def renew_master(redis: Redis) -> None:
-    """Has those to the server that the sentinels lead to be `Renewed`."""
-    redis.connection_pool.connection_class = _RenewedByMaster
 
 
 def _current(ours: RedisSSLContext) -> ssl.SSLContext:

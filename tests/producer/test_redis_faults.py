@@ -23,22 +23,25 @@ from penstock.producer.redis.faults import Meaning, is_refused, may_pass, meanin
 
 # As servers send them.
 ANSWERS = {
-    "NOREPLICAS Not enough good replicas to write.": Meaning.LATER,
+    "NOREPLICAS Not enough good replicas to write.": Meaning.ELSEWHERE,
     "MISCONF Errors writing to the AOF file: No space left on device": Meaning.LATER,
     "BUSY Valkey is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.": Meaning.LATER,
     "OOM command not allowed when used memory > 'maxmemory'.": Meaning.LATER,
-    "READONLY You can't write against a read only replica.": Meaning.LATER,
+    "READONLY You can't write against a read only replica.": Meaning.ELSEWHERE,
     "LOADING Redis is loading the dataset in memory": Meaning.LOADING,
-    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.": Meaning.LATER,
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.": Meaning.ELSEWHERE,
     "CLUSTERDOWN The cluster is down": Meaning.LATER,
     "TRYAGAIN Multiple keys request during rehashing of slot": Meaning.LATER,
     "FAILOVER in progress": Meaning.LATER,
-    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)": Meaning.LATER,
+    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)": Meaning.ELSEWHERE,
     "NOMASTERLINK Can't SYNC while not connected with my master": Meaning.LATER,
     "NOGOODSLAVE No suitable replica to promote": Meaning.LATER,
     "NOTBUSY No scripts in execution right now.": Meaning.LATER,
     "MOVED 3999 127.0.0.1:6381": Meaning.AWAY,
     "ASK 3999 127.0.0.1:6381": Meaning.AWAY,
+    "ERR WAITAOF cannot be used with replica instances. Please also note that writes to replicas are just local": (
+        Meaning.ELSEWHERE
+    ),
     "ERR max number of clients reached": Meaning.LATER,
     "ERR max number of clients + cluster connections reached": Meaning.LATER,
     "ERR Script attempted to access a non local key in a cluster node": Meaning.LATER,
@@ -164,10 +167,10 @@ async def test_a_real_server_s_refusal_passes_by_whatever_way_it_comes(refusing:
         pipeline.pttl("k")
         with pytest.raises(exceptions.RedisError) as refused:
             await pipeline.execute()
-        assert meaning_of(refused.value) is Meaning.LATER
+        assert meaning_of(refused.value) is Meaning.ELSEWHERE
     with pytest.raises(exceptions.RedisError) as refused:
         await refusing.eval("return redis.call('SET', KEYS[1], 1)", 1, "k")
-    assert meaning_of(refused.value) is Meaning.LATER
+    assert meaning_of(refused.value) is Meaning.ELSEWHERE
 
 
 async def test_each_code_is_known_through_the_library_s_own_ways(redis_url: str) -> None:

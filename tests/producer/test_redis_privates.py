@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import RedisCluster, Sentinel
+from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
-from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
+from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, DefaultParser, SSLConnection
 
-from penstock.producer.redis import connection, tls
+from penstock.producer.redis import connection, moves, tls
 from penstock.producer.redis.connection import connect
 
 pytestmark = pytest.mark.every_server
@@ -27,6 +27,9 @@ OVERRIDDEN = [
     (AbstractConnection, "pack_command", ["self", "*args"], connection._Lean),
     (AbstractConnection, "send_packed_command", ["self", "command", "check_health"], connection._Lean),
     (SSLConnection, "_connection_arguments", ["self"], tls.Renewed),
+    (Redis, "execute_command", ["self", "*args", "**options"], connection._Redis),
+    (Connection, "_connect", ["self"], connection._Lean),
+    (DefaultParser, "on_connect", ["self", "connection"], moves.Parser),
     (ConnectionPool, "get_connection", ["self", "command_name", "*keys", "**options"], connection._Pool),
     (ConnectionPool, "release", ["self", "connection"], connection._Pool),
     (RedisCluster, "_execute_command", ["self", "target_node", "*args", "**kwargs"], connection._Cluster),
@@ -36,6 +39,8 @@ OVERRIDDEN = [
 CALLED = [
     (AbstractConnection, "on_connect", ["self"], True),  # connection.on_new_connections
     (AbstractConnection, "should_reconnect", ["self"], False),  # connection._Pool
+    (AbstractConnection, "mark_for_reconnect", ["self"], False),  # moves.drop_connections
+    (ClusterNode, "disconnect_if_needed", ["self", "connection"], True),  # moves.drop_connections: it reads the mark
     (AbstractConnection, "disconnect", ["self", "nowait"], True),  # connection._Pool, pipeline.execute
     (AbstractConnection, "read_response", ["self", "timeout"], True),  # pipeline.execute
     (ConnectionPool, "get_available_connection", ["self"], False),  # connection._Pool
@@ -88,6 +93,18 @@ def test_a_pool_keeps_its_connections_where_ours_puts_them() -> None:
     made = pool.get_available_connection()  # type: ignore[no-untyped-call]
     assert (set(pool._in_use_connections), pool._available_connections) == ({made}, [])
     assert pool.connection_kwargs["redis_connect_func"] is None  # connection.on_new_connections sets it
+
+
+async def test_connections_are_found_to_be_dropped(redis_url: str, redis_cluster_url: str) -> None:
+    """And each is of a class that hears what the server answers."""
+    for url in (redis_url, redis_cluster_url):
+        client: Any = connect(url, decode=False)
+        async with aclosing(client):
+            await client.set("k", "v")
+            found = list(moves._connections(client, None))
+            assert any(idle and each.is_connected for each, idle in found)
+            assert all(isinstance(each, connection._Lean) for each, _ in found)
+            assert all(isinstance(each._parser, moves.Parser) for each, _ in found)
 
 
 async def test_a_connection_writes_where_ours_does(redis_url: str) -> None:

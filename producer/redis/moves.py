@@ -1,0 +1,163 @@
+"""When a name, a sentinel or a cluster leads to another server by now: connections to the old one are dropped.
+
+A managed Redis fails over by moving its name. Connections stay open to the demoted primary, which says READONLY to
+writes, or loads what the new primary has, or waits for it. Nothing else tells a client that the name leads elsewhere.
+So what one connection is told counts for all that lead to the same place: each is closed, and made anew when it is next
+used, for which the name is resolved again. A read that blocks, which the old server may keep waiting, is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+from redis._parsers.base import BaseParser
+from redis.asyncio import Redis
+from redis.asyncio.connection import DefaultParser
+
+from penstock.producer.redis.faults import may_be_elsewhere
+
+EVERY_S = 0.5
+"""Of a server that stays read-only, connections are made anew no more often than that."""
+
+BLOCK_S = 1.0
+"""For how long whoever only reads waits at the server: then it asks again whether that takes writes (`Witness`)."""
+
+WITNESS_EVERY_S = 0.9
+
+
+class Bundle:
+    """All connections of one event loop that lead to one server, or to the name of one.
+
+    Attributes:
+        age: how often they were dropped. A connection notes it before it resolves the name.
+    """
+
+    def __init__(self) -> None:
+        self.age = 0
+        self._clients: WeakSet[Any] = WeakSet()
+        self._dropped_s = -math.inf
+
+    def join(self, client: Any) -> None:
+        self._clients.add(client)
+
+    def told(self, connection: Any) -> None:
+        """The server of `connection` takes no writes. Of many that are told so at once, one has all of them dropped."""
+        now = time.monotonic()
+        if connection.age == self.age and now - self._dropped_s >= EVERY_S:
+            self.age += 1
+            self._dropped_s = now
+            for client in self._clients:
+                drop_connections(client, like=connection)
+
+
+class Witness:
+    """Now and then sends a write without effect with a blocking read, to be told whether the server takes any.
+
+    A demoted server goes on answering reads, from what it has, or with nothing for ever.
+
+    Args:
+        command: the write, which the user may not be allowed to send: nothing depends on its answer.
+    """
+
+    def __init__(self, *command: str | int) -> None:
+        self._command = command
+        self._sent_s = -math.inf
+
+    def due(self) -> tuple[str | int, ...] | None:
+        now = time.monotonic()
+        if now - self._sent_s < WITNESS_EVERY_S:
+            return None
+        self._sent_s = now
+        return self._command
+
+
+_bundles: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Bundle]] = WeakKeyDictionary()
+
+
+class Line:
+    """What each connection of a client knows of the client.
+
+    Args:
+        place: where it leads, as a URL.
+        is_of_nodes: whether that is a cluster, each of whose nodes may move by itself.
+        is_blocking: whether its connections are for reads that wait at the server.
+    """
+
+    def __init__(self, place: str, *, is_of_nodes: bool, is_blocking: bool) -> None:
+        self._place = place
+        self._is_of_nodes = is_of_nodes
+        self.is_blocking = is_blocking
+        self._client: Callable[[], Any] = lambda: None
+
+    def lead(self, client: Any) -> None:
+        self._client = ref(client)
+
+    def bundle(self, connection: Any = None) -> Bundle:
+        """That of `connection`, which the client's others share unless it is of a cluster."""
+        place = f"{self._place} {connection.host}:{connection.port}" if self._is_of_nodes else self._place
+        bundle = _bundles.setdefault(asyncio.get_running_loop(), {}).setdefault(place, Bundle())
+        client = self._client()
+        if client is not None:
+            bundle.join(client)
+        return bundle
+
+
+class Parser(DefaultParser):  # type: ignore[misc, valid-type]
+    """Hears of each error that the server answers, however deep in an answer, at no cost to all others."""
+
+    def on_connect(self, connection: Any) -> None:
+        parse, listener = BaseParser.parse_error, ref(connection)
+
+        def heed(text: str) -> Exception:
+            error: Exception = parse(text)  # type: ignore[no-untyped-call]
+            asking = listener()
+            if asking is not None and may_be_elsewhere(error):
+                asking.line.bundle(asking).told(asking)
+            return error
+
+        self.parse_error = heed  # type: ignore[method-assign]
+        super().on_connect(connection)
+
+
+def age_of(redis: Redis) -> int:
+    """How often the connections of a client, which is of no cluster, were dropped with all that lead to its server."""
+    line: Line = redis.connection_pool.connection_kwargs["line"]
+    return line.bundle().age
+
+
+def drop_connections(redis: Any, *, like: Any = None, is_silent: bool = False) -> None:
+    """Has every connection of a client made anew, with its name resolved anew, by its next use.
+
+    One with a command under way is closed when the answer is there. A blocking read is cut at once: whoever reads sees
+    a ConnectionError, unless the answer has come.
+
+    Args:
+        redis: the client.
+        like: of a cluster's connections, those to the node of this one alone; None: all.
+        is_silent: no answer is to be waited for: what is under way is cut too.
+    """
+    if not isinstance(redis, Redis):
+        redis._initialize = True  # noqa: SLF001  the topology is looked at before the next command
+    for connection, is_idle in _connections(redis, like):
+        connection.mark_for_reconnect()
+        writer = connection._writer  # noqa: SLF001
+        if writer is not None and (is_idle or is_silent or connection.line.is_blocking):
+            writer.transport.abort()
+
+
+def _connections(redis: Any, like: Any) -> Iterator[tuple[Any, bool]]:
+    """Those of a client, and whether nobody uses them."""
+    if isinstance(redis, Redis):
+        pool = redis.connection_pool
+        yield from ((each, True) for each in pool._available_connections)  # noqa: SLF001
+        yield from ((each, False) for each in pool._in_use_connections)  # noqa: SLF001
+        return
+    for node in {id(node): node for node in (*redis.get_nodes(), *redis.startup_nodes)}.values():
+        if like is None or (node.host, node.port) == (like.host, like.port):
+            idle = set(node._free)  # noqa: SLF001
+            yield from ((each, each in idle) for each in node._connections)  # noqa: SLF001
