@@ -7,7 +7,6 @@ nothing from the new one: writes are refused, and reads that block bring nothing
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Literal, TypeAlias
 
 from hiredis import pack_command
@@ -114,8 +113,6 @@ class MovingName(RefusingProxy):
             return reading.result()
         finally:
             reading.cancel()
-            with suppress(asyncio.CancelledError, ConnectionError):
-                await reading
 
     async def _old_answer(self, command: Command) -> bytes:
         if self._demoted == "loading":

@@ -37,7 +37,7 @@ from penstock.producer.redis.faults import (
     may_pass,
     meaning_of,
 )
-from penstock.producer.redis.moves import Line, Parser, age_of
+from penstock.producer.redis.moves import Line, Parser, check_kept, line_of
 from penstock.producer.redis.tls import Renewed, renew_sentinels
 
 RedisClient: TypeAlias = Redis | RedisCluster
@@ -334,16 +334,22 @@ class _SentinelPool(_Pool, SentinelConnectionPool): ...
 class _Redis(Redis):
     """A client that sends a command again whose connection led to a server that takes none, and that has another now.
 
-    Such a command was not executed.
+    Such a command was not executed. Blocking reads are not sent again: whoever reads has to look first what the other
+    server lacks.
     """
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        age = age_of(self)
+        line = line_of(self)
+        bundle = line.bundle()
+        age = bundle.age
         try:
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except exceptions.ResponseError as error:
-            if not may_be_elsewhere(error) or age_of(self) == age:
+            if line.is_blocking or not may_be_elsewhere(error) or bundle.age == age:
                 raise
+        except exceptions.ConnectionError as error:
+            check_kept(bundle, age, error)
+            raise
         return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 

@@ -124,7 +124,7 @@ _TEXTS = {
     "Unknown Valkey command called from script": Meaning.UNKNOWN_COMMAND,
 }
 # Where neither code nor text says it. The first that fits.
-_TYPES = {
+_TYPES: dict[type[BaseException], Meaning] = {
     exceptions.BusyLoadingError: Meaning.LOADING,
     exceptions.AuthenticationError: Meaning.WRONG_PASSWORD,
     exceptions.AuthenticationWrongNumberOfArgsError: Meaning.WRONG_PASSWORD,

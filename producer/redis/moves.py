@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from redis import exceptions
 from redis._parsers.base import BaseParser
 from redis.asyncio import Redis
 from redis.asyncio.connection import DefaultParser
@@ -30,26 +31,33 @@ BLOCK_S = 1.0
 WITNESS_EVERY_S = 0.9
 
 
+class Dropped(exceptions.ConnectionError):
+    """The connection was cut with all others, for what the server said over one of them: the cause."""
+
+
 class Bundle:
     """All connections of one event loop that lead to one server, or to the name of one.
 
     Attributes:
         age: how often they were dropped. A connection notes it before it resolves the name.
+        reason: what the server said the last time.
     """
 
     def __init__(self) -> None:
         self.age = 0
+        self.reason: Exception | None = None
         self._clients: WeakSet[Any] = WeakSet()
         self._dropped_s = -math.inf
 
     def join(self, client: Any) -> None:
         self._clients.add(client)
 
-    def told(self, connection: Any) -> None:
+    def told(self, connection: Any, reason: Exception) -> None:
         """The server of `connection` takes no writes. Of many that are told so at once, one has all of them dropped."""
         now = time.monotonic()
         if connection.age == self.age and now - self._dropped_s >= EVERY_S:
             self.age += 1
+            self.reason = reason
             self._dropped_s = now
             for client in self._clients:
                 drop_connections(client, like=connection)
@@ -117,17 +125,24 @@ class Parser(DefaultParser):  # type: ignore[misc, valid-type]
             error: Exception = parse(text)  # type: ignore[no-untyped-call]
             asking = listener()
             if asking is not None and may_be_elsewhere(error):
-                asking.line.bundle(asking).told(asking)
+                asking.line.bundle(asking).told(asking, error)
             return error
 
-        self.parse_error = heed  # type: ignore[method-assign]
+        self.parse_error = heed
         super().on_connect(connection)
 
 
-def age_of(redis: Redis) -> int:
-    """How often the connections of a client, which is of no cluster, were dropped with all that lead to its server."""
+def line_of(redis: Redis) -> Line:
+    """That of a client, which is of no cluster."""
     line: Line = redis.connection_pool.connection_kwargs["line"]
-    return line.bundle().age
+    return line
+
+
+def check_kept(bundle: Bundle, age: int, error: BaseException) -> None:
+    """Raises Dropped where a connection that failed was cut here, after the bundle had that age."""
+    is_lost = isinstance(error, exceptions.ConnectionError) and not may_be_elsewhere(error)
+    if is_lost and bundle.age != age:
+        raise Dropped(str(bundle.reason)) from bundle.reason
 
 
 def drop_connections(redis: Any, *, like: Any = None, is_silent: bool = False) -> None:

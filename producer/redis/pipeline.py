@@ -17,7 +17,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from penstock.producer.redis.connection import BACKOFF, COMMAND_TIMEOUT_S, RedisClient
 from penstock.producer.redis.faults import UNREACHABLE, may_be_elsewhere
-from penstock.producer.redis.moves import age_of
+from penstock.producer.redis.moves import check_kept, line_of
 from penstock.producer.tasks import end_tasks
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
@@ -45,7 +45,7 @@ async def execute(
 
     A script (EVAL) is sent as its hash, and whole only to a server that does not know it, after the other commands:
     what follows a script in one pipeline must not depend on it. What was refused by a server that takes no writes, to
-    which the name may lead no more, is sent once more, to where it leads now (`moves`).
+    which the name may lead no more, is sent once more, to where it leads now (`moves`), but no read that blocks.
 
     Args:
         redis: where to.
@@ -61,12 +61,14 @@ async def execute(
         if not may_send():
             raise Reconnected
         return await _exchange_hashed(functools.partial(_exchange_with_cluster, redis), commands)
-    age = age_of(redis)
+    line = line_of(redis)
+    bundle = line.bundle()
+    age = bundle.age
     answers = await _execute(redis, commands, may_send, timeout_s)
     refused = [
         place for place, answer in enumerate(answers) if isinstance(answer, Exception) and may_be_elsewhere(answer)
     ]
-    if not refused or age_of(redis) == age:
+    if line.is_blocking or not refused or bundle.age == age:
         return answers
     with suppress(Reconnected):  # whoever has to look first does so before the next try
         again = await _execute(redis, [commands[place] for place in refused], may_send, timeout_s)
@@ -89,6 +91,7 @@ async def _execute(
         await connection.disconnect(nowait=True)
         if isinstance(error, TimeoutError):  # Python's own, which is no RedisError
             raise exceptions.TimeoutError(f"no answer within {timeout_s:g} s") from error
+        check_kept(line_of(redis).bundle(), connection.age, error)
         raise
     finally:
         await redis.connection_pool.release(connection)

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 from refusing_proxy import PASSING, REFUSED, RefusingProxy
 from worker_harness import (
     Running,
@@ -23,6 +24,7 @@ from penstock.engine.loading.identity import Identity
 from penstock.producer import AsyncClient, keys
 from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.faults import may_be_elsewhere
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
 from penstock.worker.protocol import faults, scripts
@@ -114,7 +116,8 @@ async def test_who_leaves_is_not_held_up(redis_url: str, redis: RedisClient, qui
                 proxy.refuse(answer, *ONCE_AT_THE_END)
                 await worker.drain()
         assert proxy.refused.keys() == {"presence.RELEASE", *ONCE_AT_THE_END}
-        assert set(proxy.refused.values()) == {len(ANSWERS)}
+        once_more = {code for code, answer in PASSING.items() if may_be_elsewhere(ResponseError(answer))}
+        assert all(len(ANSWERS) <= num <= len(ANSWERS) + len(once_more) for num in proxy.refused.values())
 
 
 class Work:
