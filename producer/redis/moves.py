@@ -172,7 +172,8 @@ def _connections(redis: Any, like: Any) -> Iterator[tuple[Any, bool]]:
         yield from ((each, True) for each in pool._available_connections)  # noqa: SLF001
         yield from ((each, False) for each in pool._in_use_connections)  # noqa: SLF001
         return
-    for node in {id(node): node for node in (*redis.get_nodes(), *redis.startup_nodes)}.values():
+    nodes = (*redis.get_nodes(), *redis.startup_nodes, *redis.nodes_manager.startup_nodes.values())
+    for node in {id(node): node for node in nodes}.values():
         if like is None or (node.host, node.port) == (like.host, like.port):
             idle = set(node._free)  # noqa: SLF001
             yield from ((each, each in idle) for each in node._connections)  # noqa: SLF001

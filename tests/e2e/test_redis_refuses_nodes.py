@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2 as httpx
-import pytest
 from gateway_harness import running_gateway
+from nodes import proxied_nodes, sentinel
 from patience import WAIT_S
-from redis.asyncio import Redis
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
-from servers import SERVERS
 from worker_harness import Running, eventually, running_worker
 
 from penstock.producer import AsyncClient, Handle, PenstockError, Reply
@@ -29,54 +25,12 @@ from penstock.worker.local.embedded import EmbeddedServer
 TOKENS = 60
 
 
-@pytest.fixture
-async def proxies(redis_cluster: list[EmbeddedServer]) -> AsyncIterator[list[RefusingProxy]]:
-    """One before each node, which the nodes name to whoever asks for them."""
-    async with AsyncExitStack() as stack:
-        proxies = [await stack.enter_async_context(RefusingProxy(server.url)) for server in redis_cluster]
-        nodes = [await stack.enter_async_context(Redis.from_url(server.url)) for server in redis_cluster]
-        try:
-            for node, proxy in zip(nodes, proxies, strict=True):
-                await node.config_set("cluster-announce-port", proxy.port)
-            for node in nodes:
-                await eventually(lambda: _named(node, {proxy.port for proxy in proxies}))  # noqa: B023
-            yield proxies
-        finally:
-            for node in nodes:
-                await node.config_set("cluster-announce-port", 0)
-            for node in nodes:
-                await eventually(lambda: _named(node, {server.port for server in redis_cluster}))  # noqa: B023
-
-
-async def _named(node: Redis, ports: set[int]) -> bool:
-    slots = await node.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
-    return {entry[2][1] for entry in slots} == ports
-
-
-async def test_a_cluster_that_refuses_is_waited_for(proxies: list[RefusingProxy]) -> None:
-    url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
-    async with running_worker(url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker:
+async def test_a_cluster_that_refuses_is_waited_for(redis_cluster: list[EmbeddedServer]) -> None:
+    async with (
+        proxied_nodes(redis_cluster) as (url, proxies),
+        running_worker(url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker,
+    ):
         await outlast_all(worker, proxies, url, url)
-
-
-@contextmanager
-def sentinel(folder: Path, master_port: int) -> Iterator[int]:
-    """The port of one that watches `service`."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    config = folder / "sentinel.conf"
-    config.write_text(
-        f"port {port}\ndir {folder}\nsentinel monitor service 127.0.0.1 {master_port} 1\n"
-        "sentinel down-after-milliseconds service 60000\n"
-    )
-    process = subprocess.Popen(
-        [str(next(iter(SERVERS.values()))), str(config), "--sentinel"], stdout=subprocess.DEVNULL
-    )
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait(WAIT_S)
 
 
 async def test_a_server_behind_sentinel_that_refuses_is_waited_for(redis_url: str, tmp_path: Path) -> None:
