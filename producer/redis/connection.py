@@ -37,7 +37,7 @@ from penstock.producer.redis.faults import (
     may_pass,
     meaning_of,
 )
-from penstock.producer.redis.moves import Line, Parser, check_kept, line_of
+from penstock.producer.redis.moves import Line, Parser, check_kept, line_of, nodes_of
 from penstock.producer.redis.tls import Renewed, renew_sentinels
 
 RedisClient: TypeAlias = Redis | RedisCluster
@@ -376,7 +376,7 @@ class _Cluster(RedisCluster):
         """Closes all connections. The library forgets those that it has made to the nodes that were named at first, and
         closes none when the topology is to be looked at anew.
         """
-        nodes = {*self.startup_nodes, *self.nodes_manager.startup_nodes.values(), *self.get_nodes()}
+        nodes = nodes_of(self)
         await super().aclose()
         for node in nodes:
             await node.disconnect()

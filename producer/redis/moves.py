@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from redis import exceptions
 from redis._parsers.base import BaseParser
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import DefaultParser
 
 from penstock.producer.redis.faults import may_be_elsewhere
@@ -39,7 +40,8 @@ class Bundle:
     """All connections of one event loop that lead to one server, or to the name of one.
 
     Attributes:
-        age: how often they were dropped. A connection notes it before it resolves the name.
+        age: a connection notes it before it resolves the name. What is younger than the last that was told of a demoted
+            server may lead to another one.
         reason: what the server said the last time.
     """
 
@@ -48,19 +50,31 @@ class Bundle:
         self.reason: Exception | None = None
         self._clients: WeakSet[Any] = WeakSet()
         self._dropped_s = -math.inf
+        self._is_due = False
 
     def join(self, client: Any) -> None:
         self._clients.add(client)
 
     def told(self, connection: Any, reason: Exception) -> None:
         """The server of `connection` takes no writes. Of many that are told so at once, one has all of them dropped."""
-        now = time.monotonic()
-        if connection.age == self.age and now - self._dropped_s >= EVERY_S:
-            self.age += 1
-            self.reason = reason
-            self._dropped_s = now
-            for client in self._clients:
-                drop_connections(client, like=connection)
+        if connection.age != self.age:
+            return
+        self.age += 1
+        self.reason = reason
+        if self._is_due:
+            return
+        wait_s = self._dropped_s + EVERY_S - time.monotonic()
+        if wait_s <= 0:
+            self._drop(connection)
+        else:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(wait_s, self._drop, connection)
+
+    def _drop(self, told: Any) -> None:
+        self._is_due = False
+        self._dropped_s = time.monotonic()
+        for client in self._clients:
+            drop_connections(client, like=told, below=self.age)
 
 
 class Witness:
@@ -145,7 +159,7 @@ def check_kept(bundle: Bundle, age: int, error: BaseException) -> None:
         raise Dropped(str(bundle.reason)) from bundle.reason
 
 
-def drop_connections(redis: Any, *, like: Any = None, is_silent: bool = False) -> None:
+def drop_connections(redis: Any, *, like: Any = None, below: float = math.inf, is_silent: bool = False) -> None:
     """Has every connection of a client made anew, with its name resolved anew, by its next use.
 
     One with a command under way is closed when the answer is there. A blocking read is cut at once: whoever reads sees
@@ -154,11 +168,14 @@ def drop_connections(redis: Any, *, like: Any = None, is_silent: bool = False) -
     Args:
         redis: the client.
         like: of a cluster's connections, those to the node of this one alone; None: all.
+        below: those of a lower age alone.
         is_silent: no answer is to be waited for: what is under way is cut too.
     """
     if not isinstance(redis, Redis):
         redis._initialize = True  # noqa: SLF001  the topology is looked at before the next command
     for connection, is_idle in _connections(redis, like):
+        if connection.age >= below:
+            continue
         connection.mark_for_reconnect()
         writer = connection._writer  # noqa: SLF001
         if writer is not None and (is_idle or is_silent or connection.line.is_blocking):
@@ -172,8 +189,13 @@ def _connections(redis: Any, like: Any) -> Iterator[tuple[Any, bool]]:
         yield from ((each, True) for each in pool._available_connections)  # noqa: SLF001
         yield from ((each, False) for each in pool._in_use_connections)  # noqa: SLF001
         return
-    nodes = (*redis.get_nodes(), *redis.startup_nodes, *redis.nodes_manager.startup_nodes.values())
-    for node in {id(node): node for node in nodes}.values():
+    for node in nodes_of(redis):
         if like is None or (node.host, node.port) == (like.host, like.port):
             idle = set(node._free)  # noqa: SLF001
             yield from ((each, each in idle) for each in node._connections)  # noqa: SLF001
+
+
+def nodes_of(redis: RedisCluster) -> list[ClusterNode]:
+    """All that a client has connections to; several may be of one name."""
+    nodes = (*redis.get_nodes(), *redis.startup_nodes, *redis.nodes_manager.startup_nodes.values())
+    return list({id(node): node for node in nodes}.values())
