@@ -4,8 +4,9 @@
 
 A server, a proxy that answers in its place, and behind the proxy a worker whose engine is a timer, a gateway and a
 client. While the outage lasts, a request waits in the queue for the worker and a stream is open; a library call, an
-upload to the gateway and a look of `penstock top` are tried again and again (`top` itself looks once a second). Medians
-over rounds. Appends to `benchmarks/results/outages.jsonl`.
+upload to the gateway and a look of `penstock top` are tried again and again (`top` itself looks once a second). With a
+moved name, the outage ends when new connections reach a server that takes writes; old ones stay with the demoted one.
+Medians over rounds. Appends to `benchmarks/results/outages.jsonl`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ from penstock.worker.logs import configure_logs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
+from moved_name import MovingName
+from refusing_proxy import FULL, PASSING, REFUSED
 
 QUEUE = "outages"
-SILENCE, CLIENTS = "silence", "max number of clients"
-OUTAGES = (*PASSING, CLIENTS, *REFUSED, SILENCE)
+SILENCE, CLIENTS, MOVED = "silence", "max number of clients", "moved name"
+OUTAGES = (*PASSING, CLIENTS, *REFUSED, MOVED, SILENCE)
 TRY_EVERY_S = 0.05
 GIVE_UP_S = 60.0
 
@@ -84,17 +86,25 @@ class Lab:
     Args:
         proxy: what answers in the server's place.
         direct: a client of the server itself.
-        client: one behind the proxy.
+        client: one behind the proxy, for calls.
+        reader: another, which reads the stream and sends nothing.
         http: a client of a gateway behind it.
         top: what a screen looks with.
     """
 
     def __init__(
-        self, proxy: RefusingProxy, direct: AsyncClient, client: AsyncClient, http: httpx2.AsyncClient, top: Any
+        self,
+        proxy: MovingName,
+        direct: AsyncClient,
+        client: AsyncClient,
+        reader: AsyncClient,
+        http: httpx2.AsyncClient,
+        top: Any,
     ) -> None:
         self._proxy = proxy
         self._direct = direct
         self._client = client
+        self._reader = reader
         self._http = http
         self._top = top
         self._ended_s = 0.0
@@ -103,7 +113,7 @@ class Lab:
     async def opened(cls, stack: AsyncExitStack) -> Lab:
         server = stack.enter_context(EmbeddedServer())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        proxy = await stack.enter_async_context(RefusingProxy(server.url))
+        proxy = await stack.enter_async_context(MovingName(server.url))
         worker = FakeWorker(
             proxy.url,
             folder / "log",
@@ -112,20 +122,22 @@ class Lab:
         )
         stack.callback(worker.send, signal.SIGKILL)
         direct = await stack.enter_async_context(AsyncClient(server.url, queue=QUEUE))
-        client = await stack.enter_async_context(AsyncClient(proxy.url, queue=QUEUE))
+        # Each finds out by itself: within a process, what leads to one place is dropped together.
+        urls = [proxy.url.replace("127.0.0.1", host) for host in ("127.0.0.1", "localhost", "127.1", "127.0.1")]
+        client, reader = [await stack.enter_async_context(AsyncClient(url, queue=QUEUE)) for url in urls[:2]]
         async with asyncio.timeout(GIVE_UP_S):
             await direct.generate("x", max_tokens=1)  # once the worker is there
-        http = await stack.enter_async_context(_gateway(stack, proxy.url))
-        top = connect(proxy.url, decode=False, retries=0)
+        http = await stack.enter_async_context(_gateway(stack, urls[2]))
+        top = connect(urls[3], decode=False, retries=0)
         stack.push_async_callback(top.aclose)
-        lab = cls(proxy, direct, client, http, top)
+        lab = cls(proxy, direct, client, reader, http, top)
         await asyncio.gather(lab._call(), lab._ask(), lab._look())
         return lab
 
     async def suffer(self, outage: str, lasts_s: float) -> dict[str, float]:
         """Seconds from the end of one outage, by who meets it."""
         stream = await self._client.submit("x", max_tokens=10**6)
-        chunks = stream.stream()
+        chunks = self._reader.handle(stream.id).stream()
         await anext(chunks)
         self._ended_s = 0.0
         self._begin(outage)
@@ -147,6 +159,8 @@ class Lab:
     def _begin(self, outage: str) -> None:
         if outage == SILENCE:
             self._proxy.is_answering.clear()
+        elif outage == MOVED:
+            self._proxy.demote("quiet")
         elif outage == CLIENTS:
             self._proxy.greeting = FULL
             self._proxy.cut()
@@ -156,6 +170,7 @@ class Lab:
     def _end(self) -> None:
         self._ended_s = time.monotonic()
         self._proxy.allow()
+        self._proxy.move()
         self._proxy.is_answering.set()
 
     async def _until(self, attempt: Try) -> float:

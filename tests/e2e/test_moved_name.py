@@ -19,9 +19,13 @@ from redis.asyncio import Redis
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 
 from penstock.producer import AsyncClient
+from penstock.producer.operations.collector import look
 from penstock.producer.redis import moves
+from penstock.producer.redis.address import parse_url
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.cli.top import _Watch
+from penstock.worker.cli.watching.board import Board
 from penstock.worker.local.embedded import EmbeddedServer
 
 TOKENS = 60
@@ -183,4 +187,17 @@ async def test_one_of_many_that_are_refused_drops_all(names: list[MovingName], m
         bundle._drop(None)  # which is due in an hour
         assert await clients[0].set("k", "v")
         assert await blocking.ping()
+        await eventually(lambda: not name.num_open_old)
+
+
+async def test_top_shows_what_is_where_the_name_leads_to(names: list[MovingName]) -> None:
+    """It only reads, and the demoted server would answer that for ever."""
+    name = names[0]
+    async with aclosing(connect(name.url, decode=False, retries=0)) as redis:
+        watch = _Watch(redis, parse_url(name.url), "q", 1.0, Board(await look(redis, "q")))
+        name.demote("quiet")
+        name.move()
+        assert name.num_open_old
+        await watch._ask_witness()
+        await look(redis, "q")
         await eventually(lambda: not name.num_open_old)

@@ -7,12 +7,15 @@ import json
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+from redis import exceptions
 from rich.console import Console
 from rich.live import Live
 
+from penstock.producer import keys
 from penstock.producer.errors import PenstockError
 from penstock.producer.operations import dead_letters
 from penstock.producer.operations.collector import look
@@ -21,6 +24,7 @@ from penstock.producer.operations.snapshot import Snapshot
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.cancelling import cancel
 from penstock.producer.redis.connection import RedisClient, answered, connect
+from penstock.producer.redis.moves import Witness
 from penstock.producer.tasks import end_tasks
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
@@ -88,6 +92,7 @@ class _Watch:
         self._queue = queue
         self._interval_s = interval_s
         self._board = board
+        self._witness = Witness("SET", keys.drain(queue, "penstock-top"), "", "XX")  # there is none of that name
         self._has_ended = asyncio.Event()
         self._live = Live(console=Console(highlight=False, emoji=False), screen=True, auto_refresh=False)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,11 +129,19 @@ class _Watch:
             begun_s = loop.time()
             try:
                 async with answered(self._address, ANSWER_S):
+                    await self._ask_witness()
                     self._board.show(await look(self._redis, self._queue))
             except PenstockError as error:
                 self._board.trouble = str(error)
             self._draw()
             await asyncio.sleep(max(0.0, begun_s + self._interval_s - loop.time()))
+
+    async def _ask_witness(self) -> None:
+        """A demoted server would show for ever what it had."""
+        command = self._witness.due()
+        if command is not None:
+            with suppress(exceptions.ResponseError):
+                await self._redis.execute_command(*command)
 
     def _press(self, key: str) -> None:
         try:
