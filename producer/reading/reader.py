@@ -20,7 +20,7 @@ from penstock.producer.ids import new_id, slot_of
 from penstock.producer.reading.entries import Position, decode_fields, entry_id, position
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.connection import Fields, RedisClient, as_ours, connect_blocking
-from penstock.producer.redis.faults import UNREACHABLE, is_junk, is_refused, may_pass
+from penstock.producer.redis.faults import UNREACHABLE, Dropped, is_junk, is_refused, may_pass
 from penstock.producer.redis.moves import BLOCK_S, Witness
 from penstock.producer.redis.pipeline import Batcher
 from penstock.producer.redis.streams import read_streams
@@ -276,7 +276,8 @@ class _Line:
                     continue
                 lost_at = lost_at or time.monotonic()
                 num_failures += 1
-                self._hear(error)
+                if not isinstance(error, Dropped):
+                    self._hear(error)
                 if time.monotonic() - lost_at > self._give_up_after_s or self._never_got_in(error):
                     self._fail_all(partial(as_ours, error, self._address))
                     lost_at = None

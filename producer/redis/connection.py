@@ -341,14 +341,14 @@ class _Redis(Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         line = line_of(self)
         bundle = line.bundle()
-        age = bundle.age
+        num_drops = bundle.num_drops
         try:
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except exceptions.ResponseError as error:
-            if line.is_blocking or not may_be_elsewhere(error) or bundle.age == age:
+            if line.is_blocking or not may_be_elsewhere(error) or bundle.num_drops == num_drops:
                 raise
         except exceptions.ConnectionError as error:
-            check_kept(bundle, age, error)
+            check_kept(bundle, num_drops, error)
             raise
         return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 

@@ -26,6 +26,13 @@ class JunkFound(exceptions.ResponseError):
         self.key = key
 
 
+class Dropped(exceptions.ConnectionError):
+    """The connection was cut here with all others, for what the server said over one of them: the cause (`moves`).
+
+    It is no outage by itself: the next try tells how the server is.
+    """
+
+
 class Meaning(Enum):
     """What to make of an error, those that end last first: of several errors together the last one counts."""
 

@@ -21,7 +21,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import DefaultParser
 
-from penstock.producer.redis.faults import may_be_elsewhere
+from penstock.producer.redis.faults import Dropped, may_be_elsewhere
 
 EVERY_S = 0.5
 """Of a server that stays read-only, connections are made anew no more often than that."""
@@ -32,21 +32,18 @@ BLOCK_S = 1.0
 WITNESS_EVERY_S = 0.9
 
 
-class Dropped(exceptions.ConnectionError):
-    """The connection was cut with all others, for what the server said over one of them: the cause."""
-
-
 class Bundle:
     """All connections of one event loop that lead to one server, or to the name of one.
 
     Attributes:
         age: a connection notes it before it resolves the name. What is younger than the last that was told of a demoted
             server may lead to another one.
+        num_drops: how often all that were older were dropped.
         reason: what the server said the last time.
     """
 
     def __init__(self) -> None:
-        self.age = 0
+        self.age = self.num_drops = 0
         self.reason: Exception | None = None
         self._clients: WeakSet[Any] = WeakSet()
         self._dropped_s = -math.inf
@@ -72,6 +69,7 @@ class Bundle:
 
     def _drop(self, told: Any) -> None:
         self._is_due = False
+        self.num_drops += 1
         self._dropped_s = time.monotonic()
         for client in self._clients:
             drop_connections(client, like=told, below=self.age)
@@ -152,10 +150,10 @@ def line_of(redis: Redis) -> Line:
     return line
 
 
-def check_kept(bundle: Bundle, age: int, error: BaseException) -> None:
-    """Raises Dropped where a connection that failed was cut here, after the bundle had that age."""
+def check_kept(bundle: Bundle, num_drops: int, error: BaseException) -> None:
+    """Raises Dropped where a connection that failed was cut here, as the bundle had not been dropped more often."""
     is_lost = isinstance(error, exceptions.ConnectionError) and not may_be_elsewhere(error)
-    if is_lost and bundle.age != age:
+    if is_lost and bundle.num_drops != num_drops:
         raise Dropped(str(bundle.reason)) from bundle.reason
 
 

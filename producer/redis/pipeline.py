@@ -63,12 +63,12 @@ async def execute(
         return await _exchange_hashed(functools.partial(_exchange_with_cluster, redis), commands)
     line = line_of(redis)
     bundle = line.bundle()
-    age = bundle.age
+    num_drops = bundle.num_drops
     answers = await _execute(redis, commands, may_send, timeout_s)
     refused = [
         place for place, answer in enumerate(answers) if isinstance(answer, Exception) and may_be_elsewhere(answer)
     ]
-    if line.is_blocking or not refused or bundle.age == age:
+    if line.is_blocking or not refused or bundle.num_drops == num_drops:
         return answers
     with suppress(Reconnected):  # whoever has to look first does so before the next try
         again = await _execute(redis, [commands[place] for place in refused], may_send, timeout_s)
@@ -84,6 +84,8 @@ async def _execute(
     if not may_send():
         await redis.connection_pool.release(connection)
         raise Reconnected
+    bundle = line_of(redis).bundle()
+    num_drops = bundle.num_drops
     try:
         async with asyncio.timeout(timeout_s):
             return await _exchange_hashed(functools.partial(_exchange, connection), commands)
@@ -91,7 +93,7 @@ async def _execute(
         await connection.disconnect(nowait=True)
         if isinstance(error, TimeoutError):  # Python's own, which is no RedisError
             raise exceptions.TimeoutError(f"no answer within {timeout_s:g} s") from error
-        check_kept(line_of(redis).bundle(), connection.age, error)
+        check_kept(bundle, num_drops, error)
         raise
     finally:
         await redis.connection_pool.release(connection)

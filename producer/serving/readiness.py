@@ -9,7 +9,7 @@ from typing import get_args
 
 import structlog
 
-from penstock.producer.redis.faults import Trouble, is_refused, trouble_of, word_of
+from penstock.producer.redis.faults import Dropped, Trouble, is_refused, trouble_of, word_of
 from penstock.producer.serving.hints import hint_for, public_reason
 
 _log = structlog.get_logger(__name__)
@@ -82,6 +82,8 @@ class Readiness:
 
     def lost_redis(self, part: str, error: Exception) -> None:
         """A part has no answer from Redis, or one that it cannot go on with, and will try again."""
+        if isinstance(error, Dropped):
+            return
         self.not_ready(part, public_reason(error))
         now_s = self._clock()
         if is_refused(error):
