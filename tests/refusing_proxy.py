@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -57,6 +58,7 @@ class RefusingProxy:
         refused: how often each was answered here.
         greeting: what new connections are told before they are closed; None: they are taken.
         is_answering: while it is not set, no answer goes back; what came before is executed.
+        num_links: how many connections were taken.
     """
 
     def __init__(self, url: str) -> None:
@@ -64,9 +66,14 @@ class RefusingProxy:
         self._host, self._server_port = parts.hostname or "127.0.0.1", parts.port or 6379
         self._server: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self._answer = b""
         self._matches: Callable[[str], bool] = _is_work
         self._turns: list[bytes] = []
+        self._num_deaths = 0
+        self._reads_on = True
+        self._held = ""
+        self.num_links = 0
         self.port = 0
         self.seen: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -91,6 +98,24 @@ class RefusingProxy:
     def allow(self) -> None:
         """Ends what was refused, and greets no more."""
         self._answer, self._turns, self.greeting = b"", [], None
+
+    def forget(self, *, reads_on: bool = True) -> None:
+        """Lets the connections that there are die silently, as a balancer does that has lost its table: what comes over
+        them goes nowhere, and neither end hears of it, nor that the other one closes. New ones work.
+
+        With `reads_on` False it is not even taken from them.
+        """
+        self._num_deaths += 1
+        self._reads_on = reads_on
+
+    def hold(self, name: str) -> None:
+        """From now on commands of this name get no answer, and others do, over the same connections too."""
+        self._held = name
+
+    def half_close(self) -> None:
+        """Ends what goes to the clients over all connections there are; what they send is still taken."""
+        for writer in self._writers:
+            writer.write_eof()
 
     def cut(self) -> None:
         """Closes all connections there are."""
@@ -122,15 +147,20 @@ class RefusingProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server: asyncio.StreamWriter | None = None
+        link = _Link(self, self._num_deaths)
+        self._writers.add(writer)
+        self.num_links += 1
         try:
             server_reader, server = await asyncio.open_connection(self._host, self._server_port)
             commands: asyncio.Queue[Command] = asyncio.Queue()
             ends = [
-                asyncio.create_task(_read_commands(reader, commands)),
-                asyncio.create_task(self._answer_all(commands, writer, server_reader, server)),
+                asyncio.create_task(_read_commands(reader, commands, link)),
+                asyncio.create_task(self._answer_all(commands, writer, server_reader, server, link)),
             ]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the server is to notice who has gone
+                if link.is_dead:
+                    await asyncio.Event().wait()
             finally:
                 for end in ends:
                     end.cancel()
@@ -138,6 +168,7 @@ class RefusingProxy:
         except OSError:
             pass
         finally:
+            self._writers.discard(writer)
             for end in (writer, server):
                 if end is not None:
                     end.transport.abort()
@@ -148,9 +179,12 @@ class RefusingProxy:
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server: asyncio.StreamWriter,
+        link: _Link,
     ) -> None:
         while True:
             command = await commands.get()
+            if link.is_dead:
+                continue
             name = name_of(command)
             self.seen[name] += 1
             refusal = self._refusal_of(name)
@@ -161,6 +195,8 @@ class RefusingProxy:
                 server.write(pack_command(tuple(command)))
                 answer = await read_answer(server_reader)
             await self.is_answering.wait()
+            if link.is_dead or name == self._held:
+                continue
             writer.write(answer)
             await writer.drain()
 
@@ -171,9 +207,25 @@ class RefusingProxy:
         return self._turns[turn] if turn < len(self._turns) else self._answer
 
 
-async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[Command]) -> None:
+@dataclass(frozen=True)
+class _Link:
+    """One connection: it is dead once more have died than had when it was made."""
+
+    proxy: RefusingProxy
+    num_deaths: int
+
+    @property
+    def is_dead(self) -> bool:
+        return self.num_deaths < self.proxy._num_deaths
+
+    @property
+    def is_read(self) -> bool:
+        return self.proxy._reads_on or not self.is_dead
+
+
+async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[Command], link: _Link) -> None:
     parser = Reader()
-    while data := await reader.read(1 << 16):
+    while link.is_read and (data := await reader.read(1 << 16)):
         parser.feed(data)
         while (command := parser.gets()) is not False:
             commands.put_nowait(command)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 ENDED = ("done", "dead")
 """The `status` in a request's state after its reply was ended."""
 
-LATE_S = 1.0  # after which a blocked read is woken that should have ended: the server's clock was set back
+LATE_S = 0.5  # after which a blocked read is woken that should have ended: the server's clock was set back
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
 WAKE_RETRY_S = 0.05

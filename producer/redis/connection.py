@@ -14,12 +14,7 @@ from hiredis import pack_command
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
-from redis.asyncio.connection import (
-    AbstractConnection,
-    Connection,
-    ConnectionPool,
-    UnixDomainSocketConnection,
-)
+from redis.asyncio.connection import AbstractConnection, ConnectionPool, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -38,7 +33,8 @@ from penstock.producer.redis.faults import (
     meaning_of,
 )
 from penstock.producer.redis.moves import Line, Parser, check_kept, line_of, nodes_of
-from penstock.producer.redis.tls import Renewed, renew_sentinels
+from penstock.producer.redis.silence import Watched
+from penstock.producer.redis.tls import Renewed
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -47,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
+SENTINEL_TIMEOUT_S = 2.0  # for one of them: there are others
 BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 
 
@@ -80,7 +77,7 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
     """
     timeout_s = block_s + COMMAND_TIMEOUT_S
     retry = Retry(NoBackoff(), 0)
-    redis = _client(url, is_blocking=True, decode_responses=decode, retry=retry, socket_timeout=timeout_s)
+    redis = _client(url, block_s, decode_responses=decode, retry=retry, socket_timeout=timeout_s)
     return redis if name is None else _named(redis, name)
 
 
@@ -221,31 +218,33 @@ async def make_group(redis: RedisClient, stream: str) -> None:
             raise
 
 
-def _client(url: str | Address, *, is_blocking: bool = False, **common: Any) -> RedisClient:
+def _client(url: str | Address, block_s: float | None = None, **common: Any) -> RedisClient:
     address = parse_url(url) if isinstance(url, str) else url
     check_files(address)
-    redis = _made(address, common)
-    line = Line(str(address), is_of_nodes=address.kind == "cluster", is_blocking=is_blocking)
+    redis = _made(address, block_s or 0.0, common)
+    line = Line(str(address), is_of_nodes=address.kind == "cluster", is_blocking=block_s is not None)
     line.lead(redis)
     for options in _options_of(redis):
         options.update(line=line, parser_class=Parser)
     return redis
 
 
-def _made(address: Address, common: dict[str, Any]) -> RedisClient:
+def _made(address: Address, block_s: float, common: dict[str, Any]) -> RedisClient:
     # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
     options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
     options.update(_login(address))
     if address.kind == "unix":
         return _Redis.from_pool(_Pool(connection_class=_UnixConnection, path=address.path, db=address.db, **options))
     options["socket_connect_timeout"] = CONNECT_TIMEOUT_S
+    watched: dict[str, Any] = {"deployment": str(address), "block_s": block_s}
     if address.kind == "cluster":
-        return _Cluster.of(address, options)
+        return _Cluster.of(address, options, watched)
     if address.kind == "sentinel":
-        return _SentinelRedis.through(address, {**options, "db": address.db})
+        return _SentinelRedis.through(address, {**options, **watched, "db": address.db})
     host, port = address.hosts[0]
     kind = _TlsConnection if address.tls else _Connection
-    return _Redis.from_pool(_Pool(connection_class=kind, host=host, port=port, db=address.db, **options))
+    pool = _Pool(connection_class=kind, host=host, port=port, db=address.db, **options, **watched)
+    return _Redis.from_pool(pool)
 
 
 def _login(address: Address, *, is_sentinel: bool = False) -> dict[str, Any]:
@@ -289,19 +288,28 @@ class _Lean(AbstractConnection):
         await super().send_packed_command(command, check_health)
 
 
-class _Connection(_Lean, Connection): ...
-
-
-class _TlsConnection(_Lean, Renewed): ...
-
-
 class _UnixConnection(_Lean, UnixDomainSocketConnection): ...
 
 
-class _SentinelConnection(_Lean, SentinelManagedConnection): ...
+class _Connection(_Lean, Watched):
+    def __init__(self, *, line: Line, **options: Any) -> None:
+        super().__init__(line=line, **options)
+        self._made_with["line"] = line  # for another one like it
 
 
-class _SentinelTlsConnection(_Lean, Renewed, SentinelManagedSSLConnection): ...
+class _TlsConnection(_Connection, Renewed): ...
+
+
+class _SentinelConnection(_Connection, SentinelManagedConnection): ...
+
+
+class _SentinelTlsConnection(_Connection, Renewed, SentinelManagedSSLConnection): ...
+
+
+class _ToSentinel(Watched): ...
+
+
+class _ToSentinelByTls(Watched, Renewed): ...
 
 
 class _Pool(ConnectionPool):
@@ -314,7 +322,7 @@ class _Pool(ConnectionPool):
         connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
         try:
             if connection.should_reconnect():  # type: ignore[no-untyped-call]
-                await connection.disconnect()
+                await connection.disconnect(nowait=True)
             await self.ensure_connection(connection)
         except BaseException:
             await self.release(connection)
@@ -362,14 +370,15 @@ class _Cluster(RedisCluster):
     """
 
     @classmethod
-    def of(cls, address: Address, options: dict[str, Any]) -> _Cluster:
-        """With `_Lean` connections."""
+    def of(cls, address: Address, options: dict[str, Any], watched: dict[str, Any]) -> _Cluster:
+        """With `_Lean` connections, which are made with `watched` too."""
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         client = cls(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
         kind = _TlsConnection if address.tls else _Connection
-        client.connection_kwargs["connection_class"] = kind
+        client.connection_kwargs.update({**watched, "connection_class": kind})  # of nodes found later
         for node in client.startup_nodes:
             node.connection_class = kind
+            node.connection_kwargs.update(watched)
         return client
 
     async def aclose(self) -> None:
@@ -410,19 +419,26 @@ class _SentinelRedis(_Redis):
         tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
         to_master = {name: value for name, value in options.items() if address.tls or name not in tls}
         to_sentinels = {
-            **({"ssl": True, **tls} if address.sentinel_tls else {}),
+            **(tls if address.sentinel_tls else {}),
             **_login(address, is_sentinel=True),
-            "socket_timeout": CONNECT_TIMEOUT_S,
-            "socket_connect_timeout": CONNECT_TIMEOUT_S,
-            "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 1),
+            "deployment": options["deployment"],
+            "max_idle_s": 0.0,  # they are asked when something has broken, which may have broken these connections too
+            "protocol": 2,
+            "driver_info": None,
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),
         }
-        manager = Sentinel(list(address.hosts), sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
+        to_one = _ToSentinelByTls if address.sentinel_tls else _ToSentinel
+        manager = Sentinel([])  # type: ignore[no-untyped-call]
+        manager.sentinels = [
+            Redis.from_pool(_Pool(connection_class=to_one, host=host, port=port, **to_sentinels))
+            for host, port in address.hosts
+        ]
         client: _SentinelRedis = manager.master_for(
             address.service, cls, connection_pool_class=_SentinelPool, connection_class=kind, **to_master
         )
         client._manager = manager
-        if address.sentinel_tls:
-            renew_sentinels(manager)
         return client
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:

@@ -9,6 +9,7 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import PipelineCommand
 
 from penstock.producer.redis.connection import RedisClient
+from penstock.producer.redis.silence import blocking
 
 CONFIRM_TIMEOUT_MS = 5000
 """Longer than the second that `appendfsync everysec` lets pass, shorter than the connection's own time limit."""
@@ -42,7 +43,9 @@ async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:
         RedisError, OSError: the connection failed.
     """
     for _ in range(_TRIES):
-        touched, confirmed = await _in_one_go(redis, key, ("EXPIRE", key, ttl_s), ("WAITAOF", 1, 0, CONFIRM_TIMEOUT_MS))
+        with blocking(CONFIRM_TIMEOUT_MS / 1000):
+            wait = ("WAITAOF", 1, 0, CONFIRM_TIMEOUT_MS)
+            touched, confirmed = await _in_one_go(redis, key, ("EXPIRE", key, ttl_s), wait)
         if not isinstance(touched, Exception):
             break
         await redis.expire(key, ttl_s)  # follows a slot that has moved, and raises what is no passing matter

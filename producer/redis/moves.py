@@ -136,7 +136,7 @@ class Parser(DefaultParser):  # type: ignore[misc, valid-type]
         def heed(text: str) -> Exception:
             error: Exception = parse(text)  # type: ignore[no-untyped-call]
             asking = listener()
-            if asking is not None and may_be_elsewhere(error):
+            if asking is not None and asking.line is not None and may_be_elsewhere(error):
                 asking.line.bundle(asking).told(asking, error)
             return error
 

@@ -19,6 +19,7 @@ from redis import exceptions
 from penstock.producer import keys
 from penstock.producer.redis import pipeline
 from penstock.producer.redis.connection import Fields, RedisClient
+from penstock.producer.redis.faults import UNREACHABLE
 from penstock.producer.redis.streams import pairs, stream_entries
 from penstock.producer.wire import ID_PATTERN, entry_size
 from penstock.worker.config import WorkerConfig
@@ -206,11 +207,16 @@ class EntryReader:
     ) -> list[QueueEntry]:
         """A new entry, unless another worker should have it; none once it is time to look again whose turn it is."""
         requests, nudges = keys.requests(self._config.queue), keys.nudges(self._config.queue, self._config.name)
-        late = asyncio.get_running_loop().call_later(block_ms / 1000 + LATE_S, self._wake_soon)
+        loop = asyncio.get_running_loop()
+        over_s = loop.time() + block_ms / 1000 + LATE_S
+        late = loop.call_at(over_s, self._wake_soon)
         try:
             answer = await self._blocking.xreadgroup(
                 keys.GROUP, self._config.name, {requests: ">", nudges: ">"}, count=1, block=block_ms
             )
+        except UNREACHABLE:
+            loop.call_at(over_s, self.on_broken)  # until then a server that did not hear of it may go on giving to it
+            raise
         finally:
             late.cancel()
         found = []

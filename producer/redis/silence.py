@@ -1,0 +1,329 @@
+"""Connections that die silently: a balancer or a NAT on the way forgets them, and tells nobody.
+
+Whoever waits over one would wait until its time is over, and whoever comes next over the next one. So when an answer is
+long in coming, a new connection is made and asked for one. A server answers in turn: where the new connection has its
+answer, and the old one still has none a while later, the old one is dead. It is closed, and with it all of the process
+that were as silent. A server that is slow, busy or away answers the new connection as late as the old one, or not at
+all, and nothing is closed.
+
+The kernel watches too, where it can (`tune`): it finds what nobody waits over, and keeps routers from forgetting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import socket
+import struct
+import termios
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from fcntl import ioctl
+from functools import partial
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+from redis import exceptions
+from redis.asyncio.connection import Connection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from penstock.producer.redis.faults import is_not_permitted
+from penstock.producer.redis.moves import Line, Parser
+
+_log = logging.getLogger(__name__)
+
+ANSWER_S = 2.5  # after which an answer is long in coming
+LATE_S = 1.5  # so is one to a blocking read, so long after it should have ended
+GRACE_S = 0.75  # for the old connections, once a new one was answered; at least as long as that took
+ASK_TIMEOUT_S = 3.0
+ASK_EVERY_S = 1.0  # where the new connection has no answer either
+MAX_IDLE_S = 30.0  # a connection that was not used for so long is made anew
+MOST_PATIENT = 4.0  # times the above: then the time limits of commands are over
+PATIENT_FOR_S = 5.0  # times how patient
+
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+"""Options of a socket, by their names in Python; the last one is Linux', in milliseconds, and TCP_KEEPALIVE macOS'."""
+
+_block_s: ContextVar[float] = ContextVar("_block_s", default=0.0)
+
+
+@contextmanager
+def blocking(block_s: float) -> Iterator[None]:
+    """Says that the server may leave what is sent in the block unanswered for so long."""
+    token = _block_s.set(block_s)
+    try:
+        yield
+    finally:
+        _block_s.reset(token)
+
+
+def tune(connected: socket.socket) -> None:
+    """Has the kernel ask after 5 s without a packet whether the other end is there, and give up after 10 s.
+
+    What a platform or a sandbox does not have is left out.
+    """
+    with suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        with suppress(OSError, AttributeError):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class Wait:
+    """What one connection waits for.
+
+    Attributes:
+        since_s: since when nothing has come or gone; None: nothing is waited for.
+        limit_s: how long that may take.
+        heard_s: when something came last (monotonic, as all times here).
+    """
+
+    __slots__ = ("block_s", "heard_s", "limit_s", "since_s", "watch")
+
+    def __init__(self, block_s: float) -> None:
+        self.block_s = block_s
+        self.since_s: float | None = None
+        self.heard_s = 0.0
+        self.watch: Watch | None = None
+        self.limit_s = 0.0
+
+    def begin(self) -> None:
+        self.since_s = time.monotonic()
+        block_s = max(self.block_s, _block_s.get())
+        self.limit_s = block_s + LATE_S if block_s else ANSWER_S
+        if self.watch is not None:
+            self.watch.expect(self.since_s + self.limit_s)
+
+    def due_s(self, patience: float) -> float:
+        """When it gets long."""
+        return math.inf if self.since_s is None else self.since_s + self.limit_s * patience
+
+
+class _Parser(Parser):
+    """Knows when something is waited for, and when something comes, be it a part of an answer."""
+
+    def __init__(self, wait: Wait, socket_read_size: int) -> None:
+        super().__init__(socket_read_size)
+        self._wait = wait
+
+    async def read_from_socket(self) -> bool:
+        wait = self._wait
+        wait.begin()
+        try:
+            await super().read_from_socket()  # type: ignore[no-untyped-call]
+            wait.heard_s = time.monotonic()
+        finally:
+            wait.since_s = None
+        return True
+
+
+class Watched(Connection):
+    """A connection that is closed when it is found dead, and made anew when it has not been used for long.
+
+    Args:
+        deployment: what it leads to: all connections to it are looked after together.
+        block_s: for how long the server may leave a command unanswered.
+        max_idle_s: for how long it may be idle.
+    """
+
+    line: Line | None = None  # of a sentinel there is none
+
+    def __init__(self, *, deployment: str, block_s: float = 0.0, max_idle_s: float = MAX_IDLE_S, **kwargs: Any) -> None:
+        self._made_with = {"deployment": deployment, **kwargs}
+        self._deployment = deployment
+        self._max_idle_s = max_idle_s
+        self.wait = Wait(block_s)
+        super().__init__(**{**kwargs, "parser_class": partial(_Parser, self.wait), "socket_keepalive_options": {}})
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The server that it leads to, of those of the deployment."""
+        return self.host, self.port
+
+    async def connect(self) -> None:
+        if self.is_connected and self.should_reconnect():
+            await self.disconnect(nowait=True)
+        await super().connect()  # type: ignore[no-untyped-call]
+
+    async def _connect(self) -> None:
+        await super()._connect()  # type: ignore[no-untyped-call]
+        if self._writer is not None:
+            tune(self._writer.get_extra_info("socket"))
+        self.wait.heard_s = time.monotonic()
+        self.wait.watch = Watch.of(self._deployment)
+        self.wait.watch.add(self)
+
+    def should_reconnect(self) -> bool:
+        return bool(super().should_reconnect()) or self._is_stale  # type: ignore[no-untyped-call]
+
+    @property
+    def _is_stale(self) -> bool:
+        wait = self.wait
+        idle_s = time.monotonic() - wait.heard_s
+        return idle_s > self._max_idle_s and wait.since_s is None and self.is_connected
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        if self.is_connected:
+            self.wait.begin()
+        try:
+            await super().send_packed_command(command, check_health)
+        finally:
+            self.wait.since_s = None
+
+    async def disconnect(self, nowait: bool = False, *args: Any, **kwargs: Any) -> None:
+        if nowait and self._writer is not None:
+            self._writer.transport.abort()  # what it has not sent yet would keep it open for as long as nobody reads
+        await super().disconnect(nowait, *args, **kwargs)
+
+    def close_dead(self, why: str) -> None:
+        """Whoever waits over it gets an error."""
+        if self._reader is not None and self._writer is not None:
+            self.wait.since_s = None
+            self.mark_for_reconnect()  # type: ignore[no-untyped-call]
+            self._reader.set_exception(exceptions.ConnectionError(why))
+            self._writer.transport.abort()
+
+    def unsent(self) -> int:
+        """How many bytes have not reached the other end, as far as that is known."""
+        if self._writer is None:
+            return 0
+        transport = self._writer.transport
+        in_kernel = 0
+        with suppress(OSError, ValueError):  # not every platform says
+            descriptor = transport.get_extra_info("socket").fileno()
+            (in_kernel,) = struct.unpack("i", ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
+        return transport.get_write_buffer_size() + in_kernel
+
+    async def ask_anew(self) -> float | None:
+        """Makes another one like it, which nobody else uses; in how many seconds that has an answer. None: in none."""
+        plain = {"redis_connect_func": None, "retry": Retry(NoBackoff(), 0)}
+        other = type(self)(**{**self._made_with, **plain})
+        asked_s = time.monotonic()
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                await other.connect()
+                asked_s = time.monotonic()
+                await other.send_command("PING", check_health=False)
+                await other.read_response()
+        except Exception as error:  # whatever it is, it is no answer
+            if not (is_not_permitted(error) and other.is_connected):
+                return None
+        finally:
+            await other.disconnect(nowait=True)
+        return time.monotonic() - asked_s
+
+
+class Watch:
+    """Looks after all connections of one event loop to one deployment. It does nothing while no answer is late.
+
+    A server may leave one client alone without answering the others later: `CLIENT PAUSE WRITE`, a proxy with many
+    servers behind it. So after each time that a connection was closed, or taken for late and then answered, it is more
+    patient for a while.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._connections: WeakSet[Watched] = WeakSet()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf  # when the timer is
+        self._task: asyncio.Task[None] | None = None
+        self._patience = 1.0
+        self._learnt_s = -math.inf
+
+    @classmethod
+    def of(cls, deployment: str) -> Watch:
+        loop = asyncio.get_running_loop()
+        key = (id(loop), deployment)
+        watch = _watches.get(key)
+        if watch is None or watch.loop is not loop:
+            watch = _watches[key] = cls(loop)
+        return watch
+
+    def add(self, connection: Watched) -> None:
+        self._connections.add(connection)
+
+    def expect(self, due_s: float) -> None:
+        """Somebody waits, and it gets long then."""
+        if due_s < self._due_s and self._task is None:
+            self._due_s = due_s
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_later(due_s - time.monotonic(), self._look)
+
+    def _look(self) -> None:
+        self._timer, self._due_s = None, math.inf
+        self._forget()
+        due_s = min((each.wait.due_s(self._patience) for each in self._connections), default=math.inf)
+        if due_s <= time.monotonic():
+            self._task = self.loop.create_task(self._ask(), name="penstock-silence")
+            self._task.add_done_callback(self._asked)
+        elif due_s < math.inf:
+            self.expect(due_s)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            self._look()
+
+    async def _ask(self) -> None:
+        while late := [each for each in self._connections if each.wait.due_s(self._patience) <= time.monotonic()]:
+            if not await self._judge(late):
+                await asyncio.sleep(ASK_EVERY_S * random.uniform(0.75, 1.25))
+
+    async def _judge(self, late: list[Watched]) -> bool:
+        """Whether a new connection had an answer. If so, none of these is late any more."""
+        before = [(each, each.wait.since_s or 0.0, each.wait.limit_s, each.unsent()) for each in late]
+        places = {each.place: each for each in late}
+        took = dict(zip(places, await asyncio.gather(*(each.ask_anew() for each in places.values())), strict=True))
+        answers = [each for each in took.values() if each is not None]
+        if not answers:
+            return False
+        slice_s = max(GRACE_S, *answers) / 4  # in slices: what has come while this process was busy is read meanwhile
+        for _ in range(4):
+            await asyncio.sleep(slice_s)
+        dead = []
+        for each, since_s, limit_s, unsent in before:
+            if each.wait.since_s != since_s:
+                self._learn(1.25 * (each.wait.heard_s - since_s) / limit_s)
+            elif each.unsent() != unsent:
+                each.wait.since_s = time.monotonic()
+            elif took[each.place] is not None:
+                dead.append(each)
+        if dead:
+            self._close(dead, max(answers))
+        return all(answer is not None for answer in took.values())
+
+    def _close(self, dead: list[Watched], took_s: float) -> None:
+        """These, and those that were as silent: idle ones, and those that wait for a server that is there."""
+        since_s = min(each.wait.since_s or math.inf for each in dead)
+        places = {each.place for each in dead}
+        silent = [
+            each
+            for each in self._connections
+            if each.is_connected
+            and each.wait.heard_s <= since_s
+            and (each.wait.since_s is None or each.place in places)
+        ]
+        silent_s = time.monotonic() - since_s
+        why = f"dead: silent for {silent_s:.1f} s, while a new connection was answered within {took_s:.3f} s"
+        _log.warning("%d connections to Redis were %s", len(silent), why)
+        for each in silent:
+            each.close_dead(f"the connection was {why}")
+        self._learn(2 * self._patience)
+
+    def _learn(self, patience: float) -> None:
+        if patience > 1.0:
+            self._patience = min(MOST_PATIENT, max(self._patience, patience))
+            self._learnt_s = time.monotonic()
+
+    def _forget(self) -> None:
+        if time.monotonic() - self._learnt_s > PATIENT_FOR_S * self._patience:
+            self._patience = 1.0
+
+
+_watches: WeakValueDictionary[tuple[int, str], Watch] = WeakValueDictionary()

@@ -1,0 +1,80 @@
+"""Connections die silently, or are half closed, under a worker, a gateway and a client: all go on over new ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+from gateway_harness import running_gateway
+from nodes import sentinel
+from patience import WAIT_S
+from refusing_proxy import RefusingProxy
+from worker_harness import Running, eventually, running_worker
+
+from penstock.producer import AsyncClient
+from penstock.producer.redis import silence
+from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+
+TOKENS = 60
+Break = Callable[[RefusingProxy], None]
+BREAKS: dict[str, Break] = {
+    "black hole": lambda proxy: proxy.forget(),
+    "takes nothing": lambda proxy: proxy.forget(reads_on=False),
+    "half closed": lambda proxy: proxy.half_close(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANSWER_S", "LATE_S", "GRACE_S", "ASK_EVERY_S"):
+        monkeypatch.setattr(silence, name, 0.2)
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[tuple[Running, AsyncClient, httpx.AsyncClient]]:
+    async with (
+        running_worker(url, FakeEngine(step_s=0.01), heartbeat_ttl_s=30) as worker,
+        running_gateway(url) as gateway,
+        AsyncClient(url, queue="q") as client,
+        httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+    ):
+        yield worker, client, http
+
+
+async def test_work_goes_on(redis_url: str) -> None:
+    async with RefusingProxy(redis_url) as proxy:
+        await outlast(proxy.url, [proxy], BREAKS)
+
+
+async def test_work_behind_sentinel_goes_on(redis_url: str, tmp_path: Path) -> None:
+    async with RefusingProxy(redis_url) as proxy:
+        with sentinel(tmp_path, proxy.port) as port:
+            await outlast(f"redis+sentinel://127.0.0.1:{port}/service/0", [proxy], ["black hole"])
+
+
+async def outlast(url: str, proxies: Sequence[RefusingProxy], breaks: Iterable[str]) -> None:
+    """Streams that are under way, and what comes when all were idle."""
+
+    def break_all(name: str) -> None:
+        for proxy in proxies:
+            BREAKS[name](proxy)
+
+    async with serving(url) as (worker, client, http):
+        for name in breaks:
+            before = await client.submit("x", max_tokens=TOKENS)
+            async with before.stream() as chunks:
+                await anext(chunks)
+            break_all(name)
+            assert (await before.result()).text == expected_text("x", before.id, TOKENS), name
+            await eventually(lambda: worker.service.readiness.is_ready)
+            break_all(name)
+            after = await client.generate("x", max_tokens=3)
+            assert after.text == expected_text("x", after.request_id, 3), name
+            break_all(name)
+            answer = await http.post("/v1/completions", json={"model": "q", "prompt": "x", "max_tokens": 3})
+            assert answer.status_code == 200, name
+            await eventually(lambda: worker.service.readiness.is_ready)
+            assert not worker.task.done()
