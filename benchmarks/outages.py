@@ -6,7 +6,9 @@ A server, a proxy that answers in its place, and behind the proxy a worker whose
 client. While the outage lasts, a request waits in the queue for the worker and a stream is open; a library call, an
 upload to the gateway and a look of `penstock top` are tried again and again (`top` itself looks once a second). With a
 moved name, the outage ends when new connections reach a server that takes writes; old ones stay with the demoted one.
-Medians over rounds. Appends to `benchmarks/results/outages.jsonl`.
+With a silent death, connections that there are go nowhere from then on, and new ones work: the seconds are from that
+moment, of a stream, and of all who are idle, each as if in a process of its own. Medians over rounds. Appends to
+`benchmarks/results/outages.jsonl`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ from moved_name import MovingName
 from refusing_proxy import FULL, PASSING, REFUSED
 
 QUEUE = "outages"
-SILENCE, CLIENTS, MOVED = "silence", "max number of clients", "moved name"
-OUTAGES = (*PASSING, CLIENTS, *REFUSED, MOVED, SILENCE)
+SILENCE, CLIENTS, MOVED, DEATH = "silence", "max number of clients", "moved name", "silent death"
+OUTAGES = (*PASSING, CLIENTS, *REFUSED, MOVED, SILENCE, DEATH)
+FORGIVEN_S = 12.0  # after a death, until the next one is the first again
 TRY_EVERY_S = 0.05
 GIVE_UP_S = 60.0
 
@@ -73,7 +76,8 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         lab = await Lab.opened(stack)
         for outage in arguments.outages:
             lasts_s = arguments.silence if outage == SILENCE else arguments.seconds
-            rounds = [await lab.suffer(outage, lasts_s) for _ in range(1 if outage == SILENCE else arguments.rounds)]
+            num_rounds = 1 if outage == SILENCE else arguments.rounds
+            rounds = [await (lab.die() if outage == DEATH else lab.suffer(outage, lasts_s)) for _ in range(num_rounds)]
             medians = {name: median(each[name] for each in rounds) for name in rounds[0]}
             rows.append({"outage": outage, **medians})
             Console(stderr=True).print(rows[-1])
@@ -155,6 +159,27 @@ class Lab:
         async with asyncio.timeout(GIVE_UP_S):
             await waiting.result()
         return {"worker": worker_s, "gateway": gateway_s, "library call": call_s, "stream": stream_s, "top": top_s}
+
+    async def die(self) -> dict[str, float]:
+        """Seconds from a silent death of all connections: a stream's, then that of all who are idle."""
+        stream = await self._client.submit("x", max_tokens=10**6)
+        chunks = stream.stream()
+        await anext(chunks)
+        self._die()
+        stream_s = await self._next_chunk(chunks)
+        await self._direct.handle(stream.id).cancel()
+        await asyncio.sleep(FORGIVEN_S)
+        await asyncio.gather(*(self._until(each) for each in (self._call, self._ask, self._look)))
+        self._die()
+        waiting = await self._direct.submit("y", max_tokens=3)
+        worker, *tried = (self._begun(waiting), *(self._until(each) for each in (self._call, self._ask, self._look)))
+        worker_s, call_s, gateway_s, top_s = await asyncio.gather(worker, *tried)
+        await asyncio.sleep(FORGIVEN_S)
+        return {"worker": worker_s, "gateway": gateway_s, "library call": call_s, "stream": stream_s, "top": top_s}
+
+    def _die(self) -> None:
+        self._ended_s = time.monotonic()
+        self._proxy.forget()
 
     def _begin(self, outage: str) -> None:
         if outage == SILENCE:

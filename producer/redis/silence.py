@@ -138,6 +138,7 @@ class Watched(Connection):
         self._deployment = deployment
         self._max_idle_s = max_idle_s
         self.wait = Wait(block_s)
+        self.made_s = 0.0
         super().__init__(**{**kwargs, "parser_class": partial(_Parser, self.wait), "socket_keepalive_options": {}})
 
     @property
@@ -154,7 +155,7 @@ class Watched(Connection):
         await super()._connect()  # type: ignore[no-untyped-call]
         if self._writer is not None:
             tune(self._writer.get_extra_info("socket"))
-        self.wait.heard_s = time.monotonic()
+        self.made_s = self.wait.heard_s = time.monotonic()
         self.wait.watch = Watch.of(self._deployment)
         self.wait.watch.add(self)
 
@@ -233,7 +234,7 @@ class Watch:
         self._due_s = math.inf  # when the timer is
         self._task: asyncio.Task[None] | None = None
         self._patience = 1.0
-        self._learnt_s = -math.inf
+        self._learnt_s = self._closed_s = -math.inf
 
     @classmethod
     def of(cls, deployment: str) -> Watch:
@@ -277,6 +278,7 @@ class Watch:
 
     async def _judge(self, late: list[Watched]) -> bool:
         """Whether a new connection had an answer. If so, none of these is late any more."""
+        asked_s = time.monotonic()
         before = [(each, each.wait.since_s or 0.0, each.wait.limit_s, each.unsent()) for each in late]
         places = {each.place: each for each in late}
         took = dict(zip(places, await asyncio.gather(*(each.ask_anew() for each in places.values())), strict=True))
@@ -295,26 +297,29 @@ class Watch:
             elif took[each.place] is not None:
                 dead.append(each)
         if dead:
-            self._close(dead, max(answers))
+            self._close(dead, asked_s, max(answers))
         return all(answer is not None for answer in took.values())
 
-    def _close(self, dead: list[Watched], took_s: float) -> None:
-        """These, and those that were as silent: idle ones, and those that wait for a server that is there."""
-        since_s = min(each.wait.since_s or math.inf for each in dead)
+    def _close(self, dead: list[Watched], asked_s: float, took_s: float) -> None:
+        """These, and what was as silent since the new one was asked: idle ones, and those that wait for a server that
+        answers. What was heard before that may have come before the death, as a blocking read waits for long.
+        """
+        silent_s = time.monotonic() - min(each.wait.since_s or math.inf for each in dead)
         places = {each.place for each in dead}
         silent = [
             each
             for each in self._connections
             if each.is_connected
-            and each.wait.heard_s <= since_s
-            and (each.wait.since_s is None or each.place in places)
+            and each.wait.heard_s < asked_s
+            and (each.wait.since_s is None or (each.wait.since_s < asked_s and each.place in places))
         ]
-        silent_s = time.monotonic() - since_s
         why = f"dead: silent for {silent_s:.1f} s, while a new connection was answered within {took_s:.3f} s"
         _log.warning("%d connections to Redis were %s", len(silent), why)
         for each in silent:
             each.close_dead(f"the connection was {why}")
-        self._learn(2 * self._patience)
+        if self._patience == 1.0 or any(each.made_s > self._closed_s for each in dead):  # not of one death again
+            self._learn(2 * self._patience)
+        self._closed_s = time.monotonic()
 
     def _learn(self, patience: float) -> None:
         if patience > 1.0:
