@@ -33,7 +33,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from penstock.producer.redis.faults import is_not_permitted
-from penstock.producer.redis.moves import Line, Parser
+from penstock.producer.redis.moves import Parser
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class _Parser(Parser):
         wait = self._wait
         wait.begin()
         try:
-            await super().read_from_socket()  # type: ignore[no-untyped-call]
+            await super().read_from_socket()
             wait.heard_s = time.monotonic()
         finally:
             wait.since_s = None
@@ -130,8 +130,6 @@ class Watched(Connection):
         block_s: for how long the server may leave a command unanswered.
         max_idle_s: for how long it may be idle.
     """
-
-    line: Line | None = None  # of a sentinel there is none
 
     def __init__(self, *, deployment: str, block_s: float = 0.0, max_idle_s: float = MAX_IDLE_S, **kwargs: Any) -> None:
         self._made_with = {"deployment": deployment, **kwargs}

@@ -39,7 +39,7 @@ async def ping(url: str) -> bool:
 async def sentinel_of(port: int) -> AsyncIterator[int]:
     """Listens as a sentinel that knows a server at `port`; gives its own."""
     state = ["name", "main", "ip", "127.0.0.1", "port", str(port), "flags", "master", "num-other-sentinels", "0"]
-    answer = f"*1\r\n%{len(state) // 2}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in state)
+    answer = f"*1\r\n*{len(state)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in state)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         commands = Reader()
