@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from hiredis import pack_command
 from redis import Redis
-from refusing_proxy import PASSING, Command, RefusingProxy, name_of, read_answer
+from refusing_proxy import PASSING, Command, Link, RefusingProxy, name_of, read_answer
 
 Demoted: TypeAlias = Literal["quiet", "unblocked", "loading", "reset"]
 """How the old server goes on: it lets reads that block wait; ends them with an error; refuses all; or is gone."""
@@ -62,11 +62,12 @@ class MovingName(RefusingProxy):
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server: asyncio.StreamWriter,
+        link: Link,
     ) -> None:
         made = self._num_moves
         self._open.append(made)
         try:
-            await self._answer_link(made, commands, writer, server_reader, server)
+            await self._answer_link(made, commands, writer, server_reader, server, link)
         finally:
             self._open.remove(made)
 
@@ -77,9 +78,12 @@ class MovingName(RefusingProxy):
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server: asyncio.StreamWriter,
+        link: Link,
     ) -> None:
         while True:
             command = await commands.get()
+            if link.is_dead:
+                continue
             name = name_of(command)
             self.seen[name] += 1
             answer = None
@@ -88,6 +92,8 @@ class MovingName(RefusingProxy):
             if answer is None:
                 answer = await self._old_answer(command)
             await self.is_answering.wait()
+            if link.is_dead:
+                continue
             writer.write(answer)
             await writer.drain()
             if answer == UNBLOCKED:

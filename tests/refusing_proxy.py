@@ -147,7 +147,7 @@ class RefusingProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server: asyncio.StreamWriter | None = None
-        link = _Link(self, self._num_deaths)
+        link = Link(self, self._num_deaths)
         self._writers.add(writer)
         self.num_links += 1
         try:
@@ -179,7 +179,7 @@ class RefusingProxy:
         writer: asyncio.StreamWriter,
         server_reader: asyncio.StreamReader,
         server: asyncio.StreamWriter,
-        link: _Link,
+        link: Link,
     ) -> None:
         while True:
             command = await commands.get()
@@ -208,7 +208,7 @@ class RefusingProxy:
 
 
 @dataclass(frozen=True)
-class _Link:
+class Link:
     """One connection: it is dead once more have died than had when it was made."""
 
     proxy: RefusingProxy
@@ -223,7 +223,7 @@ class _Link:
         return self.proxy._reads_on or not self.is_dead
 
 
-async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[Command], link: _Link) -> None:
+async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[Command], link: Link) -> None:
     parser = Reader()
     while link.is_read and (data := await reader.read(1 << 16)):
         parser.feed(data)
