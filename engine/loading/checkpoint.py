@@ -19,8 +19,9 @@ from huggingface_hub import snapshot_download
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.leaf import Leaf
+from penstock.engine.loading.fetched import harmed_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, expanded
-from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE, refuse_names
+from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE, refuse_names
 from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, passed_over, with_kv_scales
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
 from penstock.engine.loading.rows import Rows
@@ -79,12 +80,26 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
             f"there is no directory {model}, and it is no hub id either; give a directory that holds {CONFIG_FILE}, "
             f"tokenizer.json and {WEIGHTS_FILE}, a file whose name ends in {GGUF_SUFFIX}, or an id such as owner/name"
         )
+    folder = _fetched(model, revision, HUB_FILES)
+    if harmed := harmed_files(folder):
+        folder = _fetched(model, revision, harmed, is_again=True)
+        if harmed := harmed_files(folder):
+            raise CheckpointError(
+                f"{', '.join(harmed[:NAMED_AT_MOST])} in {folder}: not what the hub delivered, and it could not be "
+                "fetched again; delete it, or give another directory"
+            )
+    return folder
+
+
+def _fetched(model: str, revision: str | None, names: list[str], *, is_again: bool = False) -> Path:
+    """`is_again`: in the place of what is there. Raises CheckpointError: the hub could not deliver it."""
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=names, force_download=is_again))
     except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
         raise CheckpointError(
             f"{model} is no local directory, and the Hugging Face Hub did not deliver it; check the name and the "
-            "network (a gated model needs HF_TOKEN), or download it and give the directory: "
+            "network (a gated model needs HF_TOKEN), or download it and give the directory; "
+            f"{'harmed: ' + ', '.join(names[:NAMED_AT_MOST]) + '; ' if is_again else ''}"
             f"{type(error).__name__}: {error}"
         ) from error
 
