@@ -251,18 +251,15 @@ def test_what_only_a_queue_has_is_refused(llm: LLM, name: str, value: Any, purpo
 
 
 def test_an_id_names_one_request_at_a_time(llm: LLM, engine: FakeEngine) -> None:
-    stream = llm.stream("x", id="mine", seed=1, max_tokens=50)
     engine.hold()
-    thread = threading.Thread(target=lambda: next(stream))
-    thread.start()
-    wait_until(lambda: engine.prefilled)
-    with pytest.raises(RequestRefused, match="'mine' is running already"):
-        llm.generate("y", id="mine")
-    engine.allow()
-    thread.join()
-    assert len(list(stream)) > 0  # the refusal did not end it
-    assert stream.reply is not None
-    assert stream.reply.text == expected_text("x", 1, 50)
+    with ThreadPoolExecutor() as threads:
+        chunks = threads.submit(list, llm.stream("x", id="mine", seed=1, max_tokens=50))
+        wait_until(lambda: engine.prefilled)
+        with pytest.raises(RequestRefused, match="'mine' is running already"):
+            llm.generate("y", id="mine")
+        engine.allow()
+        text = "".join(chunk.text for chunk in chunks.result(WAIT_S))
+    assert text == expected_text("x", 1, 50)  # the refusal did not end it
 
 
 def test_an_engine_that_ends_ends_all_calls(engine: FakeEngine) -> None:
