@@ -204,7 +204,7 @@ async def test_of_several_none_waits_anew_when_another_has_run(
         await running(redis, engine, id="a", max_tokens=50)
         for name in names:
             await send_suspect(redis, name)
-        await parked(redis, *names)
+            await parked(redis, name)  # in this order
         requests = worker.service._session.requests  # type: ignore[union-attr]
         await eventually(lambda: len(requests.parked) == len(names))
         monkeypatch.setattr(suspects, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + LONG_S))
