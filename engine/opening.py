@@ -31,6 +31,7 @@ def open_model(
     path = resolve(model)
     deployment = replace(deploy(config, read_model_config(path, config.dtype, config.weights)), unkept=unkept)
     tokenizer = Tokenizer.from_dir(path, config.chat_format)
+    tokenizer.check_fits(deployment.model.vocab_size)
     defaults = read_generation_defaults(open_checkpoint(path))
     library = deployment.matmul_library
     loaded = load_model(

@@ -19,6 +19,8 @@ from penstock.engine.loading.headers import stored_tensors
 from penstock.engine.loading.weights import Stored, WeightFiles
 
 _IMMATERIAL = ("_name_or_path", "transformers_version")  # what config.json has that says nothing of the model
+_VOCABULARIES = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")  # of transformers' classes
+_SETTINGS = "tokenizer_config.json"
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -57,16 +59,25 @@ class Folder:
         return WeightFiles(self.stored)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Code in the checkpoint is never run."""
+        """Code in the checkpoint is never run.
+
+        Where a folder has no vocabulary, transformers makes an empty one up for some classes; here it is refused.
+        """
         check_files(self.path)
+        files = {file.name for pattern in _VOCABULARIES for file in self.path.glob(pattern)} - {_SETTINGS}
+        lacking = f"{self.path} holds no tokenizer: there is no tokenizer.json, nor another file with its vocabulary"
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the parsers beneath raise all kinds, plain Exception included
-            raise CheckpointError(f"no tokenizer could be loaded from {self.path}: {error}") from error
+            raise CheckpointError(
+                f"no tokenizer could be loaded from {self.path}: {error}" if files else lacking
+            ) from error
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ConfigError(
                 f"{type(tokenizer).__name__} in {self.path} is not a fast tokenizer; save one with a tokenizer.json"
             )
+        if not files:
+            raise CheckpointError(lacking)
         return tokenizer
 
     def contents(self) -> Iterator[bytes]:

@@ -13,6 +13,8 @@ from penstock.engine.formats.leaf import Format
 from penstock.engine.loading.files import CONFIG_FILE
 from penstock.engine.loading.folder import Folder
 from penstock.engine.loading.gguf.file import GgufFile
+from penstock.engine.loading.gguf.header import read_header
+from penstock.engine.loading.gguf.parts import PART_NAME, refuse_part
 from penstock.engine.loading.weights import Stored, WeightFiles
 
 GGUF_SUFFIX = ".gguf"
@@ -64,11 +66,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: it cannot be read, or the folder holds several GGUF files and no config.json.
-        ConfigError: a GGUF file holds something that is not supported.
+        ConfigError: a GGUF file holds something that is not supported, or is one part of a model.
     """
     if not path.is_dir():
         return GgufFile(path)
     files = [] if (path / CONFIG_FILE).exists() else sorted(path.glob(f"*{GGUF_SUFFIX}"))
     if len(files) > 1:
+        if PART_NAME.fullmatch(files[0].name):
+            refuse_part(read_header(files[0]))
         raise CheckpointError(f"{path} holds {len(files)} GGUF files, {files[0].name} among them: name the one to load")
     return GgufFile(files[0]) if files else Folder(path)

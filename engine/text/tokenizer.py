@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from penstock.engine.errors import ConfigError, InvalidRequest, shown
+from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
@@ -34,6 +34,7 @@ class Tokenizer:
             chat_format: how answers in chats are read: `auto` (by the chat template), `none`, or a format's name.
 
         Raises:
+            CheckpointError: no token of its has text.
             ConfigError: its decoder is one that text can't be streamed through, its chat template is no text, or there
                 is no such format.
         """
@@ -51,15 +52,20 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         kind = decoder_kind(_decoder_of(self._backend))
-        self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        ids = _ids_of(self._backend)
+        self.vocab_size: int = max(ids, default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
-        added = self._backend.get_added_tokens_decoder().items()
-        self.special_token_ids: Mapping[str, int] = {token.content: id_ for id_, token in added if token.special}
-        ids = {id_ for has in (False, True) for id_ in self._backend.get_vocab(with_added_tokens=has).values()}
-        found = ((id_, self._backend.id_to_token(id_)) for id_ in sorted(ids))  # few, however high the highest is
+        added = self._backend.get_added_tokens_decoder()
+        self.special_token_ids: Mapping[str, int] = {
+            token.content: id_ for id_, token in added.items() if token.special
+        }
+        found = ((id_, self._backend.id_to_token(id_)) for id_ in ids)
         tokens = {id_: token for id_, token in found if token is not None}
         token_bytes = bytes_of(tokens, kind)
+        self._last_own = max((id_ for id_ in tokens if id_ not in added), default=-1)
         ordinary = {id_: token for id_, token in tokens.items() if token not in self.special_token_ids}
+        if not any(ordinary.values()):
+            raise CheckpointError(f"the tokenizer's vocabulary is empty: of {len(tokens)} tokens none has text")
         ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
         self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
@@ -78,6 +84,21 @@ class Tokenizer:
     def chat_format(self) -> str | None:
         """How answers in chats are read; None: as plain text."""
         return self._formats["default"]
+
+    def check_fits(self, vocab_size: int) -> None:
+        """That a model of `vocab_size` tokens has all that text becomes.
+
+        Tokens that were added to a vocabulary may be beyond it: some checkpoints have one for padding or for images
+        there, and a prompt that spells it out is refused alone.
+
+        Raises:
+            CheckpointError: the vocabulary itself is larger, so that it is that of another model.
+        """
+        if self._last_own >= vocab_size:
+            raise CheckpointError(
+                f"the tokenizer is that of another model: its tokens have ids up to {self._last_own}, "
+                f"and the model has {vocab_size} tokens"
+            )
 
     def rules(self) -> str:
         """All that decides which tokens a text becomes and which text they have, chat templates apart, as JSON.
@@ -158,6 +179,16 @@ def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
         if not isinstance(source, str):
             raise ConfigError(f"the tokenizer's chat template {name!r} must be text, not {shown(source)}")
     return found
+
+
+def _ids_of(backend: tokenizers.Tokenizer) -> list[int]:
+    """All ids that may be tokens, in order: few, however high the highest is.
+
+    A vocabulary by piece names one id of each piece. That of Unigram is a list, which may hold a piece several times:
+    the ids there are the places up to its length.
+    """
+    named = {id_ for has in (False, True) for id_ in backend.get_vocab(with_added_tokens=has).values()}
+    return sorted(named.union(range(backend.get_vocab_size(with_added_tokens=False))))
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:

@@ -12,5 +12,7 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, eos_token_ids: tuple[int, ...
     names = {id_: name for name, id_ in tokenizer.special_token_ids.items() if id_ < size}
     names |= {id_: f"<eos {id_}>" for id_ in ends if id_ not in names}
     ids = (id_ for id_ in range(min(size, tokenizer.vocab_size)) if id_ not in names)
-    token_bytes = {id_: data for id_ in ids if (data := tokenizer.spell(id_)[1])}
+    spelled = ((id_, *tokenizer.spell(id_)) for id_ in ids)
+    # A special token's other ids, which a list of pieces may have, are no text in a reply either.
+    token_bytes = {id_: data for id_, text, data in spelled if data and text not in tokenizer.special_token_ids}
     return Vocabulary(size, token_bytes, names, ends, tokenizer.encode_part)

@@ -185,6 +185,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pre": ({"tokenizer__ggml__pre": "viking"}, ConfigError, "tokenizer.ggml.pre = 'viking' is not supported"),
     "no pre": ({"tokenizer__ggml__pre": None}, ConfigError, "tokenizer.ggml.pre = None is not supported"),
     "model": ({"tokenizer__ggml__model": "t5"}, ConfigError, "tokenizer.ggml.model = 't5' is not supported"),
+    "no model": ({"tokenizer__ggml__model": None}, CheckpointError, "tokenizer.ggml.model must be text, not None"),
     "no tokens": ({"tokenizer__ggml__tokens": []}, CheckpointError, "has 0 tokenizer.ggml.tokens"),
     "tokens": ({"tokenizer__ggml__tokens": [1]}, CheckpointError, "tokens must be an array of str, not"),
     "types": ({"tokenizer__ggml__token_type": [1]}, CheckpointError, "8 tokenizer.ggml.tokens and 1 tokenizer.ggml"),
@@ -205,10 +206,32 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         CheckpointError,
         "has 1 scores of 8 tokens",
     ),
+    "a token twice": (
+        {"tokenizer__ggml__tokens": ["a", "b", "ab", "x", "y", "b", "z", "zz"]},
+        CheckpointError,
+        "has token 'b' twice, as 1 and as 5",
+    ),
+    "a piece twice": (
+        {
+            "tokenizer__ggml__model": "llama",
+            "tokenizer__ggml__tokens": ["a", "b", "ab", "x", "y", "ab", "z", "zz"],
+            "tokenizer__ggml__merges": ["a b"],
+        },
+        CheckpointError,
+        "has token 'ab' twice, as 2 and as 5",
+    ),
     "merge": ({"tokenizer__ggml__merges": ["a b", "ab"]}, CheckpointError, "merges has no pair at 1"),
     "merged": ({"tokenizer__ggml__merges": ["b b"]}, CheckpointError, "describes no tokenizer that can be made"),
     "template": ({"tokenizer__chat_template": 5}, CheckpointError, "tokenizer.chat_template must be text, not 5"),
 }
+
+
+def test_tokens_that_are_no_text_may_be_there_twice(tmp_path: Path) -> None:
+    tokens = ["a", "b", "ab", "<pad>", "<pad>", "unused", "unused", "ab"]
+    types = [1, 1, 1, 3, 3, 5, 5, 5]
+    fields = {"tokens": tokens, "token_type": types, "eos_token_id": 3}
+    found = tokenizer_of(described(tmp_path, **{f"tokenizer__ggml__{key}": value for key, value in fields.items()}))
+    assert found("ab")["input_ids"] == [2]
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers_for_tests import byte_level, llama2, metaspace, word_level
+from tokenizers_for_tests import byte_level, llama2, metaspace, unigram, word_level
 
 from penstock.engine import InvalidRequest, Request, SamplingParams
 from penstock.engine.errors import EngineError
@@ -333,7 +333,7 @@ def test_small_vocabularies_compile_too(make: Any) -> None:
     assert len(allowed(matcher)) > 2
 
 
-@pytest.mark.parametrize("make", [byte_level, llama2, metaspace])
+@pytest.mark.parametrize("make", [byte_level, llama2, metaspace, unigram])
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 def test_the_text_of_a_reply_is_what_its_grammar_says_from_the_first_space_on(
     make: Any, skip_special_tokens: bool
@@ -354,6 +354,16 @@ def test_the_text_of_a_reply_is_what_its_grammar_says_from_the_first_space_on(
         texts.add(text + stream.finish().text)
     assert all(re.fullmatch(" ? ?a[ab]{0,6}( a)?", text) for text in texts)
     assert any(text.startswith(" ") for text in texts)
+
+
+def test_a_piece_that_is_listed_twice_is_the_same_text_twice() -> None:
+    tokenizer = Tokenizer(unigram())
+    vocabulary = vocabulary_of(tokenizer, tokenizer.vocab_size, ())
+    assert [id_ for id_, data in vocabulary.token_bytes.items() if data == b"a"] == [3, 6, 10]
+    assert vocabulary.names == {tokenizer.special_token_ids["</s>"]: "</s>"}
+    assert b"</s>" not in vocabulary.token_bytes.values()
+    matcher = compiler_for(tokenizer, tokenizer.vocab_size, ()).compile('start: "a"').matcher()
+    assert set() < allowed(matcher, tokenizer.vocab_size) <= {3, 6, 10}
 
 
 @settings(deadline=None, max_examples=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
-from tokenizers_for_tests import byte_level, llama2, metaspace, word_level
+from tokenizers_for_tests import byte_level, llama2, metaspace, unigram, word_level
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.text.decoders import DecoderKind, decoder_kind
@@ -16,6 +16,7 @@ BYTE_LEVEL = Tokenizer(byte_level())
 LLAMA2 = Tokenizer(llama2())
 OTHERS = {
     "metaspace": Tokenizer(metaspace()),
+    "unigram": Tokenizer(unigram()),
     "word-level": Tokenizer(word_level()),
     "word-piece": Tokenizer(word_level(decoders.WordPiece())),
 }
@@ -42,6 +43,21 @@ def test_joined_text_is_the_decode_of_all_ids(name: str, data: st.DataObject) ->
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
     spelled = tokenizer._backend.decode(ids, skip_special_tokens=False)
     assert "".join(pieces(tokenizer, ids, skip_special_tokens=False)) == spelled
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_token_of_the_library_has_its_text_in_a_stream(name: str) -> None:
+    """The library's ids are asked for one by one: a map of pieces has one id of each."""
+    tokenizer = ALL[name]
+    ids = [id_ for id_ in range(tokenizer.vocab_size + 2) if tokenizer._backend.id_to_token(id_) is not None]
+    assert max(ids) + 1 == tokenizer.vocab_size
+    for id_ in ids:
+        twice = [id_, id_]
+        assert "".join(pieces(tokenizer, twice)) == tokenizer._backend.decode(twice, skip_special_tokens=True), id_
+        spelled = "".join(pieces(tokenizer, twice, skip_special_tokens=False))
+        assert spelled == tokenizer._backend.decode(twice, skip_special_tokens=False), id_
+        alone = tokenizer.detokenizer(skip_special_tokens=False, goes_on=True)
+        assert alone.push(id_) + alone.flush() == tokenizer.spell(id_)[0], id_
 
 
 @pytest.mark.parametrize("name", ["byte-level", "llama2"])

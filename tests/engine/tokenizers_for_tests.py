@@ -52,6 +52,15 @@ def metaspace() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
+def unigram() -> PreTrainedTokenizerFast:
+    """A list of pieces, some of which are in it twice, one of these special, as nothing keeps a list from having."""
+    pieces = ["<unk>", "</s>", "▁a", "a", "▁", "é", "a", "b▁c", "▁a", "</s>", "a"]
+    backend = Tokenizer(models.Unigram([(piece, -float(id_)) for id_, piece in enumerate(pieces)], unk_id=0))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["</s>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
 def word_level(decoder: Any = None) -> PreTrainedTokenizerFast:
     """Whole words; with no decoder they are joined by spaces."""
     pieces = ["[UNK]", "[EOS]", "a", "the", "##s", "é", ".", "n't", ""]

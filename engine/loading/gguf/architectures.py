@@ -324,11 +324,6 @@ def _divided_frequencies(described: Described, names: set[str]) -> Fields:
 
 
 def _refuse_unsupported(described: Described) -> None:
-    if described.header.metadata.get("split.count", 1) not in (0, 1):
-        raise ConfigError(
-            f"{described.header.file.name} is one of {shown(described.header.metadata['split.count'])} files that a "
-            "model is split into; merge them with llama-gguf-split --merge"
-        )
     size = described.get("attention.key_length")
     for key, accepted in (
         ("attention.value_length", (None, size)),

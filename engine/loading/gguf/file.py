@@ -19,6 +19,7 @@ from penstock.engine.loading.files import samples
 from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.gguf.names import Array, View, views
+from penstock.engine.loading.gguf.parts import refuse_part
 from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
 from penstock.engine.loading.weights import Stored, WeightFiles
 
@@ -40,6 +41,7 @@ class GgufFile:
         self.path = path
         self.config_name = f"metadata of {path.name}"
         self._header = read_header(path)
+        refuse_part(self._header)
         self._architecture = architecture_of(self._header)
         for name, tensor in self._header.tensors.items():
             if tensor.kind not in FLOAT_KINDS and tensor.kind not in BLOCK_TYPES:

@@ -68,8 +68,12 @@ def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
         CheckpointError: the metadata does not describe one.
         ConfigError: it is of a kind that is not supported.
     """
-    vocabulary = _Vocabulary(header)
+    if f"{KEY}model" not in header.metadata:
+        raise CheckpointError(
+            f"{header.file.name} holds no tokenizer: it has no {KEY}model; convert the model with its vocabulary"
+        )
     kind = header.text(f"{KEY}model")
+    vocabulary = _Vocabulary(header)
     if kind not in _KINDS:
         raise ConfigError(
             f"{header.file.name}: {KEY}model = {shown(kind)} is not supported; supported are {', '.join(_KINDS)}"
@@ -80,6 +84,7 @@ def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
         raise
     except Exception as error:  # what the library raises for merges that are none is plain Exception
         raise CheckpointError(f"{header.file.name} describes no tokenizer that can be made: {error}") from error
+    _refuse_repeated(backend, vocabulary)
     _add_tokens(backend, vocabulary)
     _begin_and_end(backend, vocabulary, kind)
     special = {f"{name}_token": vocabulary.token(id_key) for name, id_key in _SPECIAL.items()}
@@ -241,6 +246,19 @@ def _ranks(vocabulary: _Vocabulary, tokens: Sequence[str]) -> dict[str, float]:
 
 _KINDS = {"gpt2": _byte_level, "llama": _sentencepiece}
 _SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+
+
+def _refuse_repeated(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
+    """Raises CheckpointError for a token with text that another one has too: BPE knows one id of each text."""
+    ids = backend.get_vocab()
+    for kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE):
+        for id_, token in vocabulary.of_type(kind):
+            other = ids.get(token, id_)
+            if other != id_:
+                raise CheckpointError(
+                    f"{vocabulary.header.file.name} has token {shown(token)} twice, as {id_} and as {other}: "
+                    "a reply would lose the text of one"
+                )
 
 
 def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:

@@ -43,6 +43,8 @@ def check_model(model: str, dtype: str) -> list[Finding]:
 
     def read_tokenizer() -> str:
         tokenizer = Tokenizer.from_dir(path)
+        if config:
+            tokenizer.check_fits(config[0].vocab_size)
         return f"{tokenizer.vocab_size} tokens, {_chat(tokenizer)}"
 
     found = [_tried("model", read_config, _OTHER_FAMILY, _AGAIN)]
