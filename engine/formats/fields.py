@@ -31,3 +31,18 @@ def flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def unsupported(name: str, value: object, why: str = "") -> ConfigError:
     return ConfigError(f"config.json: {CONFIG}.{name} = {shown(value)} is not supported{why and ': ' + why}")
+
+
+def quantization_of(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `quantization_config` of a config.json, which may stand among those of its text model; None: it has none.
+
+    Raises:
+        ConfigError: it is no object.
+    """
+    inner = fields.get("text_config")
+    places = (fields, inner if isinstance(inner, Mapping) else {})
+    found = (place.get(name) for place in places for name in (CONFIG, "compression_config"))
+    described = next(filter(None, found), None)
+    if described is not None and not isinstance(described, Mapping):
+        raise ConfigError(f"config.json: {CONFIG} is no object: {shown(described)}")
+    return described

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.formats.fields import CONFIG, unsupported
+from penstock.engine.formats.fields import CONFIG, quantization_of, unsupported
 
 _DEFAULTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
 _FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -28,8 +28,7 @@ def read_kv_cache_scheme(fields: Mapping[str, Any]) -> KVCacheScheme | None:
     Raises:
         ConfigError: it is not supported, or is malformed.
     """
-    described = fields.get("quantization_config") or fields.get("compression_config")
-    scheme = described.get("kv_cache_scheme") if isinstance(described, Mapping) else None
+    scheme = (quantization_of(fields) or {}).get("kv_cache_scheme")
     if scheme is None:
         return None
     if not isinstance(scheme, Mapping):

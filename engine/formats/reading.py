@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from penstock.engine.errors import ConfigError, shown
 from penstock.engine.formats.awq import Awq
 from penstock.engine.formats.compressed_tensors import CompressedTensors
-from penstock.engine.formats.fields import unsupported
+from penstock.engine.formats.fields import quantization_of, unsupported
 from penstock.engine.formats.fp8 import Fp8
 from penstock.engine.formats.gptq import Gptq
 from penstock.engine.formats.leaf import Declared
@@ -37,14 +36,18 @@ def read_format(fields: Mapping[str, Any]) -> Declared | None:
     Raises:
         ConfigError: it is not supported, or is malformed.
     """
-    described = fields.get("quantization_config") or fields.get("compression_config")
-    if not described:
+    described = quantization_of(fields)
+    if described is None:
         return None
-    if not isinstance(described, Mapping):
-        raise ConfigError(f"config.json: quantization_config is no object: {shown(described)}")
     method = described.get("quant_method")
     if not isinstance(method, str) or method not in FORMATS:
         raise unsupported("quant_method", method, f"expected one of {', '.join(FORMATS)}")
     if described.get("kv_cache_scheme") and described.get("config_groups") == {}:
         return None  # the KV cache alone
     return FORMATS[method](described)
+
+
+def quant_method(fields: Mapping[str, Any]) -> str | None:
+    """The name of what `read_format` reads. Raises ConfigError as it does."""
+    described = quantization_of(fields)
+    return None if described is None or read_format(fields) is None else str(described["quant_method"])

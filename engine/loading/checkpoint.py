@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.leaf import Leaf
+from penstock.engine.loading.declared import check_declared, undeclared
 from penstock.engine.loading.fetched import harmed_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, expanded
 from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE, refuse_names
@@ -120,7 +121,7 @@ def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") ->
 
     Raises:
         ConfigError: the model, or something it asks for, is not supported.
-        CheckpointError: config.json is missing or malformed.
+        CheckpointError: config.json is missing or malformed, or says that weights are quantized which are not.
     """
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.fields)
@@ -129,7 +130,10 @@ def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") ->
     config = with_kv_scales(config, family.as_stored(stored.keys()), read_kv_cache_scheme(checkpoint.fields), stored)
     if weights == "auto" and form is None:
         return config
-    return packed_weights(form, family, checkpoint.stored, weights).of(config)
+    packed = packed_weights(form, family, checkpoint.stored, weights)
+    config = packed.of(config)
+    check_declared(checkpoint.fields, packed, config)
+    return config
 
 
 def load_model(
@@ -396,14 +400,15 @@ def _check(
 ) -> None:
     stored = checkpoint.stored
     expected = {name for source in sources for name in source.names}
-    refuse_names(expected - stored.keys(), "the checkpoint lacks tensors of the model")
+    why = undeclared(checkpoint.fields, stored)
+    refuse_names(expected - stored.keys(), f"{why}the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected - others if not HARMLESS.fullmatch(name)}
     extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
     head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
     if config.tie_word_embeddings and head in extra:
         _check_tied_head(checkpoint, head, embedding)
         extra.remove(head)
-    refuse_names(extra, "the checkpoint holds tensors that the model has no place for", stored)
+    refuse_names(extra, f"{why}the checkpoint holds tensors that the model has no place for", stored)
     for source in sources:
         for name in source.names:
             _check_tensor(name, stored[name], source)

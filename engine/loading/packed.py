@@ -256,7 +256,7 @@ def _with_packings(
         return tuple(found)
 
     blocks = tuple(
-        replace(block, packed=packed(("blocks", layer), _kernels_of(layer_shapes(block, config))))
+        replace(block, packed=packed(("blocks", layer), kernels_of(layer_shapes(block, config))))
         for layer, block in enumerate(config.blocks)
     )
     names = ("embedding",) if config.tie_word_embeddings else AROUND
@@ -307,6 +307,6 @@ def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:
         raise ConfigError(f"{module}: {error}") from None
 
 
-def _kernels_of(shapes: Mapping[ParamPath, Any]) -> _Kernels:
+def kernels_of(shapes: Mapping[ParamPath, Any]) -> _Kernels:
     """The matmuls among parameters, by where they are, and their shapes: `[in, out]`, or `[experts, in, out]`."""
     return tuple((tuple(map(str, path[:-1])), leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel")

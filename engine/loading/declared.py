@@ -1,0 +1,54 @@
+"""Whether a checkpoint's weights are quantized where its config.json says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.engine.errors import CheckpointError
+from penstock.engine.formats.reading import quant_method, read_format
+from penstock.engine.loading.headers import refuse_names
+from penstock.engine.loading.packed import PackedWeights, kernels_of
+from penstock.engine.models import ModelConfig, layer_shapes
+
+_MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", "_blocks", ".absmax")
+
+
+def check_declared(fields: Mapping[str, Any], packed: PackedWeights, config: ModelConfig) -> None:
+    """Which matmuls are quantized is read from the files: a checkpoint of floats would be taken for what it is not.
+
+    Args:
+        fields: of config.json; where they say nothing of quantization, nothing is checked.
+        packed: the weights.
+        config: as `packed.of` gives it.
+
+    Raises:
+        CheckpointError: none is quantized; or one is not that is in other layers, and config.json leaves it to none.
+    """
+    declared = read_format(fields)
+    if declared is None:
+        return
+    says = f"config.json says quant_method = {quant_method(fields)!r}"
+    quantized = {path for block in config.blocks for path, _ in block.packed}
+    if not quantized and not config.packed:
+        raise CheckpointError(
+            f"{says}, and no weight of the checkpoint is stored so; where they are plain floats, take "
+            "quantization_config out of config.json"
+        )
+    floats = set()
+    for layer, block in enumerate(config.blocks):
+        held = {path for path, _ in block.packed}
+        for path, shape in kernels_of(layer_shapes(replace(block, packed=()), config)):
+            module = packed.module(("blocks", layer, *path)).format(0)
+            is_float = path in quantized - held and not packed.stored.keys().isdisjoint((module, f"{module}.weight"))
+            if is_float and declared.expected(module, shape[-2], config.dtype) is not None:
+                floats.add(module)
+    refuse_names(floats, f"{says}, and weights of some layers are stored otherwise")
+
+
+def undeclared(fields: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Begins the message about tensors that do not fit, where that is because config.json keeps a format to itself."""
+    if read_format(fields) is not None or not any(name.endswith(_MARKS) for name in names):
+        return ""
+    return "weights are quantized, and config.json has no quantization_config that says how; "
