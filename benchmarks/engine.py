@@ -18,7 +18,7 @@ from rich.console import Console
 from benchmarks.step_profile import profiled
 from benchmarks.tables import table_of
 from penstock.engine import Engine, EngineConfig
-from penstock.worker import garbage
+from penstock.producer.serving import garbage
 from penstock.worker.bench.load import Load
 from penstock.worker.bench.machine import describe_machine
 from penstock.worker.bench.on_engine import run_on_engine

@@ -22,6 +22,7 @@ from penstock.gateway.store.connection import Store
 from penstock.gateway.store.probe import probe
 from penstock.producer import PenstockError
 from penstock.producer.redis.faults import is_refused
+from penstock.producer.serving import garbage
 from penstock.producer.serving.hints import hint_for
 from penstock.producer.serving.listening import listen, shown
 from penstock.producer.telemetry.loading import check_telemetry, load_telemetry
@@ -121,6 +122,7 @@ class _Process:
             loop.add_reader(lifeline, self._lose_parent, server, lifeline)
             loop.add_signal_handler(ABORT, server.abort)
         metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
+        garbage.settle()  # a large body is enough for a collection of everything, which all streams would wait for
         with signals.serving(loop, server.stop, server.reload):
             await self._run(server, telemetry, metrics_listener)
         if server.force_exit:

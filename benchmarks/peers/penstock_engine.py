@@ -17,7 +17,7 @@ from benchmarks.peers.protocol import (
     serve,
 )
 from penstock.engine import Engine, Request, SamplingParams
-from penstock.worker import garbage
+from penstock.producer.serving import garbage
 from penstock.worker.local.engine_options import EngineOptions, engine_config
 
 

@@ -11,6 +11,7 @@ import tokenizers
 
 from penstock.engine.text.decoders import DecoderKind
 from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+from penstock.engine.text.unlocked import text_of
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -38,7 +39,7 @@ class Spelling:
         self._remembered = lru_cache(_NUM_REMEMBERED)(self._decoded)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._backend.decode(token_ids, skip_special_tokens=self._skip_special))
+        return text_of(self._backend, token_ids, skip_special_tokens=self._skip_special)
 
     def is_visible(self, token_id: int) -> bool:
         """Whether `decode` looks at this token at all."""

@@ -17,6 +17,7 @@ from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
 from penstock.engine.text.spelling import Spelling, bytes_of
+from penstock.engine.text.unlocked import token_ids
 
 
 class Tokenizer:
@@ -132,11 +133,11 @@ class Tokenizer:
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
         text, reply_format = self._templates[name].render(chat), self._formats[name]
-        token_ids = self._encode(text, add_special_tokens=False)
+        ids = self._encode(text, add_special_tokens=False)
         if reply_format is None:
-            return EncodedChat(token_ids, text)
+            return EncodedChat(ids, text)
         has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
-        return EncodedChat(token_ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
+        return EncodedChat(ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
@@ -159,15 +160,14 @@ class Tokenizer:
 
     def encode_part(self, text: str) -> list[int]:
         """Token ids of text inside a text: nothing is added."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return token_ids(self._backend, text, add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return tuple(token_ids(self._backend, text, add_special_tokens=add_special_tokens))
 
 
 def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -12,10 +13,12 @@ from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.disconnect import while_asked
+from penstock.gateway.openai.documents import spell
 from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
 from penstock.gateway.openai.messages import clean
 from penstock.gateway.openai.options import TokenIds, to_request
 from penstock.producer import AsyncClient, GenerateRequest
+from penstock.producer.wire import spell_tokens
 
 
 class PromptBody(Body):
@@ -76,8 +79,11 @@ async def tokenize(asked: Request) -> Response:
     queue = await gateway_of(asked).directory.queue_of(body.model)
     tokens = await prompt_tokens(asked, queue, body.request)
     card = await gateway_of(asked).directory.card_of(queue)
-    document = {"count": len(tokens), "max_model_len": card.max_model_len, "tokens": tokens, "token_strs": None}
-    return JSONResponse(document)
+    counted = spell({"count": len(tokens), "max_model_len": card.max_model_len, "tokens": [], "token_strs": None})
+    # Streams would wait for the encoder of a long list.
+    listed = await asyncio.to_thread(spell_tokens, tokens)
+    document = counted.replace('"tokens":[]', f'"tokens":[{listed}]')
+    return Response(document, media_type="application/json")
 
 
 async def detokenize(asked: Request) -> Response:

@@ -50,6 +50,7 @@ from penstock.producer.wire.requests import (
     entry_size,
     parse_request,
 )
+from penstock.producer.wire.token_lists import spell_tokens
 from penstock.producer.wire.trace_context import trace_context
 from penstock.producer.wire.values import explain
 
@@ -95,5 +96,6 @@ __all__ = [
     "explain",
     "parse_call",
     "parse_request",
+    "spell_tokens",
     "trace_context",
 ]

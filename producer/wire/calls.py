@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
 from penstock.producer.wire.errors import WireError
 from penstock.producer.wire.requests import ID_PATTERN, GenerateRequest, parse_request
+from penstock.producer.wire.token_lists import read_tokens
 from penstock.producer.wire.values import explain
 
 CallName = Literal["count_tokens", "tokenize", "detokenize", "validate"]
@@ -58,7 +59,7 @@ class AnswerEntry(BaseModel):
     id: str
     worker: str
     prompt_tokens: int | None = None
-    tokens: Annotated[tuple[int, ...], BeforeValidator(lambda text: text.split(",") if text else ())] | None = None
+    tokens: Annotated[tuple[int, ...], PlainValidator(read_tokens)] | None = None
     text: str | None = None
     code: str | None = None
     message: str | None = None

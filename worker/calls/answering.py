@@ -9,7 +9,7 @@ import structlog
 from penstock.engine.errors import InvalidRequest, RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
-from penstock.producer.wire import Call, Envelope, GenerateRequest, WireError, parse_call
+from penstock.producer.wire import Call, Envelope, GenerateRequest, WireError, parse_call, spell_tokens
 from penstock.worker.config import WorkerConfig
 from penstock.worker.delivery.admission import check_limits, to_engine_request
 from penstock.worker.delivery.entries import QueueEntry
@@ -113,7 +113,7 @@ class Answers:
         if call.name == "validate":
             return _counted(self._validate(call.request, now_s))
         tokens = self._preparer.encode(call.request, now_s).prompt_token_ids
-        listed = {"tokens": ",".join(map(str, tokens))} if call.name == "tokenize" else {}
+        listed = {"tokens": spell_tokens(tokens)} if call.name == "tokenize" else {}
         return _counted(tokens) | listed
 
     def _decode(self, token_ids: tuple[int, ...]) -> str:

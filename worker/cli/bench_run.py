@@ -15,8 +15,8 @@ import structlog
 
 from penstock.producer import AsyncClient, PenstockError
 from penstock.producer.queue_load import query_load
+from penstock.producer.serving import garbage
 from penstock.producer.wire import ModelCard
-from penstock.worker import garbage
 from penstock.worker.bench import punctual
 from penstock.worker.bench.errors import ImpossibleLoad, NotServed, OtherModel
 from penstock.worker.bench.load import Load

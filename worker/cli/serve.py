@@ -20,9 +20,9 @@ from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
 from penstock.gateway.log_lines import LogLines, Rank
 from penstock.producer.redis import tls
+from penstock.producer.serving import garbage
 from penstock.producer.telemetry.loading import load_telemetry
 from penstock.stopping import Stopping
-from penstock.worker import garbage
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
 from penstock.worker.cli.progress import Say, shown
 from penstock.worker.logs import is_for_people, service_logs

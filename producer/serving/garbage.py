@@ -11,9 +11,9 @@ def settle() -> None:
     """To be called once, by the process that serves, when everything it needs is loaded.
 
     The modules and the model leave a heap of some hundred thousand objects that stay for ever. With Python's defaults
-    a full flush of chunks sets a collection off, and every so often one that walks all of that heap, during which
-    neither tokens are published nor steps planned. Frozen objects are not looked at again; what requests leave behind
-    is freed by reference counts, so that cycles may wait.
+    a full flush of chunks, or the JSON of one large body, sets a collection off, and every so often one that walks all
+    of that heap, during which no tokens are published or sent and no steps planned. Frozen objects are not looked at
+    again; what requests leave behind is freed by reference counts, so that cycles may wait.
     """
     gc.collect()
     gc.freeze()

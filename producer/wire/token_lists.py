@@ -1,0 +1,37 @@
+"""Lists of token ids as text. A prompt of 1 MB may have a million: each step here takes a few thousand of them, since
+other threads of the process wait for as long as one step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+_PIECE = 4096
+
+
+def spell_tokens(ids: Sequence[int]) -> str:
+    """Joined by commas."""
+    pieces = (ids[start : start + _PIECE] for start in range(0, len(ids), _PIECE))
+    return ",".join([",".join(map(str, piece)) for piece in pieces])
+
+
+def read_tokens(text: str) -> tuple[int, ...]:
+    """What `spell_tokens` makes text of.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    return tuple(chain.from_iterable([tuple(map(_number, piece)) for piece in _pieces(text)]))
+
+
+def _pieces(text: str) -> Iterator[list[str]]:
+    rest = text.split(",") if text else []
+    for start in range(0, len(rest), _PIECE):
+        yield rest[start : start + _PIECE]
+
+
+def _number(digits: str) -> int:
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(f"{digits[:40]!r} is no token id")
+    return int(digits)
