@@ -55,7 +55,7 @@ chaos: .venv/worker.stamp  ## kill, freeze and cut off workers for minutes, and 
 
 bench: .venv/dev.stamp  ## measure engine, host, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
-	@$(BIN)/python -m benchmarks.stalls $(BENCH)
+	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.cpu_kernels
 	@$(BIN)/python -m benchmarks.host
 	@$(BIN)/python -m benchmarks.sampling $(BENCH)

@@ -12,6 +12,7 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request
 from penstock.engine.stats import EngineStats
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.worker.service import Model
 
 _TEXT = " word"
@@ -86,10 +87,10 @@ class SteadyText:
     vocab_size = 1 << 20
     special_token_ids: Mapping[str, int] = MappingProxyType({})
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
         return tuple(range(len(text)))
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         text = "".join(message["content"] for message in chat.messages)
         return EncodedChat(tuple(range(len(text))), text)
 

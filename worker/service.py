@@ -246,7 +246,8 @@ class WorkerService:
         self._memory = model.memory
         self.metrics.set_model(model.name, model.info)
         grammars = None if model.grammars is None else MeasuredGrammars(model.grammars, self.metrics)
-        preparer = Preparer(model.text, self.config, grammars)
+        max_model_len = None if model.info is None else model.info.max_model_len
+        preparer = Preparer(model.text, self.config, grammars, max_model_len)
         card = make_card(model.name, self.config, model.info, model.identity, model.chat_format)
         device = None if model.info is None else device_of(model.info)
         self._session = Session(

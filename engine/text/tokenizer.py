@@ -15,6 +15,7 @@ from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
+from penstock.engine.text.fewest_tokens import Check, fewest_tokens, let_pass
 from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
 from penstock.engine.text.spelling import Spelling, bytes_of
 from penstock.engine.text.unlocked import token_ids
@@ -52,7 +53,8 @@ class Tokenizer:
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
         self._backend.no_padding()
-        kind = decoder_kind(_decoder_of(self._backend))
+        rules = _rules_of(self._backend)
+        kind = decoder_kind(rules["decoder"])
         ids = _ids_of(self._backend)
         self.vocab_size: int = max(ids, default=-1) + 1
         """One above the highest token id, added tokens included. A model's own vocabulary may be padded beyond it."""
@@ -70,6 +72,7 @@ class Tokenizer:
         ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
         self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
+        self._fewest = fewest_tokens(self._backend, rules, kind, tokens, token_bytes)
 
     @classmethod
     def from_dir(cls, path: Path, chat_format: str = AUTO) -> Tokenizer:
@@ -110,20 +113,28 @@ class Tokenizer:
         backend = json.loads(self._backend.to_str())
         return json.dumps({"backend": backend, "special_tokens": self._special_tokens}, sort_keys=True)
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, check: Check = let_pass) -> tuple[int, ...]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
 
         Special tokens spelled out in `text` become those tokens, as Hugging Face does by default.
 
+        Args:
+            text: the prompt.
+            check: is told how many tokens there are at least, before they are made, and may refuse.
+
         Raises:
             InvalidRequest: the text holds lone surrogates.
         """
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, check, add_special_tokens=True)
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         """A conversation in the checkpoint's chat template, up to where the model's answer begins.
 
         The template runs in a process of its own, which this waits for: not to be called in an event loop.
+
+        Args:
+            chat: the conversation.
+            check: as for `encode`, of what the template made.
 
         Raises:
             InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
@@ -133,7 +144,7 @@ class Tokenizer:
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
         text, reply_format = self._templates[name].render(chat), self._formats[name]
-        ids = self._encode(text, add_special_tokens=False)
+        ids = self._encode(text, check, add_special_tokens=False)
         if reply_format is None:
             return EncodedChat(ids, text)
         has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
@@ -162,11 +173,13 @@ class Tokenizer:
         """Token ids of text inside a text: nothing is added."""
         return token_ids(self._backend, text, add_special_tokens=False)
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, check: Check, *, add_special_tokens: bool) -> tuple[int, ...]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+        if check is not let_pass and self._fewest is not None:
+            check(self._fewest.of(text))
         return tuple(token_ids(self._backend, text, add_special_tokens=add_special_tokens))
 
 
@@ -191,10 +204,11 @@ def _ids_of(backend: tokenizers.Tokenizer) -> list[int]:
     return sorted(named.union(range(backend.get_vocab_size(with_added_tokens=False))))
 
 
-def _decoder_of(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    """The decoder as in `tokenizer.json`, by way of an empty tokenizer: writing out a whole one takes a second."""
+def _rules_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Some as in `tokenizer.json`, by way of an empty tokenizer: writing out a whole one takes a second."""
     shell = tokenizers.Tokenizer(tokenizers.models.BPE())
-    if backend.decoder is not None:
-        shell.decoder = backend.decoder
-    decoder: dict[str, Any] | None = json.loads(shell.to_str())["decoder"]
-    return decoder
+    for name in ("decoder", "normalizer", "pre_tokenizer"):
+        if (rule := getattr(backend, name)) is not None:
+            setattr(shell, name, rule)
+    rules: dict[str, Any] = json.loads(shell.to_str())
+    return rules

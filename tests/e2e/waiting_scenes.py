@@ -26,6 +26,7 @@ from worker_harness import (
 
 from penstock.engine.loading.identity import Identity
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer import AsyncClient, keys
 from penstock.producer.consumers import set_aside_for
 from penstock.producer.redis.cancelling import cancel
@@ -74,9 +75,9 @@ class SlowText(FakeText):
     def __init__(self, blocked: Blocked) -> None:
         self._blocked = blocked
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         self._blocked.wait()
-        return super().encode_chat(chat)
+        return super().encode_chat(chat, check)
 
 
 class SlowGrammars:

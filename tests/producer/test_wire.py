@@ -312,6 +312,16 @@ def test_a_refusal_names_the_field(fields: dict[str, str], told: str) -> None:
     assert told in caught.value.message
 
 
+@pytest.mark.parametrize("count", [4096, 4097, 10_000])
+def test_a_list_of_tokens_of_any_length_is_read_and_what_is_wrong_in_it_is_placed(count: int) -> None:
+    ids = [*range(count)]
+    for name in ("prompt_token_ids", "bad_token_ids"):
+        fields = {"prompt": "x", name: json.dumps(ids)} if name != "prompt_token_ids" else {name: json.dumps(ids)}
+        assert getattr(parse(encoded(fields)), name) == tuple(ids)
+        with pytest.raises(WireError, match=rf"{name}\[{count - 1}\]: .* not -1"):
+            parse(encoded({**fields, name: json.dumps([*ids[:-1], -1])}))
+
+
 @pytest.mark.parametrize(
     "trace",
     [

@@ -26,6 +26,7 @@ import penstock
 from penstock.engine import ConfigError, EngineConfig, Output, Request
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer import BulkProgress, GenerateRequest, Message, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.request import Prompt
 from penstock.worker import llm as module
@@ -78,10 +79,10 @@ class Breaking(FakeEngine):
 
 
 class BreakingText(FakeText):
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
         if text.startswith("?"):
             raise ZeroDivisionError("this prompt breaks it")
-        return super().encode(text)
+        return super().encode(text, check)
 
 
 # --- one prompt, many prompts
@@ -393,9 +394,9 @@ def test_a_deadline_passes_while_a_prompt_is_encoded() -> None:
     passed = threading.Event()
 
     class Slow(FakeText):
-        def encode(self, text: str) -> Sequence[int]:
+        def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
             assert passed.wait(WAIT_S)
-            return super().encode(text)
+            return super().encode(text, check)
 
     engine = FakeEngine()
     with over(engine, Slow()) as llm, ThreadPoolExecutor() as pool:
@@ -476,10 +477,10 @@ def test_closing_ends_those_whose_prompts_are_encoded() -> None:
     encoding, passed = threading.Event(), threading.Event()
 
     class Slow(FakeText):
-        def encode_chat(self, chat: Conversation) -> EncodedChat:
+        def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
             encoding.set()
             assert passed.wait(WAIT_S)
-            return super().encode_chat(chat)
+            return super().encode_chat(chat, check)
 
     llm = over(FakeEngine(), Slow())
     with ThreadPoolExecutor() as pool:

@@ -18,6 +18,7 @@ from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob, TopLogprob
 from penstock.engine.stats import EngineStats
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.worker.chaos.fake_words import Said, Speech, everything_said, speech_of, word
 from penstock.worker.service import Model
 
@@ -50,10 +51,10 @@ class FakeText:
     vocab_size = 256
     special_token_ids: Mapping[str, int] = MappingProxyType({})
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
         return tuple(text.encode())
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         if chat.messages[-1]["role"] != "user":
             raise InvalidRequest(f"the last message must be the user's, not the {chat.messages[-1]['role']}'s")
         text = "|".join(f"{message['role']}:{message['content']}" for message in chat.messages)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer.redis.connection import Fields
 from penstock.producer.wire import GenerateRequest, Message
 from penstock.worker.config import WorkerConfig
@@ -27,11 +28,11 @@ class TextEncoder(Protocol):
 
     vocab_size: int  # token ids from here on have no text
 
-    def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a plain prompt."""
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
+        """The tokens of a plain prompt. `check` may be told how many there are at least, before they are made."""
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
-        """A conversation under the model's chat template.
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
+        """A conversation under the model's chat template; `check` as for `encode`.
 
         It may block for as long as a template may take: not for the event loop.
 
@@ -72,11 +73,18 @@ class Preparation:
 class Preparer:
     """Prepares requests for one engine. Any thread may use it."""
 
-    def __init__(self, text: TextEncoder, config: WorkerConfig, grammars: Grammars | None = None) -> None:
-        """Without `grammars`, requests that need one are refused."""
+    def __init__(
+        self,
+        text: TextEncoder,
+        config: WorkerConfig,
+        grammars: Grammars | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Without `grammars`, requests that need one are refused. `max_model_len` is the engine's, if it is known."""
         self.text = text
         self._config = config
         self._grammars = grammars
+        self._max_model_len = max_model_len
 
     def prepare(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
         """As `read`, then `compile`."""
@@ -93,15 +101,27 @@ class Preparer:
             InvalidRequest: the chat template refuses the messages, or no reply can be what is asked for.
             PromptTooLong: over max_prompt_tokens.
         """
-        preparation = self.encode(asked, now_s)
-        limit, num_tokens = self._config.max_prompt_tokens, len(preparation.prompt_token_ids)
-        if limit is not None and num_tokens > limit:
-            raise PromptTooLong(f"the prompt has {num_tokens} tokens, the limit max_prompt_tokens is {limit}")
+        preparation = self.encode(asked, now_s, self._check_fewest)
+        self._check_length(len(preparation.prompt_token_ids), "")
         return preparation
 
-    def encode(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
-        """As `read`, of a prompt of any length."""
-        return self._read_prompt(asked) if asked.messages is None else self._read_chat(asked, now_s)
+    def encode(self, asked: GenerateRequest, now_s: float | None = None, check: Check = let_pass) -> Preparation:
+        """As `read`, of a prompt of any length that passes `check`, as `TextEncoder.encode` has it."""
+        return self._read_prompt(asked, check) if asked.messages is None else self._read_chat(asked, now_s, check)
+
+    def _check_fewest(self, num_tokens: int) -> None:
+        """What the engine would say of all the tokens, of those that there are for certain."""
+        self._check_length(num_tokens, "at least ")
+        if self._max_model_len is not None and num_tokens >= self._max_model_len:
+            raise PromptTooLong(
+                f"the prompt has at least {num_tokens} tokens; with max_model_len {self._max_model_len} "
+                f"it can have {self._max_model_len - 1}, as an answer takes one at least"
+            )
+
+    def _check_length(self, num_tokens: int, at_least: str) -> None:
+        limit = self._config.max_prompt_tokens
+        if limit is not None and num_tokens > limit:
+            raise PromptTooLong(f"the prompt has {at_least}{num_tokens} tokens, the limit max_prompt_tokens is {limit}")
 
     def compile(self, preparation: Preparation) -> Preparation:
         """With its grammar, if it has one. May block for as long as that takes to compile.
@@ -115,8 +135,8 @@ class Preparer:
             raise InvalidRequest("this engine can't constrain replies")
         return replace(preparation, grammar=self._grammars.compile(preparation.grammar_source))
 
-    def _read_chat(self, asked: GenerateRequest, now_s: float | None) -> Preparation:
-        chat = self.text.encode_chat(conversation(asked, now_s))
+    def _read_chat(self, asked: GenerateRequest, now_s: float | None, check: Check) -> Preparation:
+        chat = self.text.encode_chat(conversation(asked, now_s), check)
         response = None
         if chat.reply_format is not None:
             response = ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
@@ -128,13 +148,13 @@ class Preparer:
             )
         return Preparation(chat.token_ids, response, _last_words(asked), source)
 
-    def _read_prompt(self, asked: GenerateRequest) -> Preparation:
+    def _read_prompt(self, asked: GenerateRequest, check: Check) -> Preparation:
         if asked.prompt_token_ids is not None:
             token_ids = asked.prompt_token_ids
             text = self._decode(token_ids) if asked.echo else ""
         else:
             text = asked.prompt or ""
-            token_ids = tuple(self.text.encode(text))
+            token_ids = tuple(self.text.encode(text, check))
         source = self._grammar_source(asked, None, has_reasoning=False)
         return Preparation(token_ids, None, text if asked.echo else "", source)
 

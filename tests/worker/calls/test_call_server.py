@@ -14,6 +14,7 @@ from redis_proxy import RedisProxy
 from worker_harness import eventually, running_worker, send
 from worker_process import WorkerProcess
 
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.streams import stream_entries
@@ -66,11 +67,11 @@ class SlowText(FakeText):
         self.go_on = threading.Event()
         self.num_begun = 0
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
         if text.startswith("slow"):
             self.num_begun += 1
             assert self.go_on.wait(WAIT_S)
-        return super().encode(text)
+        return super().encode(text, check)
 
 
 SLOW = "slow" + "x" * 5000  # too large to be done on the event loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer.wire import GenerateRequest
 from penstock.worker.chaos.fake_engine import FakeText
 from penstock.worker.config import WorkerConfig
@@ -27,7 +28,7 @@ class Listener(FakeText):
     def __init__(self) -> None:
         self.chats: list[Conversation] = []
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         self.chats.append(chat)
         return EncodedChat((1,), "x")
 
@@ -55,6 +56,45 @@ def test_a_prompt_is_counted_in_tokens_whatever_its_form(prompt: dict[str, Any])
     with pytest.raises(PromptTooLong, match=r"has \d tokens, the limit max_prompt_tokens is 2"):
         prepared(WorkerConfig(max_prompt_tokens=2), **prompt)
     assert prepared(WorkerConfig(max_prompt_tokens=2), prompt="ab").prompt_token_ids == (97, 98)
+
+
+class Foreseeing(FakeText):
+    """Says beforehand that half of the tokens are certain. Nothing that was refused by then may be encoded."""
+
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
+        check(len(text) // 2)
+        return super().encode(text)
+
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
+        check(len(chat.messages[0]["content"]) // 2)
+        return super().encode_chat(chat)
+
+
+@pytest.mark.parametrize(
+    ("max_prompt_tokens", "max_model_len", "told"),
+    [
+        (10, 100, "the prompt has at least 15 tokens, the limit max_prompt_tokens is 10"),
+        (None, 10, "at least 15 tokens; with max_model_len 10 it can have 9"),
+        (20, None, "the prompt has (30|35) tokens, the limit max_prompt_tokens is 20"),
+    ],
+)
+@pytest.mark.parametrize("name", ["prompt", "messages"])
+def test_a_prompt_is_refused_by_what_is_certain_of_it_before_it_is_encoded(
+    name: str, max_prompt_tokens: int | None, max_model_len: int | None, told: str
+) -> None:
+    preparer = Preparer(Foreseeing(), WorkerConfig(max_prompt_tokens=max_prompt_tokens), None, max_model_len)
+    text = "x" * 30
+    asked = GenerateRequest(**{name: text if name == "prompt" else ({"role": "user", "content": text},)})
+    with pytest.raises(PromptTooLong, match=told):
+        preparer.read(asked)
+    assert len(preparer.encode(asked).prompt_token_ids) >= 30  # who only counts is told
+
+
+def test_what_is_certain_refuses_no_prompt_that_fits() -> None:
+    for count in (9, 10):
+        text = "x" * (2 * count)
+        preparer = Preparer(Foreseeing(), WorkerConfig(max_prompt_tokens=2 * count), None, 2 * count + 1)
+        assert len(preparer.read(GenerateRequest(prompt=text)).prompt_token_ids) == 2 * count
 
 
 def test_what_the_chat_template_refuses_is_the_request_s_fault() -> None:
@@ -150,7 +190,7 @@ class Hermes(FakeText):
 
     special_token_ids: Mapping[str, int] = MappingProxyType({"<think>": 7, "</think>": 8, "<tool_call>": 9})
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         return EncodedChat((1, 2), "x<think>", "hermes", "<think>", has_reasoning=True)
 
 

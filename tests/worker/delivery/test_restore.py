@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from penstock.engine.driver import DriverStopped
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import GenerateRequest, WireError
 from penstock.worker.chaos.fake_engine import FakeText
@@ -29,10 +30,10 @@ pytestmark = pytest.mark.every_server
 class BrokenText(FakeText):
     """A tokenizer with a defect."""
 
-    def encode(self, text: str) -> Sequence[int]:
+    def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
         raise LookupError(f"no token for {text!r}")
 
-    def encode_chat(self, chat: Conversation) -> EncodedChat:
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
         raise LookupError("no template")
 
 
@@ -97,9 +98,9 @@ async def test_each_owner_gives_the_template_the_same_present(room: Room, entry_
         def __init__(self) -> None:
             self.seen: list[float | None] = []
 
-        def encode_chat(self, chat: Conversation) -> EncodedChat:
+        def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
             self.seen.append(chat.now_s)
-            return super().encode_chat(chat)
+            return super().encode_chat(chat, check)
 
     text = Watching()
     asked = GenerateRequest(id="r", messages=({"role": "user", "content": "a"},))
@@ -236,9 +237,9 @@ def test_an_engine_that_stopped_is_no_fault_of_the_request(room: Room) -> None:
 
 async def test_one_that_another_worker_takes_meanwhile_is_let_go_of_quietly(room: Room) -> None:
     class Overtaken(FakeText):
-        def encode(self, text: str) -> Sequence[int]:
+        def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
             room.bench.requests.let_go(live)
-            return super().encode(text)
+            return super().encode(text, check)
 
     live = make_live()
     with capture_logs() as logs:
