@@ -335,7 +335,7 @@ def _matmul_library(
         return None
     if not fits:
         raise ConfigError(
-            f"matmul 'native' is for one CPU device and float32, or bfloat16 with even sizes; not for {model.dtype} on "
+            f"matmul 'native' is for one CPU device and, in bfloat16, even sizes; not for {model.dtype} on "
             f"{num_devices} {platform} device(s)"
         )
     return native.load_for("matmul", setting)

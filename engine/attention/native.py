@@ -22,7 +22,8 @@ _WORD_BYTES = 4
 class NativeAttention(AttentionBackend):
     """Keys are `[pages, num_kv_heads, head_dim / n, page_size, n]` and values `[pages, num_kv_heads, page_size / n,
     head_dim, n]`, n elements to a word of 32 bits, and none of one: of the model's own type, f32 or bf16, or int8 with
-    scales. The library that has the kernel must be loaded.
+    scales. A model in f16 has its pages in f32, which no instruction has to widen. The library that has the kernel must
+    be loaded.
     """
 
     name = "native"
@@ -30,10 +31,10 @@ class NativeAttention(AttentionBackend):
     quantized_dtypes = ("int8",)
 
     def __init__(self, *, kv_dtype: str | None = None) -> None:
-        self._kv_dtype = kv_dtype  # None: the model's own
+        self._kv_dtype = kv_dtype  # None: what suits the model's
 
     def cache_dtype(self, dtype: str) -> str:
-        return self._kv_dtype or dtype
+        return self._kv_dtype or ("float32" if dtype == "float16" else dtype)
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
         n = _WORD_BYTES // int(jnp.dtype(spec.dtype).itemsize)

@@ -13,7 +13,7 @@ from penstock.engine.config import ATTENTION_SETTINGS
 from penstock.engine.errors import ConfigError
 from penstock.engine.native import NativeLibrary
 
-_NATIVE_DTYPES = ("float32", "bfloat16")
+_NATIVE_DTYPES = ("float32", "bfloat16", "float16")
 _TPU_DTYPES = ("bfloat16", "float32")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core

@@ -50,12 +50,12 @@ def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
 
 
 def can_pack(config: ModelConfig) -> bool:
-    """The kernel takes f32 and, with an even number of features, bf16."""
+    """The kernel takes f32, f16 and, with an even number of features, bf16."""
     features = {config.hidden_size}
     for block in config.blocks:
         features |= {block.mixer.num_mixed, *_inner_features(block.mlp)}
         features |= set() if block.per_layer is None else {block.per_layer.size}
-    return config.dtype == "float32" or (config.dtype == "bfloat16" and all(size % 2 == 0 for size in features))
+    return config.dtype != "bfloat16" or all(size % 2 == 0 for size in features)
 
 
 def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:

@@ -4,6 +4,7 @@
 // attends, sequence by sequence, over the pages that the sequence has and no others.
 
 #include "attention.h"
+#include "buffers.h"
 #include "team.h"
 
 namespace ffi = xla::ffi;
@@ -14,6 +15,8 @@ PENSTOCK_PLAN_RUN(float, float);
 PENSTOCK_PLAN_RUN(BFloat16, BFloat16);
 PENSTOCK_PLAN_RUN(float, int8_t);
 PENSTOCK_PLAN_RUN(BFloat16, int8_t);
+PENSTOCK_PLAN_RUN(Float16, float);
+PENSTOCK_PLAN_RUN(Float16, int8_t);
 
 namespace {
 
@@ -60,6 +63,14 @@ void Run(ffi::ThreadPool& pool, const Call& call, Arrays& arrays, float* key_sca
             static_cast<const T*>(arrays.v.untyped_data()), cache, static_cast<T*>(arrays.out->untyped_data()));
 }
 
+ffi::Error RunOfTypes(ffi::ThreadPool& pool, const Call& call, Arrays& arrays, float* key_scales, float* value_scales) {
+  return OfPages(arrays.q.element_type(), arrays.keys->element_type(), [&](auto* of_q, auto* of_pages) {
+    using T = std::remove_pointer_t<decltype(of_q)>;
+    using C = std::remove_pointer_t<decltype(of_pages)>;
+    Run<T, C>(pool, call, arrays, key_scales, value_scales);
+  });
+}
+
 Call CallOf(Arrays& arrays, const ffi::Buffer<ffi::S32>& slots, const ffi::Buffer<ffi::S32>& kv_lens,
             const ffi::Buffer<ffi::S32>& page_indices, const ffi::Buffer<ffi::S32>& cu_q_lens,
             const ffi::Buffer<ffi::S32>& num_seqs, const ffi::Buffer<ffi::F32>& sinks, Options options) {
@@ -80,14 +91,10 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
                            ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window, float soft_cap) {
   if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data())
     return ffi::Error::Internal("the KV cache was copied: it must be donated");
-  if (q.element_type() != keys.element_type()) return ffi::Error::InvalidArgument("q and the cache differ in type");
   Arrays arrays{q, k, v, out, new_keys, new_values};
   const Call call = CallOf(arrays, slots, kv_lens, page_indices, cu_q_lens, num_seqs, sinks,
                            {scale, window, soft_cap, nullptr});
-  if (q.element_type() == ffi::F32) Run<float, float>(pool, call, arrays, nullptr, nullptr);
-  else if (q.element_type() == ffi::BF16) Run<BFloat16, BFloat16>(pool, call, arrays, nullptr, nullptr);
-  else return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
-  return ffi::Error::Success();
+  return RunOfTypes(pool, call, arrays, nullptr, nullptr);
 }
 
 ffi::Error RaggedAttentionInt8(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
@@ -106,12 +113,8 @@ ffi::Error RaggedAttentionInt8(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   Arrays arrays{q, k, v, out, new_keys, new_values};
   const Call call = CallOf(arrays, slots, kv_lens, page_indices, cu_q_lens, num_seqs, sinks,
                            {scale, window, soft_cap, nullptr});
-  float* scales[2] = {static_cast<float*>(new_key_scales->untyped_data()),
-                      static_cast<float*>(new_value_scales->untyped_data())};
-  if (q.element_type() == ffi::F32) Run<float, int8_t>(pool, call, arrays, scales[0], scales[1]);
-  else if (q.element_type() == ffi::BF16) Run<BFloat16, int8_t>(pool, call, arrays, scales[0], scales[1]);
-  else return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
-  return ffi::Error::Success();
+  return RunOfTypes(pool, call, arrays, static_cast<float*>(new_key_scales->untyped_data()),
+                    static_cast<float*>(new_value_scales->untyped_data()));
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ class Plan {
 
   int64_t num_tasks() const { return static_cast<int64_t>(tasks_.size()); }
 
-  // `queries` [num_tokens, num_heads * head_dim] and `out`, of the same shape, are f32 or bf16. `options` have the window
+  // `queries` [num_tokens, num_heads * head_dim] and `out`, of the same shape, are f32, bf16 or f16. `options` have the window
   // that the plan was built for.
   template <typename Q, typename O, typename C>
   void Run(int64_t task, const Options& options, Rows<const Q> queries, Rows<O> out, const Cache<C>& cache,
@@ -149,13 +149,15 @@ void Plan::Run(int64_t index, const Options& options, Rows<const Q> queries, Row
   walk.Finish(task.first_head, out);
 }
 
-// Compiled once, in attention.cc: for activations in f32 or bf16, with pages of that type or of int8.
+// Compiled once, in attention.cc: for each type of activations, with their pages or those of int8.
 #define PENSTOCK_PLAN_RUN(T, C)                                                                                    \
   template void Plan::Run<T, T, C>(int64_t, const Options&, Rows<const T>, Rows<T>, const Cache<C>&, Scratch&)
 extern PENSTOCK_PLAN_RUN(float, float);
 extern PENSTOCK_PLAN_RUN(BFloat16, BFloat16);
 extern PENSTOCK_PLAN_RUN(float, int8_t);
 extern PENSTOCK_PLAN_RUN(BFloat16, int8_t);
+extern PENSTOCK_PLAN_RUN(Float16, float);
+extern PENSTOCK_PLAN_RUN(Float16, int8_t);
 
 }  // namespace attention
 }  // namespace penstock

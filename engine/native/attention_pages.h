@@ -2,7 +2,7 @@
 //
 // Of a head, keys are [head_dim / n, page_size] words of 32 bits and values [page_size / n, head_dim], n elements in each:
 // neighbours in head_dim, and neighbouring tokens. n is 1 for f32, 2 for bf16 and 4 for int8, and what it does not divide is
-// padded. An int8 page has, beside it, the scales of each token's keys and values, f32 [page_size] of a head
+// padded. What a model in f16 computes is held in f32, which no instruction has to widen. An int8 page has, beside it, the scales of each token's keys and values, f32 [page_size] of a head
 // (docs/kv-cache.md).
 
 #ifndef PENSTOCK_ATTENTION_PAGES_H_
@@ -63,6 +63,10 @@ struct Layout {
   int64_t heads, head_dim, page_size;
   int64_t key_words, value_words;  // of a head's page
 };
+
+// The type of pages, but for int8, that activations of type T are held in.
+template <typename T>
+using PageOf = std::conditional_t<std::is_same_v<T, Float16>, float, T>;
 
 template <typename T>
 inline bool IsFinite(T value) {
@@ -125,7 +129,7 @@ inline void WriteValue(const Layout<C>& layout, int64_t place, const T* v, float
   }
 }
 
-// Keys and values of one token, [num_kv_heads, head_dim] in f32 or bf16 with keys rotated, into the pages.
+// Keys and values of one token, [num_kv_heads, head_dim] with keys rotated, into the pages.
 template <typename T, typename C>
 void WriteToken(const Shape& shape, int64_t slot, const T* k, const T* v, const Cache<C>& cache) {
   const Layout<C> layout(shape);

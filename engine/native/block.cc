@@ -18,26 +18,6 @@ namespace ffi = xla::ffi;
 namespace penstock {
 namespace {
 
-// Calls `run` with a null pointer of the type that x has.
-template <typename Run>
-ffi::Error OfType(const ffi::AnyBuffer& x, Run run) {
-  if (x.element_type() == ffi::F32) run(static_cast<float*>(nullptr));
-  else if (x.element_type() == ffi::BF16) run(static_cast<BFloat16*>(nullptr));
-  else return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
-  return ffi::Error::Success();
-}
-
-// Calls `run` with null pointers of the types of x and of what the cache holds.
-template <typename Run>
-ffi::Error OfTypes(const ffi::AnyBuffer& x, const ffi::AnyBuffer& cache, Run run) {
-  if (cache.element_type() != ffi::S8 && cache.element_type() != x.element_type())
-    return ffi::Error::InvalidArgument("the cache holds neither int8 nor the type of the activations");
-  return OfType(x, [&](auto* of) {
-    if (cache.element_type() == ffi::S8) run(of, static_cast<int8_t*>(nullptr));
-    else run(of, of);
-  });
-}
-
 // What a half is besides its arrays, in the order in which Python gives it (`_Numbers` in packed_block.py).
 struct Integers {
   int64_t kind;  // an index of kRuns
@@ -125,7 +105,7 @@ ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats
                     ints.is_interleaved != 0,
                     OrNull(query_scales),
                     ints.has_gate != 0};
-  return OfTypes(stream.x, keys, [&](auto* of_x, auto* of_cache) {
+  return OfPages(stream.x.element_type(), keys.element_type(), [&](auto* of_x, auto* of_cache) {
     using T = std::remove_pointer_t<decltype(of_x)>;
     using C = std::remove_pointer_t<decltype(of_cache)>;
     AttentionHalf<T, C>{
@@ -161,7 +141,7 @@ ffi::Error RunShortConv(const Stream& stream, const Integers& ints, const Floats
   const float *taps = arrays.FloatsOrNull(), *bias = arrays.FloatsOrNull();
   if (!arrays.is_in_place()) return ffi::Error::Internal("states were copied: they must be donated");
   if (kept.element_type() != stream.x.element_type()) return ffi::Error::InvalidArgument("states of another type");
-  return OfType(stream.x, [&](auto* of) {
+  return OfActivations(stream.x.element_type(), [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
     const KeptInputs<T> inputs = KeptIn<T>(kept);
     ShortConvHalf<T>{
@@ -194,7 +174,7 @@ ffi::Error RunDeltaNet(const Stream& stream, const Integers& ints, const Floats&
     return ffi::Error::InvalidArgument("states of another type");
   const auto keys = q_kept.dimensions(), dims = matrices.dimensions();
   const DeltaShape shape{keys[2], dims[1] / keys[2], dims[2], dims[3]};
-  return OfType(stream.x, [&](auto* of) {
+  return OfActivations(stream.x.element_type(), [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
     DeltaNetHalf<T>{
         shape,
@@ -220,7 +200,7 @@ ffi::Error RunFeedForward(const Stream& stream, const Integers& ints, const Floa
   const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);
   const LinearBuffers gate_up = arrays.NextLinear(ints.first_offset, ints.first_reads_bytes);
   const LinearBuffers down = arrays.NextLinear(ints.last_offset, ints.last_reads_bytes);
-  return OfType(stream.x, [&](auto* of) {
+  return OfActivations(stream.x.element_type(), [&](auto* of) {
     using T = std::remove_pointer_t<decltype(of)>;
     static thread_local Buffer normed, activated, whole;
     const Residual<T> residual{static_cast<T*>(stream.x.untyped_data()), rows, stream.hidden(), floats.residual_scale,

@@ -3,6 +3,7 @@
 #ifndef PENSTOCK_BUFFERS_H_
 #define PENSTOCK_BUFFERS_H_
 
+#include "attention_pages.h"
 #include "quantized.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -11,12 +12,48 @@ namespace penstock {
 using F32 = xla::ffi::Buffer<xla::ffi::F32>;
 using S32 = xla::ffi::Buffer<xla::ffi::S32>;
 
+// Calls `run` with a null pointer of the type of activations that `type` names.
+template <typename Run>
+xla::ffi::Error OfActivations(xla::ffi::DataType type, Run run) {
+  switch (type) {
+    case xla::ffi::F32: run(static_cast<float*>(nullptr)); break;
+    case xla::ffi::BF16: run(static_cast<BFloat16*>(nullptr)); break;
+    case xla::ffi::F16: run(static_cast<Float16*>(nullptr)); break;
+    default: return xla::ffi::Error::InvalidArgument("activations are neither f32 nor bf16 nor f16");
+  }
+  return xla::ffi::Error::Success();
+}
+
+// Calls `run` with null pointers of the types of activations and of what is made of them, which is of the same or f32.
+template <typename Run>
+xla::ffi::Error OfResults(xla::ffi::DataType type, xla::ffi::DataType result, Run run) {
+  if (result != type && result != xla::ffi::F32)
+    return xla::ffi::Error::InvalidArgument("a result is neither f32 nor of the type of what it is made of");
+  return OfActivations(type, [&](auto* of) {
+    if (result == xla::ffi::F32) run(of, static_cast<float*>(nullptr));
+    else run(of, of);
+  });
+}
+
+// Calls `run` with null pointers of the types of activations and of the elements of pages.
+template <typename Run>
+xla::ffi::Error OfPages(xla::ffi::DataType type, xla::ffi::DataType pages, Run run) {
+  const xla::ffi::DataType plain = type == xla::ffi::F16 ? xla::ffi::F32 : type;
+  if (pages != xla::ffi::S8 && pages != plain)
+    return xla::ffi::Error::InvalidArgument("the cache holds neither int8 nor what these activations are held in");
+  return OfActivations(type, [&](auto* of) {
+    using T = std::remove_pointer_t<decltype(of)>;
+    if (pages == xla::ffi::S8) run(of, static_cast<int8_t*>(nullptr));
+    else run(of, static_cast<attention::PageOf<T>*>(nullptr));
+  });
+}
+
 // What a layer does not have comes as an empty buffer.
 inline const float* OrNull(const F32& buffer) { return buffer.element_count() ? buffer.typed_data() : nullptr; }
 
 inline ScaleType ScaleTypeOf(const xla::ffi::AnyBuffer& scales) {
   if (scales.element_type() == xla::ffi::F32) return ScaleType::kFloat;
-  return scales.element_type() == xla::ffi::BF16 ? ScaleType::kBFloat16 : ScaleType::kHalf;
+  return scales.element_type() == xla::ffi::BF16 ? ScaleType::kBFloat16 : ScaleType::kFloat16;
 }
 
 // Codes are u32 [..., panels, depth / features in a lane, kPanel], scales and offsets [..., panels, groups, kPanel].

@@ -10,32 +10,9 @@
 
 #include "matmul.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace penstock {
 
 inline void StoreLanes(void* to, Words value) { std::memcpy(to, &value, sizeof value); }
-
-struct Half {
-  uint16_t bits;
-};
-
-inline Vector LoadVector(const Half* from) {
-  HalfWords halves;
-  std::memcpy(&halves, from, sizeof halves);
-#if defined(__AVX512F__)
-  return (Vector)_mm512_cvtph_ps((__m256i)halves);
-#elif defined(__F16C__) && defined(__AVX__)
-  return (Vector)_mm256_cvtph_ps((__m128i)halves);
-#else
-  // The bits of an f32 that is 2^-112 times as large, which holds for the smallest too.
-  const Words bits = __builtin_convertvector(halves, Words);
-  const Vector size = (Vector)((bits & 0x7fffu) << 13) * 0x1p112f;
-  return (Vector)((Words)size | ((bits & 0x8000u) << 16));
-#endif
-}
 
 template <int kBits>
 constexpr int64_t kInLane = 32 / kBits;
@@ -48,7 +25,7 @@ inline Vector ValueOf(Words lanes, int feature, float zero) {
   return __builtin_convertvector((Ints)(lanes >> shift & 15u), Vector) - zero;
 }
 
-// What unpacks lanes into the rows of a panel of f32, or the pairs of rows of one of bf16.
+// What unpacks lanes into the rows of a panel of f32, for rows of float16 too, or the pairs of rows of one of bf16.
 template <typename T, int kBits>
 struct Unpacker;
 

@@ -1,4 +1,4 @@
-// What all CPU kernels compute with: bfloat16, the widest vectors, and functions that compilers vectorise.
+// What all CPU kernels compute with: bfloat16 and float16, the widest vectors, and functions that compilers vectorise.
 
 #ifndef PENSTOCK_KERNELS_H_
 #define PENSTOCK_KERNELS_H_
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -17,6 +17,40 @@ namespace penstock {
 struct BFloat16 {
   uint16_t bits;
 };
+
+struct Float16 {  // of IEEE 754
+  uint16_t bits;
+};
+
+// The bits of one type as another's, of the same size.
+template <typename To, typename From>
+inline To As(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bits are neither left out nor made up");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// What the bits of a float16 stand for. F is float and W uint32_t, or both are vectors of them. No f32 on the way is
+// subnormal: XLA's threads take those for 0.
+template <typename F, typename W>
+inline F WideOf(W bits) {
+  const W size = bits & 0x7fffu;
+  const F tiny = As<F>(size | 0x3f000000u) - 0.5f;  // the step of an f32 from 0.5 on is the smallest float16
+  const W normal = (size << 13) + (112u << 23);
+  const W wide = size < 0x7c00u ? normal : (normal | 0x7f800000u);
+  return As<F>((size < 0x0400u ? As<W>(tiny) : wide) | (bits & 0x8000u) << 16);
+}
+
+// The bits of the nearest float16, ties to even; a NaN stays one.
+template <typename F, typename W>
+inline W Float16BitsOf(F x) {
+  const W bits = As<W>(x), sign = bits & 0x80000000u, size = bits ^ sign;
+  const W tiny = As<W>(As<F>(size) + 0.5f) - 0x3f000000u;
+  const W normal = (size - (112u << 23) + 0x0fffu + ((size >> 13) & 1u)) >> 13;
+  const W huge = size > 0x7f800000u ? W{} + 0x7e00u : W{} + 0x7c00u;
+  return (size < (113u << 23) ? tiny : size < (143u << 23) ? normal : huge) | sign >> 16;
+}
 
 inline float Load(float value) { return value; }
 inline float Load(BFloat16 value) {
@@ -34,6 +68,14 @@ inline void Store(BFloat16* to, float value) {
   bits += 0x7fffu + ((bits >> 16) & 1u);  // to nearest, ties to even
   to->bits = is_nan ? 0x7fc0u : static_cast<uint16_t>(bits >> 16);
 }
+
+#if defined(__F16C__)
+inline float Load(Float16 value) { return _cvtsh_ss(value.bits); }
+inline void Store(Float16* to, float value) { to->bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+#else
+inline float Load(Float16 value) { return WideOf<float, uint32_t>(value.bits); }
+inline void Store(Float16* to, float value) { to->bits = static_cast<uint16_t>(Float16BitsOf<float, uint32_t>(value)); }
+#endif
 
 // The widest vectors of the processor. A tile of kRows rows and kVectors vectors fits into its registers.
 #if defined(__AVX512F__)
@@ -66,6 +108,18 @@ inline Vector LoadVector(const BFloat16* from) {
   return (Vector)(__builtin_convertvector(halves, Words) << 16);
 }
 
+inline Vector LoadVector(const Float16* from) {
+  HalfWords halves;
+  std::memcpy(&halves, from, sizeof halves);
+#if defined(__AVX512F__)
+  return (Vector)_mm512_cvtph_ps((__m256i)halves);
+#elif defined(__F16C__) && defined(__AVX__)
+  return (Vector)_mm256_cvtph_ps((__m128i)halves);
+#else
+  return WideOf<Vector, Words>(__builtin_convertvector(halves, Words));
+#endif
+}
+
 inline void StoreVector(float* to, Vector values) { std::memcpy(to, &values, sizeof values); }
 
 // In bf16, to nearest, ties to even; a NaN stays one.
@@ -84,12 +138,23 @@ inline void StoreVector(BFloat16* to, Vector values) {
   std::memcpy(to, &halves, sizeof halves);
 }
 
+inline void StoreVector(Float16* to, Vector values) {
+#if defined(__AVX512F__)
+  const HalfWords halves = (HalfWords)_mm512_cvtps_ph((__m512)values, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__) && defined(__AVX__)
+  const HalfWords halves = (HalfWords)_mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const HalfWords halves = __builtin_convertvector(Float16BitsOf<Vector, Words>(values), HalfWords);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
 // y = x, rounded where T is narrower.
-template <typename T>
-inline void StoreRow(int64_t size, const float* __restrict x, T* __restrict y) {
+template <typename From, typename T>
+inline void StoreRow(int64_t size, const From* __restrict x, T* __restrict y) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) StoreVector(y + i, LoadVector(x + i));
-  for (; i < size; ++i) Store(&y[i], x[i]);
+  for (; i < size; ++i) Store(&y[i], Load(x[i]));
 }
 
 inline Vector ToFloats(Ints value) { return __builtin_convertvector(value, Vector); }

@@ -6,26 +6,13 @@
 
 #include <vector>
 
+#include "buffers.h"
 #include "team.h"
 
 namespace ffi = xla::ffi;
 
 namespace penstock {
 namespace {
-
-// Calls `run` with null pointers that say of which types x and y are.
-template <typename Run>
-ffi::Error OfTypes(const ffi::AnyBuffer& x, const ffi::AnyBuffer& weights, ffi::Result<ffi::AnyBuffer>& y, Run run) {
-  constexpr float* kWide = nullptr;
-  constexpr BFloat16* kHalf = nullptr;
-  if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
-  const bool is_wide = y->element_type() == ffi::F32;
-  if (x.element_type() == ffi::F32 && is_wide) run(kWide, kWide);
-  else if (x.element_type() == ffi::BF16 && is_wide) run(kHalf, kWide);
-  else if (x.element_type() == ffi::BF16 && y->element_type() == ffi::BF16) run(kHalf, kHalf);
-  else return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
-  return ffi::Error::Success();
-}
 
 template <typename U>
 auto StoreInto(U* y, int64_t columns) {
@@ -36,12 +23,13 @@ auto StoreInto(U* y, int64_t columns) {
 
 ffi::Error PackedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Buffer<ffi::F32> bias,
                         ffi::Result<ffi::AnyBuffer> y, int64_t gate) {
+  if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
   const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
   const int64_t rows = x_dims[0], depth = x_dims[1], panels = w_dims.front();
   if (panels * depth * kPanel != static_cast<int64_t>(weights.element_count()))
     return ffi::Error::InvalidArgument("weights of another shape");
   const Matmul matmul{depth, panels, y_dims[1], Gate{gate}, bias.element_count() ? bias.typed_data() : nullptr};
-  return OfTypes(x, weights, y, [&](auto* of_x, auto* of_y) {
+  return OfResults(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
     using T = std::remove_pointer_t<decltype(of_x)>;
     using U = std::remove_pointer_t<decltype(of_y)>;
     const Grid grid(rows, panels, pool.num_threads());
@@ -73,6 +61,7 @@ std::vector<RowBlock> BlocksOf(const int32_t* group_sizes, int64_t groups, int64
 ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights,
                          ffi::Buffer<ffi::F32> bias,  // [groups, panels * kPanel], or empty
                          ffi::Buffer<ffi::S32> group_sizes, ffi::Result<ffi::AnyBuffer> y, int64_t gate) {
+  if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
   const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
   const int64_t rows = x_dims[0], depth = x_dims[1], groups = w_dims[0], panels = w_dims[1];
   if (groups * panels * depth * kPanel != static_cast<int64_t>(weights.element_count()))
@@ -82,7 +71,7 @@ ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
   const Matmul matmul{depth, panels, y_dims[1], Gate{gate}, bias.element_count() ? bias.typed_data() : nullptr};
   const std::vector<RowBlock> blocks = BlocksOf(group_sizes.typed_data(), groups, rows);
   const int64_t num_blocks = static_cast<int64_t>(blocks.size());
-  return OfTypes(x, weights, y, [&](auto* of_x, auto* of_y) {
+  return OfResults(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
     using T = std::remove_pointer_t<decltype(of_x)>;
     using U = std::remove_pointer_t<decltype(of_y)>;
     const auto put = StoreInto(static_cast<U*>(y->untyped_data()), matmul.columns);

@@ -4,7 +4,7 @@
 // of weights at a time, in pieces that stay in the second-level cache, kRows rows of x held in registers. Pieces for the
 // first-level cache were slower by 5 %: sums are loaded and stored once for each.
 //
-// Packed weights are [panels, depth, kPanel] in f32, and [panels, depth / 2, kPanel, 2] in bf16: two values of a column
+// Packed weights are [panels, depth, kPanel] in f32 and f16, and [panels, depth / 2, kPanel, 2] in bf16: two values of a column
 // side by side, as instructions for bf16 take them. A row is summed in the same order whatever other rows there are, so
 // that no sequence's tokens depend on its neighbours.
 
@@ -75,6 +75,31 @@ inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights,
         held[r][v] += second * (Vector)(w[v] & 0xffff0000u);
       }
 #endif
+    }
+  }
+  std::memcpy(sums, held, sizeof held);
+}
+
+constexpr int64_t kWidened = 128;  // features of a row: kRows of them take 3 KiB
+
+// Rows in f16 are widened some features at a time, and then are as those in f32; weights may be in either type.
+template <int R, bool kFetches = false, typename W>
+inline void Multiply(const Float16* x, int64_t stride, const W* weights, int64_t depth, Vector (*sums)[kVectors],
+                     Ahead* ahead = nullptr) {
+  constexpr int64_t kSteps = 4 / sizeof(W);  // that read as many bytes as one in f32
+  alignas(64) float wide[R][kWidened];
+  Vector held[R][kVectors];
+  std::memcpy(held, sums, sizeof held);
+  for (int64_t done = 0; done < depth; done += kWidened) {
+    const int64_t count = std::min(kWidened, depth - done);
+    for (int r = 0; r < R; ++r) StoreRow(count, x + r * stride + done, wide[r]);
+    for (int64_t k = 0; k < count; ++k, weights += kPanel) {
+      if constexpr (kFetches)
+        if (k % kSteps == 0) ahead->Fetch();
+      Vector w[kVectors];
+      for (int v = 0; v < kVectors; ++v) w[v] = LoadVector(weights + v * kLanes);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v) held[r][v] += wide[r][k] * w[v];
     }
   }
   std::memcpy(sums, held, sizeof held);

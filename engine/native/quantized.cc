@@ -90,16 +90,9 @@ ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffe
     else
       RunTasks<4>(pool, tasks, matmul, weights, PlainRows<T>{in, depth}, out);
   };
-  const bool is_wide = y->element_type() == ffi::F32;
-  if (x.element_type() == ffi::F32 && is_wide)
-    run(static_cast<float*>(x.untyped_data()), static_cast<float*>(y->untyped_data()));
-  else if (x.element_type() == ffi::BF16 && is_wide)
-    run(static_cast<BFloat16*>(x.untyped_data()), static_cast<float*>(y->untyped_data()));
-  else if (x.element_type() == ffi::BF16 && y->element_type() == ffi::BF16)
-    run(static_cast<BFloat16*>(x.untyped_data()), static_cast<BFloat16*>(y->untyped_data()));
-  else
-    return ffi::Error::InvalidArgument("only f32 and bf16 are supported");
-  return ffi::Error::Success();
+  return OfResults(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
+    run(static_cast<decltype(of_x)>(x.untyped_data()), static_cast<decltype(of_y)>(y->untyped_data()));
+  });
 }
 
 }  // namespace

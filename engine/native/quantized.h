@@ -3,7 +3,7 @@
 // A weight is `scale * code - offset`, with a scale and an offset for each column and each group of input features. The
 // scales and offsets of a panel are [groups, kPanel], its codes are in lanes (codes.h).
 //
-// Rows are either as the model computes them (f32, bf16): then a piece of a panel is unpacked into the first-level
+// Rows are either as the model computes them (f32, bf16, f16): then a piece of a panel is unpacked into the first-level
 // cache, where the codes are exact in either type, and multiplied as any other weights. Or they are quantized to 8 bits
 // too (dots.h): then products are summed in whole numbers, which no order of summing changes. Either way a group's sum
 // is scaled in f32, group after group: a row's result depends on nothing but that row.
@@ -48,8 +48,8 @@ inline void OfBlocks(int64_t first, int64_t rows, const Ahead& ahead, Tile&& til
 }
 
 // totals[R][kPanel] += scales[kPanel] * (x[R][depth] * piece[depth][kPanel])
-template <int R, bool kFetches, typename T>
-__attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const T* piece, int64_t depth,
+template <int R, bool kFetches, typename T, typename W>
+__attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const W* piece, int64_t depth,
                                           const Vector* scales, Ahead* ahead, Vector (*totals)[kVectors]) {
   Vector sums[R][kVectors] = {};
   Multiply<R, kFetches>(x, stride, piece, depth, sums, ahead);
@@ -61,7 +61,7 @@ __attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const T* p
 // the bit where it is used, for an instruction does all that is rounded. Other sums compilers may put into another order.
 #if defined(__AVX512BF16__)
 template <typename T>
-constexpr int64_t kFewRows = sizeof(T) == 2 ? 4 : 0;
+constexpr int64_t kFewRows = std::is_same_v<T, BFloat16> ? 4 : 0;
 #else
 template <typename T>
 constexpr int64_t kFewRows = 0;
@@ -70,7 +70,8 @@ constexpr int64_t kFewRows = 0;
 template <int R, typename T, int kBits>
 __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_t* lanes, int64_t depth, float zero,
                                        const Vector* scales, Vector (*totals)[kVectors]) {
-  constexpr int64_t kAcross = kLanes * (sizeof(T) == 2 ? 2 : 1);
+  constexpr int64_t kAcross = 2 * kLanes;  // with their pairs
+  static_assert(std::is_same_v<T, BFloat16>, "other types have no few rows");
   const Unpacker<T, kBits> unpack(zero);
   Vector sums[R][kVectors] = {};
   for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel) {
@@ -108,6 +109,7 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
 // Rows as the model computes them.
 template <typename T>
 struct PlainRows {
+  using Weight = std::conditional_t<std::is_same_v<T, Float16>, float, T>;  // as it is unpacked
   const T* x;
   int64_t depth;
 
@@ -128,8 +130,8 @@ struct PlainRows {
   template <int kBits>
   void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float zero,
                 const Vector* scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
-    constexpr int64_t kPiece = kUnpackedBytes / kPanel / static_cast<int64_t>(sizeof(T));
-    alignas(64) T piece[kPiece * kPanel];
+    constexpr int64_t kPiece = kUnpackedBytes / kPanel / static_cast<int64_t>(sizeof(Weight));
+    alignas(64) Weight piece[kPiece * kPanel];
     for (int64_t k = 0; k < count; k += kPiece) {
       const int64_t depth_here = std::min(kPiece, count - k);
       const uint32_t* here = lanes + k / kInLane<kBits> * kPanel;
@@ -140,7 +142,7 @@ struct PlainRows {
         });
         continue;
       }
-      UnpackPiece<T, kBits>(here, depth_here, zero, piece);
+      UnpackPiece<Weight, kBits>(here, depth_here, zero, piece);
       OfBlocks(0, num_rows, ahead, [&](int64_t r, auto tile, auto fetches) {
         ScaledTile<tile(), fetches()>(x + (row + r) * depth + first + k, depth, piece, depth_here, scales, &ahead,
                                       totals + r);
@@ -186,7 +188,7 @@ struct ByteRows {
 
 // ---- A task: a panel and some rows
 
-enum class ScaleType { kFloat, kBFloat16, kHalf };
+enum class ScaleType { kFloat, kBFloat16, kFloat16 };
 enum class Offset : int64_t { kNone = 0, kZeros = 1, kMinimums = 2 };  // zeros are times the scale
 
 struct QuantizedWeights {
@@ -203,7 +205,7 @@ struct QuantizedWeights {
     for (int v = 0; v < kVectors; ++v) switch (scale_type) {
         case ScaleType::kFloat: to[v] = LoadVector(static_cast<const float*>(from) + at + v * kLanes); break;
         case ScaleType::kBFloat16: to[v] = LoadVector(static_cast<const BFloat16*>(from) + at + v * kLanes); break;
-        case ScaleType::kHalf: to[v] = LoadVector(static_cast<const Half*>(from) + at + v * kLanes); break;
+        case ScaleType::kFloat16: to[v] = LoadVector(static_cast<const Float16*>(from) + at + v * kLanes); break;
       }
   }
 };

@@ -6,6 +6,13 @@
 
 #include "attention.h"
 
+namespace penstock {
+namespace attention {
+PENSTOCK_PLAN_RUN(float, float);  // there is no attention.cc here, which has them in the library
+PENSTOCK_PLAN_RUN(float, int8_t);
+}  // namespace attention
+}  // namespace penstock
+
 using namespace penstock;
 using namespace penstock::attention;
 

@@ -1,7 +1,8 @@
 // The kernels for quantized weights without XLA and without threads, for processors that are not this one.
 //
 // Without arguments it prints the width of a panel. With two it reads a case from the first file, and writes the result,
-// f32 [rows][panels * width], to the second.
+// f32 [rows][panels * width], to the second. A third makes it read f32, and write each of them rounded to float16 and back:
+// first one by one, then by vectors.
 
 #include <cstdio>
 #include <vector>
@@ -17,8 +18,22 @@ std::vector<T> Take(std::FILE* file, int64_t count) {
   return values;
 }
 
+int Round(std::FILE* in, std::FILE* out) {
+  constexpr int kAtOnce = 16;
+  float x[kAtOnce], y[2][kAtOnce];
+  while (std::fread(x, sizeof x, 1, in) == 1) {
+    Float16 halves[2][kAtOnce];
+    for (int i = 0; i < kAtOnce; ++i) Store(&halves[0][i], x[i]), y[0][i] = Load(halves[0][i]);
+    for (int i = 0; i < kAtOnce; i += kLanes)
+      StoreVector(halves[1] + i, LoadVector(x + i)), StoreVector(y[1] + i, LoadVector(halves[1] + i));
+    if (std::fwrite(y, sizeof y, 1, out) != 1) return 1;
+  }
+  return std::fclose(out);
+}
+
 int main(int argc, char** argv) {
   if (argc < 3) return std::printf("%d\n", static_cast<int>(kPanel)) < 0;
+  if (argc > 3) return Round(std::fopen(argv[1], "rb"), std::fopen(argv[2], "wb"));
   std::FILE* in = std::fopen(argv[1], "rb");
   const auto header = Take<int64_t>(in, 7);
   const int64_t kind = header[0], bits = header[1], rows = header[3], depth = header[4], group = header[5];
@@ -42,19 +57,23 @@ int main(int argc, char** argv) {
   };
   constexpr std::integral_constant<int, 8> kEight;
   constexpr std::integral_constant<int, 4> kFour;
-  std::vector<BFloat16> halves(x.size());
-  for (size_t i = 0; i < x.size(); ++i) Store(&halves[i], x[i]);
-  if (kind == 2) {
+  const auto run_plain = [&](auto type) {
+    std::vector<decltype(type)> rounded(x.size());
+    for (size_t i = 0; i < x.size(); ++i) Store(&rounded[i], x[i]);
+    const PlainRows<decltype(type)> of_x{rounded.data(), depth};
+    bits == 8 ? run(kEight, of_x) : run(kFour, of_x);
+  };
+  if (kind == 3) {
     std::vector<uint8_t> bytes(x.size());
     std::vector<float> row_scales(rows);
     for (int64_t row = 0; row < rows; ++row) row_scales[row] = QuantizeRow(&x[row * depth], depth, &bytes[row * depth]);
     run(kEight, ByteRows{bytes.data(), row_scales.data(), depth});
+  } else if (kind == 2) {
+    run_plain(Float16{});
   } else if (kind == 1) {
-    const PlainRows<BFloat16> of_x{halves.data(), depth};
-    bits == 8 ? run(kEight, of_x) : run(kFour, of_x);
+    run_plain(BFloat16{});
   } else {
-    const PlainRows<float> of_x{x.data(), depth};
-    bits == 8 ? run(kEight, of_x) : run(kFour, of_x);
+    run_plain(float{});
   }
   std::FILE* out = std::fopen(argv[2], "wb");
   return std::fwrite(y.data(), sizeof(float), y.size(), out) != y.size();

@@ -262,6 +262,7 @@ def _halves(pages: np.ndarray, name: str, dtype: str) -> LayerCache:
     halves = (pages[:, :, 0::2], pages[:, :, 1::2])
     laid_out = [half.transpose(axes) for half, axes in zip(halves, AXES[name], strict=True)]
     if name == "native":
+        dtype = implementation(name).cache_dtype(dtype)
         laid_out = [in_words(half, dtype) for half in laid_out]
     return tuple(jnp.asarray(half, dtype) for half in laid_out)
 

@@ -49,7 +49,9 @@ def attended(
     [
         ("native", "float32", AttentionOptions()),
         ("native", "bfloat16", AttentionOptions(sliding_window=1500)),
+        ("native", "float16", AttentionOptions(sliding_window=1500)),
         ("native int8", "float32", AttentionOptions(sliding_window=70)),
+        ("native int8", "float16", AttentionOptions()),
     ],
     ids=str,
 )

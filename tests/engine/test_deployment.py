@@ -116,8 +116,8 @@ def test_more_devices_than_there_are_is_refused() -> None:
 
 
 def test_native_matmuls_are_refused_where_the_kernel_cannot_compute_them() -> None:
-    with pytest.raises(ConfigError, match=r"matmul 'native' is for one CPU device .* not for float16 on 1 cpu"):
-        deploy(EngineConfig(matmul="native", attention="xla"), replace(TINY, dtype="float16"))
+    with pytest.raises(ConfigError, match=r"matmul 'native' is for one CPU device .* not for bfloat16 on 1 cpu"):
+        deploy(EngineConfig(matmul="native", attention="xla"), replace(TINY, dtype="bfloat16", hidden_size=63))
 
 
 def test_what_auto_takes_is_named_and_what_it_misses_has_a_reason(

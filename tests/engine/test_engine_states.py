@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from drafters import TrueContinuation
 from engines import SMALL, VOCAB_SIZE, Result, Results, drive, write_model
+from patience import slow
 from test_engine_invariance import ENDINGS, LETTERS, PARAMS, PROMPT
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
@@ -58,7 +59,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return write_model(tmp_path_factory.mktemp("hybrid"), request.param, **HYBRIDS[request.param])
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", slow("float16")])
 def shared(hybrid: Path, request: pytest.FixtureRequest) -> Engine:
     return Engine.from_checkpoint(hybrid, replace(SMALL, dtype=request.param))
 

@@ -24,7 +24,7 @@ from penstock.engine.native import load_library, panel_width
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
 )
-TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 8e-3, "float16": 1e-3}
 
 
 @cache
@@ -218,16 +218,9 @@ def run_engine(model: Path, requests: list[Request], **choices: str) -> list[lis
     return [result.token_ids for result in results.values()]
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"matmul": "onednn"}, "matmul must be one of auto, xla, native, not 'onednn'"),
-        ({"matmul": "native", "dtype": "float16"}, "not for float16 on 1 cpu"),
-    ],
-)
-def test_a_kernel_that_cannot_be_had_is_refused(config: dict[str, Any], message: str, tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Engine.from_checkpoint(tiny_model, EngineConfig(**config))
+def test_a_kernel_that_there_is_not_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="matmul must be one of auto, xla, native, not 'onednn'"):
+        Engine.from_checkpoint(tiny_model, EngineConfig(matmul="onednn"))
 
 
 def test_without_a_compiler_auto_leaves_products_to_xla_and_native_says_why(

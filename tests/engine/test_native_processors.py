@@ -54,7 +54,7 @@ def functions(library: Path) -> dict[str, str]:
         ("avx512_vnni", r"penstock::attention::Multiply\w*<penstock::attention::KeyBytes\b", "vpdpbusd"),
         ("avx512_vnni", r"penstock::attention::Multiply\w*<penstock::attention::ValueBytes\b", "vpdpbusd"),
         ("avx512_bf16", r"penstock::attention::Multiply\w*<penstock::attention::BFloat16Pairs\b", "vdpbf16ps"),
-        ("avx512_bf16", r"penstock::ScaledTile<6, true, penstock::BFloat16>", "vdpbf16ps"),
+        ("avx512_bf16", r"penstock::ScaledTile<6, true, penstock::BFloat16, penstock::BFloat16>", "vdpbf16ps"),
         ("avx512_bf16", r"penstock::FewTile<1, penstock::BFloat16, 4>", "vdpbf16ps"),
         ("avx512_bf16", r"penstock::Multiply<6, true>\(penstock::BFloat16", "vdpbf16ps"),
     ],
@@ -101,7 +101,7 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
     return found, int(subprocess.run(found, capture_output=True, check=True).stdout)
 
 
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "float16", "int8")
 CASES: dict[str, Packing] = {
     "int8 per channel": Packing("int8", 0),
     "int8 in groups with zeros": Packing("int8", 32, offset="zeros"),
@@ -162,11 +162,36 @@ def test_every_processor_computes_the_products(name: str, directory: Path) -> No
     rounded = np.asarray(codes, np.float64) * np.asarray(scales)
     for packing in CASES.values():
         values = Weights(packing).values
-        for kind in KINDS if packing.code == "int8" else KINDS[:2]:
+        for kind in KINDS if packing.code == "int8" else KINDS[:3]:
             expected = (rounded if kind == "int8" else x.astype(np.float64)) @ values.T
             found = computed(name, kind, packing, x, directory)
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
             np.testing.assert_array_equal(computed(name, kind, packing, x[:3], directory), found[:3])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS]
+)
+def test_float16_is_that_of_ieee_on_every_processor(name: str, directory: Path) -> None:
+    """Each of its numbers, what lies halfway between neighbours and just beside it, and numbers of any size."""
+    command, _ = built(name, directory)
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    finite = np.sort(every[np.isfinite(every)])
+    halfway = (finite[1:] + finite[:-1]) / 2
+    any_size = np.random.default_rng(3).integers(0, 2**32, 2**16, np.uint32).view(np.float32)
+    x = np.concatenate([every, halfway, np.nextafter(halfway, np.inf), np.nextafter(halfway, -np.inf), any_size])
+    x = np.resize(x, (-(-len(x) // 16), 16))
+    x.tofile(directory / "floats")
+    subprocess.run([*command, str(directory / "floats"), str(directory / "rounded"), "float16"], check=True)
+    found = np.fromfile(directory / "rounded", np.float32).reshape(-1, 2, 16)
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16).astype(np.float32).ravel()
+    for way in range(2):
+        got = found[:, way].ravel()
+        np.testing.assert_array_equal(got, expected)
+        numbers = ~np.isnan(expected)
+        np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
 
 
 @needs_compiler
