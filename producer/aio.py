@@ -9,6 +9,7 @@ from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
+from weakref import WeakSet
 
 from penstock.producer.bulk import BulkResult, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 DEFAULT_URL = "redis://localhost:6379"
+MAX_OTHERS = 64  # queues that `AsyncClient.on` keeps at hand while nothing of them runs
 
 
 def connections_of(client: AsyncClient) -> Connections:
@@ -87,7 +89,8 @@ class AsyncClient:
             is_durable=durable,
             spans=client_spans(tracing),
         )
-        self._others: dict[str, Self] = {}
+        self._transports = WeakSet({self._transport})  # of all queues, to be closed
+        self._others: dict[str, Self] = {}  # the one that was asked for last is the last
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} queue {self._transport.queue!r} at {self._transport.address}>"
@@ -100,11 +103,21 @@ class AsyncClient:
         """
         if queue == self._transport.queue:
             return self
-        if queue not in self._others:
+        other = self._others.pop(queue, None)
+        if other is None:
+            transport = self._transport.beside(queue)
+            self._transports.add(transport)
             other = copy(self)
-            vars(other).update(_transport=self._transport.beside(queue), _connections=None)  # not its to close
-            self._others[queue] = other
-        return self._others[queue]
+            vars(other).update(_transport=transport, _connections=None)  # not its to close
+            self._forget_idle()
+        self._others[queue] = other
+        return other
+
+    def _forget_idle(self) -> None:
+        """Queues come and go: those that nothing runs of are made anew when they are asked for."""
+        idle = [queue for queue, other in self._others.items() if other._transport.is_idle]  # noqa: SLF001
+        for queue in idle[: 1 - MAX_OTHERS]:
+            del self._others[queue]
 
     async def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Handle:
         """Enqueues a request and returns at once. Sending the same `id` again returns a handle on the same reply.
@@ -320,7 +333,7 @@ class AsyncClient:
         self._transport.connections.check_loop()
         await self._transport.close()
         if self._connections is not None:
-            await asyncio.gather(*(other.close() for other in self._others.values()))
+            await asyncio.gather(*(each.close() for each in self._transports if each is not self._transport))
             await self._connections.close()
 
     async def __aenter__(self) -> Self:

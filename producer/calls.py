@@ -23,7 +23,7 @@ from penstock.producer.errors import (
 from penstock.producer.ids import new_id
 from penstock.producer.redis.address import Address
 from penstock.producer.redis.calls import Sent, drop_answers, send_call
-from penstock.producer.redis.connection import as_ours, connect_blocking, redis_errors
+from penstock.producer.redis.connection import RedisClient, as_ours, redis_errors
 from penstock.producer.redis.enqueue import Execute
 from penstock.producer.redis.faults import UNREACHABLE, may_pass
 from penstock.producer.redis.moves import BLOCK_S, Witness
@@ -44,15 +44,16 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 class Caller:
     """Sends the calls of one client, and reads their answers over one connection, while there are any to come.
 
-    All answers come in on one stream, the client's mailbox. Its name has 144 random bits.
+    All answers come in on one stream, the client's mailbox. Its name has 144 random bits. `redis` blocks for `BLOCK_S`;
+    whoever made it closes it.
     """
 
-    def __init__(self, address: Address, execute: Execute, queue: str) -> None:
+    def __init__(self, address: Address, redis: RedisClient, execute: Execute, queue: str) -> None:
         self._address = address
+        self._redis = redis
         self._execute = execute
         self._queue = queue
         self._mailbox = new_id()
-        self.redis = connect_blocking(address, decode=False, block_s=BLOCK_S, name="penstock-calls")
         self._cursor = "0-0"
         self._witness = Witness("XTRIM", keys.answers(queue, self._mailbox), "MINID", "0-0")
         self._waiting: dict[str, asyncio.Future[AnswerEntry]] = {}
@@ -88,12 +89,16 @@ class Caller:
         finally:
             del self._waiting[call_id]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to wait for, and nothing to close."""
+        return not self._waiting and (self._reader is None or self._reader.done())
+
     async def close(self) -> None:
         """Whoever still waits gets ConnectionLost."""
         if self._reader is not None:
             await end_tasks([self._reader])
         self._fail(ConnectionLost("the client was closed"))
-        await self.redis.aclose()
 
     def _expect(self, call_id: str) -> asyncio.Future[AnswerEntry]:
         answer: asyncio.Future[AnswerEntry] = asyncio.get_running_loop().create_future()
@@ -133,7 +138,7 @@ class Caller:
 
     async def _read_once(self) -> None:
         streams = await read_streams(
-            self.redis,
+            self._redis,
             {keys.answers(self._queue, self._mailbox): self._cursor},
             count=ANSWERS_PER_READ,
             block_s=BLOCK_S,

@@ -9,7 +9,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from penstock.producer.ids import random_slot
 from penstock.producer.reading.reader import ReplyReader
 from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import RedisClient, answered, connect, on_new_connections
+from penstock.producer.redis.connection import RedisClient, answered, connect, connect_blocking, on_new_connections
+from penstock.producer.redis.moves import BLOCK_S
 from penstock.producer.redis.pipeline import Batcher
 
 COMMAND_RETRIES = 5
@@ -39,7 +40,8 @@ class Connections:
         on_new_connections(self.commands, self._note_connection)
         self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
         self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
-        self.clients: list[RedisClient] = [self.commands, self.reader.redis]
+        self.calls = connect_blocking(self.address, decode=False, block_s=BLOCK_S, name="penstock-calls")
+        self.clients: tuple[RedisClient, ...] = (self.commands, self.reader.redis, self.calls)
         self.slot = random_slot() if self.address.kind == "cluster" else None
         self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
         self._loop: asyncio.AbstractEventLoop | None = None  # nobody has used it yet
@@ -83,6 +85,7 @@ class Connections:
         self.is_closed = True
         await self.reader.close()
         await self.batcher.close()
+        await self.calls.aclose()
         await self.commands.aclose()
 
     async def _note_connection(self) -> None:

@@ -87,9 +87,13 @@ class ServedWatch:
     def note_sent(self) -> None:
         """A request was sent."""
         now_s = time.monotonic()
-        if now_s - self._looked_at_s >= LOOK_INTERVAL_S and (self._look is None or self._look.done()):
+        if now_s - self._looked_at_s >= LOOK_INTERVAL_S and self.is_idle:
             self._looked_at_s = now_s
             self._look = asyncio.create_task(self._look_once())
+
+    @property
+    def is_idle(self) -> bool:
+        return self._look is None or self._look.done()
 
     async def close(self) -> None:
         if self._look is not None:

@@ -39,6 +39,10 @@ class Joined(Generic[T]):
         self._work = work
         self._task: asyncio.Task[T] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None
+
     async def run(self) -> T:
         if self._task is None:
             self._task = asyncio.create_task(self._work())

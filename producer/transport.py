@@ -69,8 +69,7 @@ class Transport:
         self._looks_ahead = max_queue_length is not None  # without a limit, whoever asks wants to wait
         self._batcher = connections.batcher
         self._redis = connections.redis
-        self.caller = Caller(self.address, self._batcher.execute, queue)
-        connections.clients.append(self.caller.redis)
+        self.caller = Caller(self.address, connections.calls, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
         self._setup = Joined(self._set_up)  # else each would wait for the failure of all before, while Redis is away
         self._is_set_up = False
@@ -87,6 +86,12 @@ class Transport:
             is_durable=self._is_durable,
             spans=self.spans,
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it runs: `close` would have nothing to do."""
+        is_busy = self._owned or self._background or self._setup.is_running
+        return not is_busy and self.caller.is_idle and self._served.is_idle
 
     def new_id(self) -> str:
         return new_id(self.connections.slot)

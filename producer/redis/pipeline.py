@@ -206,6 +206,8 @@ class Batcher:
     async def close(self) -> None:
         """Ends what is under way; who waits for it is cancelled."""
         await end_tasks(self._senders)
+        while self._waiting:  # a sender that had not begun is ended without a word
+            self._waiting.popleft()[1].cancel()
 
     async def _send(self) -> None:
         self._is_about_to_send = False

@@ -23,6 +23,7 @@ from penstock.producer import (
     UnknownRequest,
     keys,
 )
+from penstock.producer.aio import MAX_OTHERS, connections_of
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob, TopLogprob
 from penstock.worker.local.embedded import EmbeddedServer
@@ -60,6 +61,34 @@ async def test_one_client_serves_several_queues_over_its_connections(redis_url: 
     assert replies[0].entry_id is not None
     with pytest.raises(ValueError, match="queue 'a b' is not"):
         client.on("a b")
+
+
+async def test_queues_that_come_and_go_leave_nothing_behind(redis_url: str) -> None:
+    async with AsyncClient(redis_url) as client:
+        busy = client.on("busy")
+        busy._transport.own("r")  # somebody waits for it
+        last = None
+        for number in range(3 * MAX_OTHERS):
+            last = client.on(f"job-{number}")
+        assert len(client._others) == MAX_OTHERS + 1
+        assert client.on("busy") is busy
+        assert client.on(f"job-{number}") is last
+        del last, busy
+        gc.collect()
+        assert len(client._transports) == MAX_OTHERS + 2
+
+
+async def test_what_a_forgotten_queue_still_had_is_ended_with_the_client(redis_url: str, redis: RedisClient) -> None:
+    async with AsyncClient(redis_url) as client:
+        held = client.on("held")
+        for number in range(MAX_OTHERS):
+            client.on(f"job-{number}")
+        assert client.on("held") is not held
+        call = asyncio.create_task(held.count_tokens("x", timeout=60))
+        await eventually(lambda: redis.exists(keys.calls("held")))
+        await eventually(lambda: not connections_of(client).batcher._senders)
+    with pytest.raises(ConnectionLost, match="closed"):
+        await call
 
 
 async def test_a_prompt_has_four_forms(redis_url: str) -> None:

@@ -21,6 +21,7 @@ from penstock.producer import (
     calls,
     keys,
 )
+from penstock.producer.aio import MAX_OTHERS
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import MAX_TIMEOUT_MS
 
@@ -143,6 +144,17 @@ async def test_too_many_calls_are_refused(redis_url: str, monkeypatch: pytest.Mo
             await client.count_tokens("x", timeout=0.05)
         with pytest.raises(QueueFull, match="queue 'q' is full: it holds 1 calls, the limit is 1"):
             await client.count_tokens("x")
+
+
+async def test_queues_that_come_and_go_share_what_waits_for_answers(redis_url: str, redis: RedisClient) -> None:
+    async with AsyncClient(redis_url) as client, running_worker(redis_url):
+        for number in range(2):
+            assert await client.on("q").count_tokens("x")
+            await eventually(lambda: client.on("q")._transport.is_idle)
+            for other in range(MAX_OTHERS):
+                client.on(f"job-{number}-{other}")
+        names = [each["name"] for each in await redis.client_list()]
+        assert names.count("penstock-calls") == 1
 
 
 async def test_a_client_that_is_closed_waits_no_longer(redis_url: str, redis: RedisClient) -> None:

@@ -128,13 +128,14 @@ async def test_an_asker_that_goes_takes_nobody_with_it(raw: RedisClient) -> None
     assert gone.cancelled()
 
 
-async def test_closing_cancels_who_waits(proxy: RedisProxy) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])  # before anything is sent, and after
+async def test_closing_cancels_who_waits(proxy: RedisProxy, delay_s: float) -> None:
     client = connect(proxy.url, decode=False)
     await client.ping()
     proxy.delay_s = 10.0
     batcher = Batcher(client, retries=0)
     asker = asyncio.create_task(batcher.execute("PING"))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(delay_s)
     await batcher.close()
     with pytest.raises(asyncio.CancelledError):
         await asker
