@@ -25,6 +25,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
 from penstock.producer.redis import tls
+from penstock.producer.renewal import LOOK_S
 from penstock.producer.tasks import end_tasks
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ METRICS_LIMITS = Limits(max_connections=16, header_timeout_s=5.0, body_timeout_s
 
 SCRAPE_TIMEOUT_S = 1.0
 """How long a scrape waits for Redis."""
-
-LOOK_S = 60.0
-"""Between two looks at whether certificates and keys were renewed."""
 
 END_S = 5.0
 """How long streams may take to send their last event, at the end of a drain."""

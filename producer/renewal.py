@@ -10,6 +10,9 @@ T = TypeVar("T")
 Outcome: TypeAlias = Literal["same", "renewed", "refused"]
 _Stamp: TypeAlias = tuple[int, int, int] | None
 
+LOOK_S = 60.0
+"""Between two looks."""
+
 
 class Renewal(Generic[T]):
     """

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from cli_process import ROOT, environment, finish, finish_by
@@ -24,9 +24,12 @@ from worker_harness import read_until, send
 
 from penstock import stopping
 from penstock.producer import keys
+from penstock.producer.redis import tls
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry
 from penstock.stopping import SAME_STOP_S, Stopping, listen_early
+from penstock.worker.cli import serve
+from penstock.worker.service import WorkerService
 
 TESTS = ROOT / "tests"
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -87,6 +90,21 @@ def test_what_comes_in_which_order(
     clock.now += 10.0
     signals._receive(TERM, None)  # it is over
     assert heard == done
+
+
+async def test_a_worker_looks_at_files_of_redis_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = asyncio.Event()
+    monkeypatch.setattr(tls, "LOOK_S", 0.01)
+    monkeypatch.setattr(tls, "look_again", looked.set)
+
+    class Service:
+        async def run(self) -> None:
+            await asyncio.wait_for(looked.wait(), WAIT_S)
+
+        def request_drain(self) -> None: ...
+
+    await serve._run(cast("WorkerService", Service()), Stopping())
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("is_loop_s_own", [False, True])

@@ -21,6 +21,7 @@ from penstock.engine.loading.identity import identify
 from penstock.gateway.log_lines import LogLines, Rank
 from penstock.producer.redis import tls
 from penstock.producer.serving import garbage
+from penstock.producer.tasks import end_tasks
 from penstock.producer.telemetry.loading import load_telemetry
 from penstock.stopping import Stopping
 from penstock.worker.cli.errors import CommandFailed, exit_status_of
@@ -96,6 +97,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
 
 
 async def _run(service: WorkerService, signals: Stopping) -> None:
+    looking = asyncio.create_task(tls.keep_looking())
     try:
         with signals.serving(asyncio.get_running_loop(), service.request_drain, _reload):
             await service.run()
@@ -105,6 +107,8 @@ async def _run(service: WorkerService, signals: Stopping) -> None:
         raise CommandFailed(
             f"the health server cannot listen: {error}; set {flag('health_port')} or {flag('health_host')}"
         ) from error
+    finally:
+        await end_tasks([looking])
 
 
 def _reload() -> None:
