@@ -1,4 +1,4 @@
-"""Commands whose output can't be written: one line says so, and no traceback."""
+"""Commands whose output can't be written, or is of another encoding or width: one line says so, and no traceback."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from cli_process import ROOT, environment
+from commands_in_forks import CLOSED, FULL, GONE, Run
 from patience import WAIT_S, slow
+from test_cli_values import LEAVES
 from worker_harness import running_worker
 
 from penstock.worker.local.embedded import EmbeddedServer
@@ -63,3 +66,104 @@ async def test_an_output_that_cannot_be_written(name: str, url: str) -> None:
 async def test_an_output_of_another_encoding_and_of_no_width(name: str, url: str) -> None:
     narrow = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "COLUMNS": "1"}
     assert await run(url, COMMANDS[name], subprocess.DEVNULL, **narrow) == (0, "")
+
+
+ONE_OF_EACH = {
+    **COMMANDS,
+    "requests list": ["--queue", "q"], "requests show": ["x", "--queue", "q"], "requests cancel": ["--yes", "x"],
+    "dead list": ["--queue", "q"], "dead show": ["x"], "dead replay": ["--all"], "dead purge": ["--all", "--yes"],
+    "tenants list": ["--queue", "q"], "tenants weight": ["t", "2"], "drain": ["nobody"], "doctor": [],
+    "keys create": ["--name", "k"], "keys list": [], "keys revoke": ["x"],
+}  # fmt: skip
+REFUSED = {
+    "worker": ["--max-num-seqs", "0"], "gateway": ["--port", "x"], "demo": ["--max-tokens", "0"],
+    "chaos": ["--requests", "0"], "plan": ["--topology", "x"], "bench engine": ["--requests", "0"],
+    "bench serve": ["--requests", "0"], "bench compare": ["/no/file", "/no/file"], "version": [],
+}  # fmt: skip
+"""Services, what starts some, and what takes no `--redis-url`."""
+
+
+def test_all_commands_are_listed() -> None:
+    """Each new one says here how it is to be tried."""
+    assert {" ".join(path) for path in LEAVES} == ONE_OF_EACH.keys() | REFUSED.keys()
+
+
+class Forks:
+    """Commands, each in a process that costs no start of Python."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, folder: Path) -> None:
+        self._process = process
+        self._url = url
+        self._folder = folder
+
+    async def run(self, words: list[str], out: str, err: str, encoding: str = "utf-8", **variables: str) -> Ended:
+        """`out`, `err`: as those of `Run`; empty: a file."""
+        files = [self._folder / "out", self._folder / "err"]
+        for file in files:
+            file.write_text("")
+        run = Run(words, out or str(files[0]), err or str(files[1]), encoding, environment(**variables))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(run.line())
+        status = int(await asyncio.wait_for(self._process.stdout.readline(), WAIT_S))
+        return Ended(status, *(file.read_text(encoding) for file in files))
+
+    def words(self, name: str) -> list[str]:
+        if name in REFUSED:
+            return [*name.split(), *REFUSED[name]]
+        given = ONE_OF_EACH[name]
+        return [*(given if name in COMMANDS else [*name.split(), *given]), "--redis-url", self._url]
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+async def forks(url: str, tmp_path: Path) -> AsyncIterator[Forks]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "tests/worker/commands_in_forks.py"), cwd=ROOT, env=environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield Forks(process, url, tmp_path)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_mistake_that_cannot_be_said_is_one_all_the_same(forks: Forks) -> None:
+    for path in LEAVES:
+        ended = await forks.run([*path, "--no-such"], "", FULL)
+        assert ended == (2, "", ""), path
+
+
+async def test_no_command_ends_in_a_traceback_where_its_output_is_full(forks: Forks) -> None:
+    for name in ONE_OF_EACH | REFUSED:
+        check(name, await forks.run(forks.words(name), FULL, ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["as it is meant", "--help", "--no-such"])
+async def test_nor_into_any_other_output(words: str, forks: Forks) -> None:
+    for name in ONE_OF_EACH | REFUSED:
+        given = [*name.split(), words] if words.startswith("-") else forks.words(name)
+        meant = await forks.run(given, "", "")
+        for out, err in ((FULL, ""), (GONE, ""), (CLOSED, ""), ("", FULL), ("", GONE), ("", CLOSED), (FULL, FULL)):
+            ended = await forks.run(given, out, err)
+            lost = meant.out and out in (FULL, GONE)
+            assert ended.status == (meant.status or bool(lost)), (given, out, err, ended)
+            check(name, ended)
+        for width in ("10", "1", "0"):
+            ended = await forks.run(given, "", "", "ascii", COLUMNS=width, LC_ALL="C", PYTHONIOENCODING="ascii")
+            assert ended.status == meant.status, (given, width, ended)
+            assert "Traceback" not in ended.err
+
+
+def check(name: str, ended: Ended) -> None:
+    """Its status is one of the table's, and it said a line at most, unless it was called in a wrong way."""
+    assert ended.status in range(9), (name, ended)
+    assert len(ended.err.splitlines()) <= 1 or ended.err.startswith("Usage:"), (name, ended)
+    assert "Traceback" not in ended.err, (name, ended)

@@ -130,7 +130,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         status = exit_status_of(error)
         if status is None and isinstance(error, OSError) and error.errno in _OUTPUT and error.filename is None:
             _say(f"the output can't be written: {error}")
-            return 1
+            return getattr(error.__context__, "exit_code", 1)  # what could not be said may be how a mistake ends
         if status is None:
             raise
         _say(str(error))
