@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -24,7 +23,7 @@ from penstock.producer.redis import durable
 from penstock.producer.redis.cancelling import cancel
 from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
-from penstock.producer.redis.streams import read_newest, read_range
+from penstock.producer.redis.streams import is_entry_id, read_newest, read_range
 from penstock.producer.tasks import Joined, end_tasks
 from penstock.producer.wire import ID_PATTERN, GenerateRequest, ModelCard, ReplyEntry
 
@@ -253,7 +252,7 @@ class Transport:
         async with self._redis() as redis:
             with suppress(exceptions.NoPermissionError):  # of a role from before it was asked for
                 entry: Any = await redis.get(keys.seen(queue, request_id))
-                if entry is None and not _is_entry_id(request_id):
+                if entry is None and not is_entry_id(request_id):
                     return False
                 if queue not in self.connections.unreadable and entry != NO_ENTRY:
                     with suppress(exceptions.NoPermissionError):
@@ -346,11 +345,6 @@ async def _check_begun(redis: RedisClient, queue: str, request_id: str) -> None:
     """Raises ReplyGone where a request that is in the queue no more has left nothing."""
     if not await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
         raise ReplyGone(request_id, "it ended and expired")
-
-
-def _is_entry_id(text: str) -> bool:
-    match = re.fullmatch(r"([0-9]{1,20})-([0-9]{1,20})", text)
-    return match is not None and max(map(int, match.groups())) < 2**64
 
 
 def check_name(what: str, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from penstock.producer import keys
 from penstock.producer.redis import lua
 from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.streams import read_range
+from penstock.producer.redis.streams import is_entry_id, read_range
 from penstock.producer.wire import MAX_FIELDS
 
 PAGE = 50  # letters read at a time; each may hold a whole request
@@ -174,8 +174,8 @@ async def server_ms(redis: RedisClient, queue: str) -> int:
 async def owners(redis: RedisClient, queue: str, request_id: str) -> list[tuple[int, str]]:
     """(epoch, worker) of each claim of a request, as far as its reply is still kept."""
     found = []
-    bound = "-"
-    while page := await read_range(redis, keys.reply(queue, request_id), bound, count=1):
+    bound = "0-0"
+    while is_entry_id(bound) and (page := await read_range(redis, keys.reply(queue, request_id), bound, count=1)):
         ((entry_id, fields),) = page
         epoch = int(entry_id.partition("-")[0])
         if fields.get(b"type") == b"own":

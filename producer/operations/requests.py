@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -17,13 +16,12 @@ from penstock.producer.operations.dead_letters import owners
 from penstock.producer.operations.snapshot import Snapshot
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.redis.faults import is_no_group
-from penstock.producer.redis.streams import read_newest
+from penstock.producer.redis.streams import is_entry_id, read_newest
 
 RequestState: TypeAlias = Literal["waiting", "running", "lost", "ended", "unknown"]
 """`lost`: its worker is gone, and another one is about to take it. `unknown`: nobody sent it, it was forgotten, or it
 waits under an id of its own that no client library has noted."""
 
-_ENTRY_ID = re.compile(r"\d{1,20}-\d{1,20}")
 _COUNTS = ("attempts", "crashes", "handbacks")
 _OF_STATE = ("status", "worker", "entry", "tenant", *_COUNTS)
 
@@ -66,6 +64,8 @@ async def look_up(redis: RedisClient, queue: str, request_id: str) -> RequestVie
     )
     state = {name: _text(value) for name, value in zip(_OF_STATE, noted, strict=True) if value is not None}
     entry = state.get("entry") or await _entry_of(redis, queue, request_id)
+    if entry is not None and not is_entry_id(entry):  # somebody else's words
+        entry = None
     end = newest[1] if newest is not None and newest[1].get(b"type") == b"end" else None
     running = next((each for each in snapshot.running if each.id == request_id), None)
     holder = None if end is not None or entry is None else await _holder(redis, queue, entry)
@@ -98,11 +98,11 @@ def _state(noted: dict[str, str], holder: str | None, snapshot: Snapshot) -> Req
 
 
 async def _entry_of(redis: RedisClient, queue: str, request_id: str) -> str | None:
-    """The queue entry that the client library noted, or that has this id."""
+    """The queue entry that the client library noted, or that has this id if it is one."""
     entry: Any = await redis.get(keys.seen(queue, request_id))
     if entry is not None:
         return None if _text(entry) == keys.NO_ENTRY else _text(entry)
-    return request_id if _ENTRY_ID.fullmatch(request_id) else None
+    return request_id
 
 
 async def _holder(redis: RedisClient, queue: str, entry: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, cast
@@ -47,6 +48,12 @@ async def read_streams(
         raise answer
     streams = answer.items() if isinstance(answer, Mapping) else answer or ()  # as protocols 3 and 2 have it
     return [(stream, [(entry_id, pairs(flat)) for entry_id, flat in entries]) for stream, entries in streams]
+
+
+def is_entry_id(text: str) -> bool:
+    """Whether it is one that a server knows: two numbers of 64 bits."""
+    match = re.fullmatch(r"([0-9]{1,20})-([0-9]{1,20})", text)
+    return match is not None and max(map(int, match.groups())) < 2**64
 
 
 async def read_range(

@@ -68,6 +68,20 @@ async def test_commands_answer_or_say_why_not(
         assert done.status == 0 or len(done.err.splitlines()) == 1, (arguments, done)
 
 
+@pytest.mark.parametrize("writes", mostly_slow(JUNK, "words", "a number past all"))
+async def test_they_quote_no_script_where_no_worker_sets_junk_aside(
+    redis_url: str, raw: RedisClient, writes: dict[str, Write]
+) -> None:
+    for kind in KINDS:
+        if kind.name in writes:
+            await harm(raw, key_of(kind), writes[kind.name])
+    for arguments in COMMANDS:
+        done = await asyncio.to_thread(command, *arguments, "--redis-url", redis_url)
+        assert (done.status == 0) is not bool(done.err), (arguments, done)
+        assert len(done.err.splitlines()) <= 1, (arguments, done)
+        assert not any(words in done.err for words in ("user_script", "stream command", "Traceback")), (arguments, done)
+
+
 @pytest.mark.parametrize("writes", mostly_slow(JUNK, *QUICK))
 async def test_metrics_are_scraped(redis_url: str, raw: RedisClient, writes: dict[str, Write]) -> None:
     async with (

@@ -68,15 +68,19 @@ end
 -- From which on the entries of a lane have a priority: accounts.lua has it.
 local function rank_of(priority) return string.format('%.0f', (1000 - priority) * 2 ^ 42) end
 
-local lanes = {}
-for _, priority in ipairs(ask('ZRANGE', bands, 0, most_bands - 1, 'REV')) do
+local function lane_of_priority(priority)
   local tenants, band = {}, band_of .. priority
   local from, to = rank_of(priority), '(' .. rank_of(priority - 1)
   local counters = ask('ZRANGE', band, 0, most_tenants - 1, 'WITHSCORES')
   for i = 1, #counters, 2 do
     tenants[#tenants + 1] = {counters[i], counters[i + 1], count('ZCOUNT', lane_of .. counters[i], from, to)}
   end
-  lanes[#lanes + 1] = {priority, count('ZCARD', band), tenants}
+  return {priority, count('ZCARD', band), tenants}
+end
+
+local lanes = {}
+for _, priority in ipairs(ask('ZRANGE', bands, 0, most_bands - 1, 'REV')) do
+  if string.find(priority, '^%-?%d+$') then lanes[#lanes + 1] = lane_of_priority(priority) end
 end
 
 local letters = {}
