@@ -10,7 +10,7 @@ from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row
 from penstock.engine.text.reply import ReplyStream, ReplyStreams
-from penstock.engine.text.response.reading.delta import Delta, joined
+from penstock.engine.text.response.reading.delta import Delta, Ended, joined
 from penstock.engine.text.tokenizer import Tokenizer
 
 
@@ -75,7 +75,7 @@ class Choice:
         if is_stop:
             return joined(delta, self._stream.finish()), self._stop(token_id)
         if self._is_full():
-            return joined(delta, self._stream.finish()), Ending("length")
+            return joined(delta, self._stream.finish(Ended.CUT)), Ending("length")
         return delta, None
 
     def complete(self) -> tuple[Delta, Ending]:
@@ -87,7 +87,7 @@ class Choice:
 
     def finish(self) -> Delta:
         """What was held back, of a choice that ends for a reason that is not in its tokens."""
-        return self._stream.finish()
+        return self._stream.finish(Ended.CUT)
 
     def score(self, row: Row, found: Logprobs | None, place: int) -> None:
         """Takes the log-probabilities of a chunk of the prompt, those of the rows from `place` on."""

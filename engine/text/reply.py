@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.engine.request import Request
-from penstock.engine.text.response.reading.delta import Delta
+from penstock.engine.text.response.reading.delta import Delta, Ended
 from penstock.engine.text.response.reading.parser import ReplyParser
 from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.stream import TextStream
@@ -37,14 +37,14 @@ class ReplyStream:
         if parser is None:
             return Delta(text), stop
         was_reasoning = parser.is_reasoning
-        delta = parser.push(text) if stop is None else parser.finish(text)
+        delta = parser.push(text) if stop is None else parser.finish(text, Ended.STOPPED)
         self.num_reasoning += was_reasoning or parser.is_reasoning
         return delta, stop
 
-    def finish(self) -> Delta:
+    def finish(self, ended: Ended = Ended.ITSELF) -> Delta:
         """What is still held back, of a reply that ends without a stop string. Nothing may be pushed afterwards."""
         text = self._text.finish()
-        return Delta(text) if self._parser is None else self._parser.finish(text)
+        return Delta(text) if self._parser is None else self._parser.finish(text, ended)
 
     def replay(self, token_ids: Iterable[int]) -> str | None:
         """Brings a new stream to where it was after these tokens, whose parts are out. Returns the stop string that

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from reply_texts import Message
+from reply_texts import Message, write
 from tokenizers_for_tests import byte_level
 
 from penstock.engine import Engine, InvalidRequest, Output, Request, SamplingParams
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.reply import ReplyStreams
+from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
 
@@ -113,3 +114,27 @@ def test_an_unknown_format_ends_its_request_alone(chatting: Engine) -> None:
     with pytest.raises(InvalidRequest, match="hermse"):
         chatting.add(request(0, response=ResponseSpec("hermse")))
     assert not chatting.has_work()
+
+
+NAME = "a" * 30
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "expired", "length", "stop"])
+def test_a_call_that_is_ended_inside_its_name_is_no_text(engine: Engine, reason: str) -> None:
+    """In every format, in both of two choices, with tags that are text."""
+    (a,) = engine.tokenizer.encode_part("a")
+    stop = ("a" * 8,) if reason == "stop" else ()
+    for name in FORMATS:
+        written = write(name, Message(calls=[(NAME, "")]), call_arguments=[{"q": "x"}])
+        begun = tuple(engine.tokenizer.encode_part(written[: written.index(NAME) + 3]))
+        params = SamplingParams(max_tokens=len(begun) + 8, allowed_token_ids=(a,), stop=stop)
+        spec = ResponseSpec(name, tools=(Tool(NAME),))
+        engine.add(Request("r", (40, 41), params, n=2, response=spec, generated=(begun, begun[:-1])))
+        outputs: list[list[Output]] = [[], []]
+        while engine.has_work():
+            if all(outputs) and reason in ("cancelled", "expired"):
+                engine.abort("r", reason)  # type: ignore[arg-type]
+            for output in engine.step():
+                outputs[output.index].append(output)
+        assert [message(choice) for choice in outputs] == [Message()] * 2, name
+        assert [choice[-1].finish_reason for choice in outputs] == [reason] * 2, name

@@ -108,8 +108,14 @@ def test_a_stop_string_counts_in_all_that_the_model_writes(stop: str, message: M
 
 def test_a_stop_string_may_end_with_what_was_held_back() -> None:
     tokenizer, replies = streams("hermes", special=False)
+    found, _ = read(replies.stream(request("hermes", stop=("STOP",)), 0), tokenizer.encode("a <tool_callSTOP"))
+    assert found == Message("a <tool_call")
+
+
+def test_a_tag_that_a_stop_string_comes_behind_is_no_text() -> None:
+    tokenizer, replies = streams("hermes", special=False)
     found, _ = read(replies.stream(request("hermes", stop=("STOP",)), 0), tokenizer.encode("a <tool_call>STOP"))
-    assert found == Message("a <tool_call>")
+    assert found == Message("a")
 
 
 def test_special_tokens_are_shown_where_they_are_asked_for() -> None:

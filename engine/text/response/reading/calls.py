@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from penstock.engine.request import Tool
 from penstock.engine.text.response.reading.casting import Schema
@@ -16,6 +18,13 @@ MAX_KEY_CHARS = 1024
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up
 _FIRST_KEYS = ("name", "type")  # of a call without a tag
+# Where the name of a call without a tag is, or as much of it as there is.
+_UNMARKED_NAMES: Mapping[Arguments, re.Pattern[str]] = MappingProxyType(
+    {
+        Arguments.OBJECT: re.compile(r'"name"\s*:\s*"([^"\\]+)'),
+        Arguments.PYTHON: re.compile(r"\[\s*([^\s(]+)"),
+    }
+)
 
 
 class CallReader:
@@ -44,6 +53,12 @@ class CallReader:
             if calls.separator.strip() and not (yield from source.accept(calls.separator)):
                 return
             yield from self._call(source, is_marked)
+
+    def names_a_tool(self, text: str) -> bool:
+        """Whether `text`, of which the reading of a call without a tag waits for more, has begun the name of a tool."""
+        pattern = _UNMARKED_NAMES.get(self._calls.arguments)
+        match = pattern.search(text) if pattern else None
+        return match is not None and any(name.startswith(match[1]) for name in self._tools)
 
     def read_arguments(self, source: Source, name: str) -> Reading[None]:
         """The JSON object that is the arguments of a call, and what ends the call."""

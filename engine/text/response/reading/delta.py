@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -9,6 +10,14 @@ from typing import NamedTuple
 from penstock.engine.request import ToolCallDelta
 
 DELIMITER = re.compile("[\ud800-\udfff]")  # a special token in text; no valid text has these characters
+
+
+class Ended(enum.Enum):
+    """Who ended a reply, and so whether more would have followed."""
+
+    ITSELF = "the model: what it began and left is what it wrote"
+    STOPPED = "a stop string, which comes next in what the model wrote"
+    CUT = "a limit, a deadline or the client"
 
 
 class Delta(NamedTuple):

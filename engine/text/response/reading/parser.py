@@ -8,12 +8,13 @@ hand on arguments before these are complete, and what turns out to be no call be
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.reading.calls import CallReader
-from penstock.engine.text.response.reading.delta import Collector, Delta
+from penstock.engine.text.response.reading.delta import Collector, Delta, Ended
 from penstock.engine.text.response.reading.dialect import Dialect
 from penstock.engine.text.response.reading.messages import Framing, read_header
 from penstock.engine.text.response.reading.modes import (
@@ -54,6 +55,8 @@ class ReplyParser:
         self._tag = ""
         self._num_calls = 0  # when the reading began; -1: it has begun calls in the prompt
         self._is_behind_header = False
+        self._is_marked = False  # whether a tag says that what is read is a call, or part of a message's header
+        self._ended = Ended.ITSELF
         self._num_cut_off = 0  # what looked like a call when the reply ended, and was none
         if spec.prefix:
             self._take_prefix(dialect.written(spec.prefix))
@@ -83,8 +86,11 @@ class ReplyParser:
         self._run(text)
         return self._collector.take()
 
-    def finish(self, text: str = "") -> Delta:
-        """What the last text released, and all that was held back. Nothing may be pushed afterwards."""
+    def finish(self, text: str = "", ended: Ended = Ended.ITSELF) -> Delta:
+        """What the last text released, and all that was held back, but for a call that something else than the model
+        ended before its name was certain: that is no text. Nothing may be pushed afterwards.
+        """
+        self._ended = ended
         self._run(text, is_last=True)
         self._collector.last_space(is_reasoning=self._mode.is_reasoning)
         return self._collector.take()
@@ -112,7 +118,11 @@ class ReplyParser:
         self._held += text
         events = scanner.feed(text)
         if is_last:
-            events += scanner.finalize()[1]
+            last = scanner.finalize()[1]
+            if self._ended is Ended.CUT and _is_part_of_tag([*events, *last], last):
+                self._collector.border()
+            else:
+                events += last
         tag, rest = "", ""
         for event in events:
             if event["type"] == "region_open" and event["field"] != PART:
@@ -142,6 +152,7 @@ class ReplyParser:
             self._source = Source(self._tag)
             self._num_calls = self._collector.num_calls
             self._is_behind_header = False
+            self._is_marked = begun == CALLS
             frame = self._modes.frame
             self._reading = self._read_calls(begun == CALLS) if frame is None else self._read_message(frame)
         else:
@@ -174,7 +185,7 @@ class ReplyParser:
         if self._is_behind_header:
             self._collector.border()
             return self._source.unsettled()
-        if is_last and self._is_in_header():
+        if is_last and (self._is_in_header() or self._is_cut_call()):
             self._collector.border()
             return ""
         self._collector.text(self._tag)
@@ -188,7 +199,16 @@ class ReplyParser:
     def _is_in_header(self) -> bool:
         """Whether what was begun can be nothing but a header: text may look like the form that has no tag."""
         frame = self._modes.frame
-        return frame is not None and (self._tag in frame.begins or frame.function in self._source.text)
+        if frame is None:
+            return False
+        is_cut = self._ended is not Ended.ITSELF and frame.function.startswith(self._source.text[len(self._tag) :])
+        return self._tag in frame.begins or frame.function in self._source.text or is_cut
+
+    def _is_cut_call(self) -> bool:
+        """Whether what was begun is a call whose name was not certain yet when something else ended the reply."""
+        if self._ended is Ended.ITSELF or not self._source.is_cut_off or self._modes.frame is not None:
+            return False
+        return self._is_marked or self._calls.names_a_tool(self._source.text)
 
     def _read_calls(self, is_marked: bool) -> Reading[Mode]:
         yield from self._calls.read(self._source, is_marked=is_marked)
@@ -212,3 +232,10 @@ class ReplyParser:
         if self._mode is self._modes.start:
             self._mode = self._modes.text
         self._collector.text(text, is_last_part=self._mode.template is None)
+
+
+def _is_part_of_tag(events: list[dict[str, Any]], last: list[dict[str, Any]]) -> bool:
+    """Whether `last`, of all `events`, is no tag but more of one than its first character, which much else has too."""
+    has_tag = any(event["type"] == "region_open" and event["field"] != PART for event in events)
+    held = "".join(event["text"] for event in last if event["type"] == "region_chunk")
+    return not has_tag and len(held.strip()) > 1

@@ -28,13 +28,14 @@ class Malformed(Exception):
 class Source:
     """A text and the place up to which it has been read."""
 
-    __slots__ = ("_has_ended", "_settled", "place", "text")
+    __slots__ = ("_has_ended", "_settled", "is_cut_off", "place", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.place = 0
         self._settled = 0  # the text before will not be read again
         self._has_ended = False
+        self.is_cut_off = False  # whether more text was waited for when it had ended
 
     def push(self, text: str) -> None:
         self.text += text
@@ -57,6 +58,7 @@ class Source:
         """Waits for more text."""
         if self._has_ended:
             self.place = len(self.text)
+            self.is_cut_off = True
             raise Malformed
         if self._settled:
             self.text = self.text[self._settled :]
