@@ -50,7 +50,8 @@ from refusing_proxy import FULL, PASSING, REFUSED
 QUEUE = "outages"
 SILENCE, CLIENTS, MOVED, DEATH = "silence", "max number of clients", "moved name", "silent death"
 OUTAGES = (*PASSING, CLIENTS, *REFUSED, MOVED, SILENCE, DEATH)
-FORGIVEN_S = 12.0  # after a death, until the next one is the first again
+FORGIVEN_S = 16.0  # after a death, until the next one is the first again
+READ_AHEAD_S = 0.5  # chunks that come so soon after a death were sent before it
 TRY_EVERY_S = 0.05
 GIVE_UP_S = 60.0
 
@@ -166,7 +167,7 @@ class Lab:
         chunks = stream.stream()
         await anext(chunks)
         self._die()
-        stream_s = await self._next_chunk(chunks)
+        stream_s = await self._next_chunk(chunks, READ_AHEAD_S)
         await self._direct.handle(stream.id).cancel()
         await asyncio.sleep(FORGIVEN_S)
         await asyncio.gather(*(self._until(each) for each in (self._call, self._ask, self._look)))
@@ -224,11 +225,11 @@ class Lab:
         async with answered(parse_url(self._proxy.url), ANSWER_S):
             await look(self._top, QUEUE)
 
-    async def _next_chunk(self, chunks: Any) -> float:
+    async def _next_chunk(self, chunks: Any, read_ahead_s: float = 0.0) -> float:
         """The first that comes after the end: those before were read ahead."""
         async for _ in chunks:
-            if self._ended_s:
-                return time.monotonic() - self._ended_s
+            if self._ended_s and (after_s := time.monotonic() - self._ended_s) >= read_ahead_s:
+                return after_s
         raise RuntimeError("the stream ended")
 
     async def _begun(self, handle: Handle) -> float:

@@ -117,6 +117,8 @@ class _Parser(Parser):
         try:
             await super().read_from_socket()
             wait.heard_s = time.monotonic()
+        except TimeoutError as error:  # the kernel's, which the library takes for its caller's: it would answer None
+            raise exceptions.ConnectionError(str(error)) from error
         finally:
             wait.since_s = None
         return True
@@ -162,9 +164,11 @@ class Watched(Connection):
 
     @property
     def _is_stale(self) -> bool:
-        wait = self.wait
-        idle_s = time.monotonic() - wait.heard_s
-        return idle_s > self._max_idle_s and wait.since_s is None and self.is_connected
+        """Whether it was idle for too long, or was ended meanwhile, which nobody hears who does not read."""
+        if self._reader is None or self._writer is None or self.wait.since_s is not None:
+            return False
+        is_ended = self._reader.at_eof() or self._writer.transport.is_closing()
+        return is_ended or time.monotonic() - self.wait.heard_s > self._max_idle_s
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
         if self.is_connected:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from refusing_proxy import RefusingProxy
 
 from penstock.producer.redis import silence
 from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
+from penstock.producer.redis.pipeline import execute_one
 from penstock.producer.redis.silence import Wait, Watched, blocking
 from penstock.producer.redis.streams import read_streams
 
@@ -175,6 +177,34 @@ async def test_a_half_closed_connection_is_not_used(proxy: RefusingProxy) -> Non
             with pytest.raises(exceptions.ConnectionError):
                 await reading
         assert await client.echo("x") == b"x"
+
+
+@pytest.mark.parametrize("ask", [lambda client: client.get("k"), lambda client: execute_one(client, ("GET", "k"))])
+async def test_what_the_kernel_gives_up_is_a_lost_connection(
+    proxy: RefusingProxy, ask: Callable[[RedisClient], Awaitable[bytes]]
+) -> None:
+    """It is a TimeoutError, which the Redis library takes for its caller's and answers with None. Nobody hears of it
+    over an idle connection.
+    """
+    async with aclosing(connect(proxy.url, decode=False, retries=0)) as client:
+        [made] = await opened(client, 1)
+        await client.set("k", "v")
+        given_up(made)
+        assert await ask(client) == b"v"
+        assert proxy.num_links == 2
+        proxy.is_answering.clear()
+        asking = asyncio.ensure_future(ask(client))
+        await eventually(lambda: made.wait.since_s is not None)
+        given_up(made)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(exceptions.ConnectionError, match="timed out"):
+                await asking
+
+
+def given_up(connection: Watched) -> None:
+    """As by TCP_USER_TIMEOUT, or when nobody answers keepalive."""
+    transport: Any = connection._writer.transport  # type: ignore[union-attr]
+    transport._force_close(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
 
 
 async def test_what_was_idle_for_long_is_made_anew(
