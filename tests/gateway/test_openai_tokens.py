@@ -17,7 +17,7 @@ from penstock.producer.redis.connection import RedisClient
 @pytest.fixture
 async def http(redis: RedisClient, redis_url: str) -> AsyncIterator[httpx2.AsyncClient]:
     async with (
-        running_worker(redis_url),
+        running_worker(redis_url, heartbeat_ttl_s=WAIT_S),
         running_gateway(redis_url) as gateway,
         httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
     ):
