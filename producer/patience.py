@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.producer.connections import Connections
 from penstock.producer.errors import ConnectionLost, QueueFull, ServerRefused
-from penstock.producer.redis.connection import CONNECT_TIMEOUT_S
+from penstock.producer.redis.clients import CONNECT_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 

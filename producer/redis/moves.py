@@ -157,7 +157,7 @@ def check_kept(bundle: Bundle, num_drops: int, error: BaseException) -> None:
         raise Dropped(str(bundle.reason)) from bundle.reason
 
 
-def drop_connections(redis: Any, *, like: Any = None, below: float = math.inf, is_silent: bool = False) -> None:
+def drop_connections(redis: Any, *, like: Any = None, below: float = math.inf) -> None:
     """Has every connection of a client made anew, with its name resolved anew, by its next use.
 
     One with a command under way is closed when the answer is there. A blocking read is cut at once: whoever reads sees
@@ -167,21 +167,20 @@ def drop_connections(redis: Any, *, like: Any = None, below: float = math.inf, i
         redis: the client.
         like: of a cluster's connections, those to the node of this one alone; None: all.
         below: those of a lower age alone.
-        is_silent: no answer is to be waited for: what is under way is cut too.
     """
     if not isinstance(redis, Redis):
         redis._initialize = True  # noqa: SLF001  the topology is looked at before the next command
-    for connection, is_idle in _connections(redis, like):
+    for connection, is_idle in connections_of(redis, like):
         if connection.age >= below:
             continue
         connection.mark_for_reconnect()
         writer = connection._writer  # noqa: SLF001
-        if writer is not None and (is_idle or is_silent or connection.line.is_blocking):
+        if writer is not None and (is_idle or connection.line.is_blocking):
             writer.transport.abort()
 
 
-def _connections(redis: Any, like: Any) -> Iterator[tuple[Any, bool]]:
-    """Those of a client, and whether nobody uses them."""
+def connections_of(redis: Any, like: Any = None) -> Iterator[tuple[Any, bool]]:
+    """Those of a client, and whether each is idle. `like`: of a cluster's, those to the node of this one alone."""
     if isinstance(redis, Redis):
         pool = redis.connection_pool
         yield from ((each, True) for each in pool._available_connections)  # noqa: SLF001

@@ -225,8 +225,8 @@ class Watch:
     """Looks after all connections of one event loop to one deployment. It does nothing while no answer is late.
 
     A server may leave one client alone without answering the others later: `CLIENT PAUSE WRITE`, a proxy with many
-    servers behind it. So after each time that a connection was closed, or taken for late and then answered, it is more
-    patient for a while.
+    servers behind it. So after a connection was closed, it is more patient for a while with those that were made since.
+    Older ones may have died with that one. After an answer came that was taken for late, it is so with all.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -235,7 +235,8 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf  # when the timer is
         self._task: asyncio.Task[None] | None = None
-        self._patience = 1.0
+        self._patience = self._patience_with_old = 1.0
+        self._new_since_s = math.inf  # what was made later is new
         self._learnt_s = self._closed_s = -math.inf
 
     @classmethod
@@ -261,7 +262,7 @@ class Watch:
     def _look(self) -> None:
         self._timer, self._due_s = None, math.inf
         self._forget()
-        due_s = min((each.wait.due_s(self._patience) for each in self._connections), default=math.inf)
+        due_s = min(map(self._late_s, self._connections), default=math.inf)
         if due_s <= time.monotonic():
             self._task = self.loop.create_task(self._ask(), name="penstock-silence")
             self._task.add_done_callback(self._asked)
@@ -274,7 +275,7 @@ class Watch:
             self._look()
 
     async def _ask(self) -> None:
-        while late := [each for each in self._connections if each.wait.due_s(self._patience) <= time.monotonic()]:
+        while late := [each for each in self._connections if self._late_s(each) <= time.monotonic()]:
             if not await self._judge(late):
                 await asyncio.sleep(ASK_EVERY_S * random.uniform(0.75, 1.25))
 
@@ -293,7 +294,7 @@ class Watch:
         dead = []
         for each, since_s, limit_s, unsent in before:
             if each.wait.since_s != since_s:
-                self._learn(1.25 * (each.wait.heard_s - since_s) / limit_s)
+                self._learn(1.25 * (each.wait.heard_s - since_s) / limit_s, of_all=True)
             elif each.unsent() != unsent:
                 each.wait.since_s = time.monotonic()
             elif took[each.place] is not None:
@@ -320,17 +321,27 @@ class Watch:
         for each in silent:
             each.close_dead(f"the connection was {why}")
         if self._patience == 1.0 or any(each.made_s > self._closed_s for each in dead):  # not of one death again
-            self._learn(2 * self._patience)
+            self._learn(2 * self._patience, of_all=False)
         self._closed_s = time.monotonic()
 
-    def _learn(self, patience: float) -> None:
-        if patience > 1.0:
-            self._patience = min(MOST_PATIENT, max(self._patience, patience))
-            self._learnt_s = time.monotonic()
+    def _late_s(self, connection: Watched) -> float:
+        """When it will have been waited for over `connection` for long."""
+        is_new = connection.made_s > self._new_since_s
+        return connection.wait.due_s(self._patience if is_new else self._patience_with_old)
+
+    def _learn(self, patience: float, *, of_all: bool) -> None:
+        if patience <= 1.0:
+            return
+        self._learnt_s = time.monotonic()
+        self._new_since_s = min(self._new_since_s, self._learnt_s)
+        self._patience = min(MOST_PATIENT, max(self._patience, patience))
+        if of_all:
+            self._patience_with_old = min(MOST_PATIENT, max(self._patience_with_old, patience))
 
     def _forget(self) -> None:
         if time.monotonic() - self._learnt_s > PATIENT_FOR_S * self._patience:
-            self._patience = 1.0
+            self._patience = self._patience_with_old = 1.0
+            self._new_since_s = math.inf
 
 
 _watches: WeakValueDictionary[tuple[int, str], Watch] = WeakValueDictionary()

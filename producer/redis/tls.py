@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from redis.asyncio import Sentinel
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 
 from penstock.producer.renewal import LOOK_S, Renewal
@@ -39,12 +38,6 @@ async def keep_looking() -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         look_again()
-
-
-def renew_sentinels(manager: Sentinel) -> None:
-    """Has the connections to the sentinels themselves be `Renewed`."""
-    for sentinel in manager.sentinels:
-        sentinel.connection_pool.connection_class = Renewed
 
 
 def _current(ours: RedisSSLContext) -> ssl.SSLContext:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 from gateway_harness import running_gateway
-from nodes import sentinel
+from nodes import proxied_nodes, sentinel
 from patience import WAIT_S
 from refusing_proxy import RefusingProxy
 from worker_harness import Running, eventually, running_worker
@@ -17,6 +17,7 @@ from worker_harness import Running, eventually, running_worker
 from penstock.producer import AsyncClient
 from penstock.producer.redis import silence
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.worker.local.embedded import EmbeddedServer
 
 TOKENS = 60
 Break = Callable[[RefusingProxy], None]
@@ -53,6 +54,11 @@ async def test_work_behind_sentinel_goes_on(redis_url: str, tmp_path: Path) -> N
     async with RefusingProxy(redis_url) as proxy:
         with sentinel(tmp_path, proxy.port) as port:
             await outlast(f"redis+sentinel://127.0.0.1:{port}/service/0", [proxy], ["black hole"])
+
+
+async def test_work_on_a_cluster_goes_on(redis_cluster: list[EmbeddedServer]) -> None:
+    async with proxied_nodes(redis_cluster) as (url, nodes):
+        await outlast(url, nodes, ["black hole"])
 
 
 async def outlast(url: str, proxies: Sequence[RefusingProxy], breaks: Iterable[str]) -> None:

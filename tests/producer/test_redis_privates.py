@@ -18,41 +18,48 @@ from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, DefaultParser, SSLConnection
 
-from penstock.producer.redis import connection, moves, tls
+from penstock.producer.redis import clients, moves, tls
 from penstock.producer.redis.connection import connect
 
 pytestmark = pytest.mark.every_server
 
 OVERRIDDEN = [
-    (AbstractConnection, "pack_command", ["self", "*args"], connection._Lean),
-    (AbstractConnection, "send_packed_command", ["self", "command", "check_health"], connection._Lean),
+    (AbstractConnection, "pack_command", ["self", "*args"], clients._Lean),
+    (AbstractConnection, "send_packed_command", ["self", "command", "check_health"], clients._Lean),
     (SSLConnection, "_connection_arguments", ["self"], tls.Renewed),
-    (Redis, "execute_command", ["self", "*args", "**options"], connection._Redis),
-    (Connection, "_connect", ["self"], connection._Lean),
+    (Redis, "execute_command", ["self", "*args", "**options"], clients._Redis),
+    (Connection, "_connect", ["self"], clients._Lean),
+    (
+        AbstractConnection,
+        "disconnect",
+        ["self", "nowait", "error", "failure_count", "health_check_failed"],
+        clients._Lean,
+    ),
     (DefaultParser, "on_connect", ["self", "connection"], moves.Parser),
-    (ConnectionPool, "get_connection", ["self", "command_name", "*keys", "**options"], connection._Pool),
-    (ConnectionPool, "release", ["self", "connection"], connection._Pool),
-    (RedisCluster, "_execute_command", ["self", "target_node", "*args", "**kwargs"], connection._Cluster),
-    (RedisCluster, "execute_command", ["self", "*args", "**kwargs"], connection._Cluster),
-    (RedisCluster, "aclose", ["self"], connection._Cluster),
+    (ConnectionPool, "get_connection", ["self", "command_name", "*keys", "**options"], clients._Pool),
+    (ConnectionPool, "release", ["self", "connection"], clients._Pool),
+    (RedisCluster, "_execute_command", ["self", "target_node", "*args", "**kwargs"], clients._Cluster),
+    (RedisCluster, "execute_command", ["self", "*args", "**kwargs"], clients._Cluster),
+    (RedisCluster, "aclose", ["self"], clients._Cluster),
 ]
 CALLED = [
     (AbstractConnection, "on_connect", ["self"], True),  # connection.on_new_connections
-    (AbstractConnection, "should_reconnect", ["self"], False),  # connection._Pool
+    (AbstractConnection, "should_reconnect", ["self"], False),  # clients._Pool
     (AbstractConnection, "mark_for_reconnect", ["self"], False),  # moves.drop_connections
     (ClusterNode, "disconnect_if_needed", ["self", "connection"], True),  # moves.drop_connections: it reads the mark
-    (AbstractConnection, "disconnect", ["self", "nowait"], True),  # connection._Pool, pipeline.execute
+    (AbstractConnection, "disconnect", ["self", "nowait"], True),  # clients._Pool, pipeline.execute
     (AbstractConnection, "read_response", ["self", "timeout"], True),  # pipeline.execute
-    (ConnectionPool, "get_available_connection", ["self"], False),  # connection._Pool
-    (ConnectionPool, "ensure_connection", ["self", "connection"], True),  # connection._Pool
-    (RedisCluster, "initialize", ["self"], True),  # connection._Cluster, streams, durable
+    (ConnectionPool, "get_available_connection", ["self"], False),  # clients._Pool
+    (ConnectionPool, "ensure_connection", ["self", "connection"], True),  # clients._Pool
+    (RedisCluster, "initialize", ["self"], True),  # clients._Cluster, streams, durable
     (RedisCluster, "get_node_from_key", ["self", "key"], False),  # streams, durable
     (ClusterNode, "execute_command", ["self", "*args"], True),  # durable
     (ClusterNode, "execute_pipeline", ["self", "commands"], True),  # durable
-    (ClusterNode, "disconnect", ["self"], True),  # connection._Cluster
+    (ClusterNode, "disconnect", ["self"], True),  # clients._Cluster
+    (ClusterNode, "disconnect_free_connections", ["self"], True),  # clients._Cluster
     (PipelineCommand, "__init__", ["self", "position", "*args"], False),  # durable
-    (Sentinel, "master_for", ["self", "service_name", "redis_class", "**kwargs"], False),  # connection._SentinelRedis
-    (Sentinel, "aclose", ["self"], True),  # connection._SentinelRedis
+    (Sentinel, "master_for", ["self", "service_name", "redis_class", "**kwargs"], False),  # clients._SentinelRedis
+    (Sentinel, "aclose", ["self"], True),  # clients._SentinelRedis
 ]
 
 
@@ -101,9 +108,9 @@ async def test_connections_are_found_to_be_dropped(redis_url: str, redis_cluster
         client: Any = connect(url, decode=False)
         async with aclosing(client):
             await client.set("k", "v")
-            found = list(moves._connections(client, None))
+            found = list(moves.connections_of(client))
             assert any(idle and each.is_connected for each, idle in found)
-            assert all(isinstance(each, connection._Lean) for each, _ in found)
+            assert all(isinstance(each, clients._Lean) for each, _ in found)
             assert all(isinstance(each._parser, moves.Parser) for each, _ in found)
 
 
@@ -119,8 +126,8 @@ async def test_a_connection_writes_where_ours_does(redis_url: str) -> None:
 
 async def test_the_library_goes_through_what_is_overridden(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An override that nothing calls any more would go unnoticed."""
-    called = count_calls(monkeypatch, connection._Lean, "pack_command", "send_packed_command")
-    called_pool = count_calls(monkeypatch, connection._Pool, "get_connection", "release")
+    called = count_calls(monkeypatch, clients._Lean, "pack_command", "send_packed_command")
+    called_pool = count_calls(monkeypatch, clients._Pool, "get_connection", "release")
     async with aclosing(connect(redis_url, decode=False)) as client:
         await client.ping()
         called.clear()
@@ -133,7 +140,7 @@ async def test_the_library_goes_through_what_is_overridden(redis_url: str, monke
 async def test_a_cluster_client_goes_through_what_is_overridden(
     redis_cluster_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = count_calls(monkeypatch, connection._Cluster, "execute_command", "_execute_command")
+    called = count_calls(monkeypatch, clients._Cluster, "execute_command", "_execute_command")
     client: Any = connect(redis_cluster_url, decode=False)
     async with aclosing(client):
         await client.set("k", "v")

@@ -135,6 +135,35 @@ async def test_who_is_left_alone_on_a_server_that_answers_others_is_cut_off_less
         assert len(said()) == 3
 
 
+async def test_a_death_teaches_patience_with_what_was_made_since(
+    proxy: RefusingProxy, redis_url: str, quick: None
+) -> None:
+    """Nodes of a cluster are found dead one by one: what has not been closed yet may have died with the first."""
+    async with (
+        RefusingProxy(redis_url) as other,
+        aclosing(connect(proxy.url, decode=False)) as client,
+        aclosing(connect_blocking(other.url, decode=False, block_s=TEST_S)) as reader,
+    ):
+        kwargs: Any = client.connection_pool.connection_kwargs  # type: ignore[union-attr]
+        reader.connection_pool.connection_kwargs["deployment"] = kwargs["deployment"]  # type: ignore[union-attr]
+        [dead] = await opened(client, 1)
+        reading = asyncio.create_task(read_streams(reader, {"s": "0-0"}, count=1, block_s=TEST_S))
+        await eventually(lambda: other.seen["XREAD"] == 1)
+        [old] = reader.connection_pool._in_use_connections  # type: ignore[union-attr]
+        proxy.forget()
+        async with asyncio.timeout(WAIT_S):
+            await client.echo("x")
+        watch = silence.Watch.of(kwargs["deployment"])
+        dead.wait.begin()
+        assert not reading.done()
+        assert watch._late_s(old) == pytest.approx(old.wait.since_s + TEST_S + silence.LATE_S)
+        assert watch._late_s(dead) == pytest.approx((dead.wait.since_s or 0.0) + 2 * silence.ANSWER_S)
+        dead.wait.since_s = None
+        other.cut()
+        with pytest.raises(exceptions.ConnectionError):
+            await reading
+
+
 async def test_what_is_sent_into_a_connection_that_takes_no_more_is_sent_again(
     proxy: RefusingProxy, quick: None
 ) -> None:

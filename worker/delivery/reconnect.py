@@ -17,7 +17,8 @@ from contextvars import ContextVar
 from redis import exceptions
 from redis.asyncio import Redis
 
-from penstock.producer.redis.connection import RedisClient, is_looking_up, on_new_connections
+from penstock.producer.redis.clients import is_looking_up
+from penstock.producer.redis.connection import RedisClient, on_new_connections
 from penstock.producer.redis.pipeline import execute
 from penstock.worker.delivery.outbox import Drop, Fence
 from penstock.worker.delivery.requests import LiveRequest, RequestTable
