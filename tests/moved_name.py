@@ -25,6 +25,7 @@ class MovingName(RefusingProxy):
 
     Attributes:
         num_open_old: how many connections are open that lead to the demoted server.
+        num_refused_old: how many writes that was sent.
     """
 
     def __init__(self, url: str) -> None:
@@ -32,6 +33,7 @@ class MovingName(RefusingProxy):
         with Redis.from_url(url) as server:
             of_writes = server.execute_command("COMMAND LIST FILTERBY ACLCAT write")
         self._writes = {b"EVAL", b"EVALSHA", *(name.upper().partition(b"|")[0] for name in of_writes)} - {b"XINFO"}
+        self.num_refused_old = 0
         self._demoted: Demoted | None = None
         self._newest = self._num_moves = 0  # links up to this one lead to the demoted server
         self._changed = asyncio.Event()
@@ -124,6 +126,7 @@ class MovingName(RefusingProxy):
         if self._demoted == "loading":
             return f"-{PASSING['LOADING']}\r\n".encode()
         if command[0].upper() in self._writes:
+            self.num_refused_old += 1
             return f"-{PASSING['READONLY']}\r\n".encode()
         wait_s = block_s(command)
         if wait_s is not None:

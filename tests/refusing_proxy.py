@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from forwarding import Forwarding, until_one_ends
 from hiredis import Reader, pack_command
 
 from penstock.producer.redis.pipeline import script_hash
@@ -50,22 +51,23 @@ _GROUPS = ("XGROUP", "XINFO", "CLIENT", "CONFIG", "CLUSTER", "SCRIPT", "ACL", "C
 _GREETING = ("AUTH", "HELLO", "SELECT", "CLIENT SETNAME", "CLIENT SETINFO", "PING")
 
 
-class RefusingProxy:
+class RefusingProxy(Forwarding):
     """Forwards to the server behind `url`, one command of a connection at a time.
+
+    Args:
+        url: of the server.
+        tls: how TLS is spoken to clients; None: not at all.
 
     Attributes:
         seen: how often each command came, by name.
         refused: how often each was answered here.
         greeting: what new connections are told before they are closed; None: they are taken.
         is_answering: while it is not set, no answer goes back; what came before is executed.
-        num_links: how many connections were taken.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
-        self._host, self._server_port = parts.hostname or "127.0.0.1", parts.port or 6379
-        self._server: asyncio.Server | None = None
-        self._links: set[asyncio.Task[None]] = set()
+        super().__init__(parts.hostname or "127.0.0.1", parts.port or 6379, tls)
         self._writers: set[asyncio.StreamWriter] = set()
         self._answer = b""
         self._matches: Callable[[str], bool] = _is_work
@@ -73,8 +75,6 @@ class RefusingProxy:
         self._num_deaths = 0
         self._reads_on = True
         self._held = ""
-        self.num_links = 0
-        self.port = 0
         self.seen: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.greeting: str | None = None
@@ -117,61 +117,32 @@ class RefusingProxy:
         for writer in self._writers:
             writer.write_eof()
 
-    def cut(self) -> None:
-        """Closes all connections there are."""
-        for link in list(self._links):
-            link.cancel()
-
-    async def __aenter__(self) -> RefusingProxy:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*self._links, return_exceptions=True)
-
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.greeting is not None:
             writer.write(f"-{self.greeting}\r\n".encode())
             writer.close()
             return
-        link = asyncio.create_task(self._serve(reader, writer))
-        self._links.add(link)
-        link.add_done_callback(self._links.discard)
-        await asyncio.wait({link})
+        await super()._connect(reader, writer)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server: asyncio.StreamWriter | None = None
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+    ) -> None:
         link = Link(self, self._num_deaths)
+        commands: asyncio.Queue[Command] = asyncio.Queue()
         self._writers.add(writer)
-        self.num_links += 1
         try:
-            server_reader, server = await asyncio.open_connection(self._host, self._server_port)
-            commands: asyncio.Queue[Command] = asyncio.Queue()
-            ends = [
-                asyncio.create_task(_read_commands(reader, commands, link)),
-                asyncio.create_task(self._answer_all(commands, writer, server_reader, server, link)),
-            ]
-            try:
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)  # the server is to notice who has gone
-                if link.is_dead:
-                    await asyncio.Event().wait()
-            finally:
-                for end in ends:
-                    end.cancel()
-                await asyncio.gather(*ends, return_exceptions=True)
-        except OSError:
-            pass
+            await until_one_ends(
+                _read_commands(reader, commands, link),
+                self._answer_all(commands, writer, server_reader, server, link),
+            )
+            if link.is_dead:
+                await asyncio.Event().wait()
         finally:
             self._writers.discard(writer)
-            for end in (writer, server):
-                if end is not None:
-                    end.transport.abort()
 
     async def _answer_all(
         self,

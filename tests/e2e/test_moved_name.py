@@ -18,7 +18,7 @@ from patience import WAIT_S
 from redis.asyncio import Redis
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, keys
 from penstock.producer.operations.collector import look
 from penstock.producer.redis import moves
 from penstock.producer.redis.address import parse_url
@@ -139,6 +139,53 @@ async def _is_served(http: httpx.AsyncClient) -> bool:
 
 async def _is_ready(http: httpx.AsyncClient) -> bool:
     return (await http.get("/readiness")).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["quiet", "unblocked"])
+async def test_under_load_nothing_is_lost_or_doubled(names: list[MovingName], redis: RedisClient, how: Demoted) -> None:
+    """Half of the requests come by a gateway, half by a client; the name moves while all are at work."""
+    num_each = 12
+    async with (
+        running_worker(names[0].url, FakeEngine(max_num_seqs=8, step_s=0.005), heartbeat_ttl_s=30),
+        running_worker(names[1].url, FakeEngine(max_num_seqs=8, step_s=0.005), heartbeat_ttl_s=30),
+        running_gateway(names[2].url) as gateway,
+        AsyncClient(names[3].url, queue="q") as client,
+        httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
+    ):
+        asked = [asyncio.create_task(_complete(http, number)) for number in range(num_each)]
+        called = [
+            asyncio.create_task(client.generate("y", id=f"y{number}", max_tokens=TOKENS)) for number in range(num_each)
+        ]
+        for number in range(num_each // 2):  # some have begun by then, and some have not
+            await eventually(lambda: redis.exists(keys.reply("q", f"y{number}")))  # noqa: B023
+        for name in names:
+            name.demote(how)
+        await eventually(lambda: any(name.num_refused_old for name in names))
+        late = asyncio.create_task(client.generate("y", id="late", max_tokens=TOKENS))
+        for name in names:
+            name.move()
+        async with asyncio.timeout(WAIT_S):
+            for number, text in enumerate(await asyncio.gather(*asked)):
+                assert text == expected_text(str(number), number, TOKENS)
+            for result in await asyncio.gather(*called, late):
+                assert result.text == expected_text("y", result.request_id, TOKENS)
+    replies = [key async for key in redis.scan_iter(match=keys.reply("q", "*"))]
+    assert len(replies) == 2 * num_each + 1
+    for number in range(num_each):
+        reply = await read_reply(redis, f"y{number}")
+        assert len(reply.tokens()) == TOKENS
+    assert await is_queue_empty(redis)
+
+
+async def _complete(http: httpx.AsyncClient, number: int) -> str:
+    """Asked again, with the same key, while the gateway has no server that takes writes."""
+    body = {"model": "q", "prompt": str(number), "seed": number, "max_tokens": TOKENS}
+    while True:
+        answer = await http.post("/v1/completions", json=body, headers={"Idempotency-Key": f"x{number}"})
+        if answer.status_code == 200:
+            return str(answer.json()["choices"][0]["text"])
+        assert answer.status_code == 503
+        await asyncio.sleep(0.05)
 
 
 async def test_who_calls_after_the_move_notices_nothing(names: list[MovingName], redis: RedisClient) -> None:

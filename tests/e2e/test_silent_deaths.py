@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from gateway_harness import running_gateway
+from gateway_harness import Certificate, running_gateway
 from nodes import proxied_nodes, sentinel
 from patience import WAIT_S
 from refusing_proxy import RefusingProxy
+from tls_proxy import tls_of
 from worker_harness import Running, eventually, running_worker
 
-from penstock.producer import AsyncClient
+from penstock.producer import AsyncClient, Client
 from penstock.producer.redis import silence
 from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.local.embedded import EmbeddedServer
@@ -48,6 +50,35 @@ async def serving(url: str) -> AsyncIterator[tuple[Running, AsyncClient, httpx.A
 async def test_work_goes_on(redis_url: str) -> None:
     async with RefusingProxy(redis_url) as proxy:
         await outlast(proxy.url, [proxy], BREAKS)
+
+
+async def test_work_over_tls_goes_on(redis_url: str, tmp_path: Path) -> None:
+    certificate = Certificate.made_in(tmp_path)
+    async with RefusingProxy(redis_url, tls_of(certificate)) as proxy:
+        url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={certificate.file}"
+        await outlast(url, [proxy], ["black hole", "takes nothing"])
+
+
+async def test_a_client_of_threads_goes_on(redis_url: str) -> None:
+    """Its connections are those of another thread's event loop."""
+    async with (
+        RefusingProxy(redis_url) as proxy,
+        running_worker(redis_url, FakeEngine(step_s=0.01)),
+    ):
+        client = await asyncio.to_thread(Client, proxy.url, queue="q")
+        try:
+            for name, break_all in BREAKS.items():
+                handle = await asyncio.to_thread(client.submit, "x", max_tokens=TOKENS)
+                chunks = handle.stream()
+                first = await asyncio.to_thread(next, chunks)
+                break_all(proxy)
+                text = "".join(chunk.text for chunk in (first, *await asyncio.to_thread(list, chunks)))
+                assert text == expected_text("x", handle.id, TOKENS), name
+                break_all(proxy)
+                after = await asyncio.to_thread(client.generate, "x", max_tokens=3)
+                assert after.text == expected_text("x", after.request_id, 3), name
+        finally:
+            await asyncio.to_thread(client.close)
 
 
 async def test_work_behind_sentinel_goes_on(redis_url: str, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def test_server_and_sentinels_speak_tls_each_for_themselves(
         options += [f"ssl_ca_certs={certificate.file}"] if at_server or at_sentinels else []
         port = sentinel.port if at_sentinels else plain
         assert await ping(f"{scheme}+sentinel://127.0.0.1:{port}/main?{'&'.join(options)}")
-        assert (server.num_connections > 0, sentinel.num_connections > 0) == (at_server, at_sentinels)
+        assert (server.num_links > 0, sentinel.num_links > 0) == (at_server, at_sentinels)
 
 
 async def test_a_cluster_speaks_it_at_each_node(certificates: list[Certificate]) -> None:
@@ -79,7 +79,7 @@ async def test_a_cluster_speaks_it_at_each_node(certificates: list[Certificate])
             async with aclosing(connect(server.url, decode=True)) as plain:  # type: ignore[type-var]
                 await plain.config_set("cluster-announce-port", proxy.port)
             assert await ping(f"rediss+cluster://127.0.0.1:{proxy.port}?ssl_ca_certs={certificate.file}")
-            assert proxy.num_connections > 0
+            assert proxy.num_links > 0
 
 
 def test_what_the_url_says_of_sentinels() -> None:

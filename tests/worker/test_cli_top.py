@@ -8,7 +8,7 @@ import signal
 import sys
 import termios
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,14 @@ from worker_harness import eventually, read_reply, read_until, running_worker, s
 from worker_process import WorkerProcess
 
 from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer.operations.collector import look
+from penstock.producer.redis import silence
+from penstock.producer.redis.address import parse_url
+from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker import session
 from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.cli import run
+from penstock.worker.cli import run, top
+from penstock.worker.cli.watching.board import Board
 from penstock.worker.local.embedded import EmbeddedServer
 
 SECRET = "a secret prompt"
@@ -179,3 +183,20 @@ async def test_what_is_wrong_from_the_start_is_told_as_by_any_command() -> None:
 @pytest.mark.parametrize("interval", ["0", "61", "x"])
 def test_an_interval_out_of_range_is_refused(interval: str) -> None:
     assert command("top", "--interval", interval).status == 2
+
+
+async def test_one_look_finds_that_all_connections_are_dead(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: each would cost the next look its time."""
+    monkeypatch.setattr(top, "ANSWER_S", 0.3)
+    async with RefusingProxy(redis_url) as proxy, aclosing(connect(proxy.url, decode=False, retries=0)) as redis:
+        board = Board(await look(redis, "q"))
+        watch = top._Watch(redis, parse_url(proxy.url), "q", 1.0, board)
+        await asyncio.gather(*(redis.ping() for _ in range(8)))
+        assert proxy.num_links >= 8
+        proxy.forget()
+        await watch._look()
+        assert "no answer within" in board.trouble
+        monkeypatch.setattr(top, "ANSWER_S", WAIT_S)
+        monkeypatch.setattr(silence, "ANSWER_S", WAIT_S)  # nothing else finds out
+        await watch._look()
+        assert not board.trouble

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from penstock.producer import keys
-from penstock.producer.errors import PenstockError
+from penstock.producer.errors import ConnectionLost, PenstockError
 from penstock.producer.operations import dead_letters
 from penstock.producer.operations.collector import look
 from penstock.producer.operations.draining import UnknownWorker, tell_to_drain
@@ -24,7 +24,7 @@ from penstock.producer.operations.snapshot import Snapshot
 from penstock.producer.redis.address import Address, parse_url
 from penstock.producer.redis.cancelling import cancel
 from penstock.producer.redis.connection import RedisClient, answered, connect
-from penstock.producer.redis.moves import Witness
+from penstock.producer.redis.moves import Witness, drop_connections
 from penstock.producer.tasks import end_tasks
 from penstock.worker.cli.console import console
 from penstock.worker.cli.errors import CommandFailed
@@ -127,14 +127,19 @@ class _Watch:
         loop = asyncio.get_running_loop()
         while True:
             begun_s = loop.time()
-            try:
-                async with answered(self._address, ANSWER_S):
-                    await self._ask_witness()
-                    self._board.show(await look(self._redis, self._queue))
-            except PenstockError as error:
-                self._board.trouble = str(error)
+            await self._look()
             self._draw()
             await asyncio.sleep(max(0.0, begun_s + self._interval_s - loop.time()))
+
+    async def _look(self) -> None:
+        try:
+            async with answered(self._address, ANSWER_S):
+                await self._ask_witness()
+                self._board.show(await look(self._redis, self._queue))
+        except PenstockError as error:
+            self._board.trouble = str(error)
+            if isinstance(error, ConnectionLost):
+                drop_connections(self._redis)  # idle ones may be as dead, and each would cost `ANSWER_S`
 
     async def _ask_witness(self) -> None:
         """A demoted server would show for ever what it had."""

@@ -1,0 +1,100 @@
+"""What proxies of the tests have in common: they listen, and forward each connection to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+
+class Forwarding:
+    """Listens on a free port of 127.0.0.1 within `async with`.
+
+    Args:
+        host: of the server.
+        server_port: its port.
+        tls: how TLS is spoken to clients; None: not at all.
+
+    Attributes:
+        port: where it listens.
+        num_links: how many connections were taken, those that were refused by TLS left out.
+    """
+
+    def __init__(self, host: str, server_port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._host, self._server_port, self._tls = host, server_port, tls
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.Task[None]] = set()
+        self.num_links = 0
+        self.port = 0
+
+    def cut(self) -> None:
+        """Closes all connections there are."""
+        for link in list(self._links):
+            link.cancel()
+
+    async def listen(self) -> None:
+        """Begins, on the same port as before if there was one. Connections that there are stay."""
+        if self._server is not None:
+            self._server.close()
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_links += 1
+        link = asyncio.create_task(self._serve(reader, writer))
+        self._links.add(link)
+        link.add_done_callback(self._links.discard)
+        await asyncio.wait({link})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server: asyncio.StreamWriter | None = None
+        try:
+            server_reader, server = await asyncio.open_connection(self._host, self._server_port)
+            await self._forward(reader, writer, server_reader, server)
+        except OSError:
+            pass
+        finally:
+            for end in (writer, server):
+                if end is not None:
+                    end.transport.abort()
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+    ) -> None:
+        """Serves one connection until it is to be closed."""
+        await until_one_ends(_copy(reader, server), _copy(server_reader, writer))
+
+
+async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
+    """Runs the ways of a connection, all of which end with the first: the server is to notice who has gone."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
