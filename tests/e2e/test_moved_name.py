@@ -112,7 +112,7 @@ async def all_go_on(
         await client.submit("x", id="before", max_tokens=TOKENS)
         async with reader.handle("before").stream() as chunks:
             texts = [(await anext(chunks)).text]
-            assert (await http.post("/v1/completions", json=QUESTION)).status_code == 200
+            await eventually(lambda: _is_served(http))  # it listens before it knows what it serves
             engine.hold()
             demote()
             await eventually(lambda: not worker.service.readiness.is_ready or not _num_old(names))
@@ -197,7 +197,7 @@ async def test_who_calls_after_the_move_notices_nothing(names: list[MovingName],
         httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S) as http,
     ):
         await client.generate("x", max_tokens=3)
-        assert await _is_served(http)
+        await eventually(lambda: _is_served(http))
         for name in names[1:]:
             name.demote("quiet")
             name.move()
