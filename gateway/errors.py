@@ -31,6 +31,11 @@ from penstock.producer.wire.values import explain, place_of
 
 RETRY_AFTER_S = 1
 
+MAX_MESSAGE_CHARS = 2500
+"""A worker says no more than 2000 in one; whoever else writes replies may say more."""
+
+MAX_CODE_CHARS = 64
+
 _FIELD = re.compile(r"[\w.\[\]]{1,200}")
 
 _log = structlog.get_logger(__name__)
@@ -41,10 +46,10 @@ class ApiError(Exception):
 
     Attributes:
         status: of HTTP.
-        message: for people; it names the value that is wrong, and holds no prompt.
+        message: for people; it names the value that is wrong, and holds no prompt. It is cut to `MAX_MESSAGE_CHARS`.
         type: OpenAI's class of errors.
         param: the field that is wrong, where it is one.
-        code: for programs.
+        code: for programs; it is cut to `MAX_CODE_CHARS`.
         retry_after_s: when trying again may help; None: it does not.
         ends_reply: whether the reply itself has ended so, for everybody who reads it.
     """
@@ -60,12 +65,12 @@ class ApiError(Exception):
         retry_after_s: int | None = None,
         ends_reply: bool = False,
     ) -> None:
-        super().__init__(message)
+        self.message = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 1]}…"
+        super().__init__(self.message)
         self.status = status
-        self.message = message
         self.type = type
         self.param = param
-        self.code = code
+        self.code = code and code[:MAX_CODE_CHARS]
         self.retry_after_s = retry_after_s
         self.ends_reply = ends_reply
 

@@ -10,11 +10,11 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from penstock.gateway.errors import ApiError
+from penstock.gateway.files.names import file_name
 from penstock.gateway.settings import MAX_FILE_S, MIN_FILE_S
 
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
-MAX_FILENAME_CHARS = 255
 FILE = "file"
 
 
@@ -106,7 +106,7 @@ class _Reader:
         if self._name in self.form.fields or (self._name == FILE and self.form.filename is not None):
             raise _malformed(f"it has two parts {self._name[:80]!r}")
         if self._name == FILE:
-            self.form.filename = _text(options.get(b"filename", b""))[:MAX_FILENAME_CHARS] or FILE
+            self.form.filename = file_name(_text(options.get(b"filename", b"")))
 
     def _take(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE:

@@ -15,8 +15,10 @@ from gateway_harness import CARD, announce, running_gateway
 from openai_clients import HELLO, Asked, asking, data_of
 from structlog.testing import capture_logs
 
-from penstock.producer import keys
+from penstock.gateway.errors import MAX_CODE_CHARS, MAX_MESSAGE_CHARS, api_error
+from penstock.producer import CallFailed, RequestRefused, keys
 from penstock.producer.redis.connection import RedisClient
+from penstock.worker.delivery.ending import MAX_MESSAGE_CHARS as MAX_OF_WORKERS
 
 CHAT = "/v1/chat/completions"
 TINY: Any = {"model": "tiny", "messages": HELLO}
@@ -276,3 +278,12 @@ async def test_what_ends_an_answer_midway_raises_in_the_client(
         assert caught.value.code == expected
         response = await asked.post(CHAT, {**TINY, "stream": True})
         assert "[DONE]" not in data_of(response.text)
+
+
+@pytest.mark.parametrize("code", ["invalid_request", "too_long", "too_large", "x" * 10_000])
+def test_what_a_worker_says_is_passed_on_up_to_a_length(code: str) -> None:
+    for said in (RequestRefused("r", code, "y" * 1_000_000), CallFailed("count_tokens", code, "y" * 1_000_000)):
+        error = api_error(said)
+        assert len(error.message) == len(str(error)) == MAX_MESSAGE_CHARS > MAX_OF_WORKERS
+        assert error.message.endswith("y…")
+        assert len(error.code or "") <= MAX_CODE_CHARS

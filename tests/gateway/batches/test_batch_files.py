@@ -13,6 +13,7 @@ from fakes import eventually
 from openai.types import FileObject
 
 from penstock.gateway.files.bodies import PIECE_BYTES
+from penstock.gateway.files.names import file_name
 from penstock.gateway.store import names
 from penstock.producer.redis.connection import RedisClient
 
@@ -126,6 +127,36 @@ async def test_a_form_that_is_none_is_refused_and_nothing_is_left(
 async def test_a_body_of_another_type_is_refused(asked: Asked, kind: str) -> None:
     answer = await asked.http.post("/v1/files", content=b"{}", headers={"content-type": kind})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
+
+
+NAMES = {
+    "../../etc/passwd": "passwd",
+    "C:\\Users\\me\\in.jsonl": "in.jsonl",
+    "a/": "file",
+    "..": "file",
+    ". .": "file",
+    "": "file",
+    ".hidden": "hidden",
+    "in\tput\x7f\x85.jsonl": "input.jsonl",
+    "a\u202elnosj.exe": "alnosj.exe",  # which would be shown from right to left
+    "a\u2066\u2028\ufeff\u200eb": "ab",
+    "\u0645\u06cc\u200c\u062e.jsonl": "\u0645\u06cc\u200c\u062e.jsonl",  # a joiner that Persian is spelled with
+    "naïve 文件.jsonl": "naïve 文件.jsonl",
+    "x" * 300: "x" * 255,
+    "文" * 100: "文" * 85,  # of three bytes each
+    "x" * 254 + ". b": "x" * 254,
+}
+
+
+@pytest.mark.parametrize(("sent", "kept"), NAMES.items())
+def test_a_name_is_one_that_any_system_can_take(sent: str, kept: str) -> None:
+    assert file_name(sent) == kept
+
+
+async def test_a_file_keeps_no_path_and_no_controls_in_its_name(asked: Asked) -> None:
+    form = PURPOSE + part("file", "{}", "../a/\u202eb\tc.jsonl") + b"--x--\r\n"
+    answer = await asked.http.post("/v1/files", content=form, headers=FORM)
+    assert (answer.status_code, answer.json()["filename"]) == (200, "bc.jsonl")
 
 
 async def test_a_form_that_ends_too_early_is_refused(asked: Asked) -> None:
