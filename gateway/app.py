@@ -17,6 +17,7 @@ from starlette.responses import Response
 from penstock.gateway import health
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.admission.guard import KeyGuard
+from penstock.gateway.admission.shares import Shares
 from penstock.gateway.anthropic.errors import error_body
 from penstock.gateway.anthropic.routes import PATH as ANTHROPIC_PATH
 from penstock.gateway.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
@@ -26,6 +27,7 @@ from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.routes import ROUTES as FILES_ROUTES
+from penstock.gateway.http.addresses import networks
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
@@ -52,7 +54,10 @@ if TYPE_CHECKING:
 
 
 def create_app(
-    settings: GatewaySettings, metrics: Metrics | None = None, provider: TracerProvider | None = None
+    settings: GatewaySettings,
+    metrics: Metrics | None = None,
+    provider: TracerProvider | None = None,
+    max_connections: int | None = None,
 ) -> Starlette:
     """The application. Its connections to Redis live from its start to its end.
 
@@ -60,6 +65,7 @@ def create_app(
         settings: what can be set.
         metrics: that count what it does.
         provider: where spans go; None: nothing is traced, and clients' traces go on in workers all the same.
+        max_connections: that the server has; None: as many as are set.
     """
 
     @asynccontextmanager
@@ -107,7 +113,10 @@ def create_app(
         Middleware(KeyGuard),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    app.state.is_draining = False
     app.state.bodies = BodyBudget(settings.max_bodies_bytes)
+    app.state.shares = Shares(max_connections or settings.max_connections)
+    app.state.proxies = networks(settings.trusted_proxies)
     app.state.error_forms = {ANTHROPIC_PATH: error_body}
     app.router.redirect_slashes = False  # the redirection would name the host that the client named
     return app

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from penstock.gateway.context import gateway_of
+from penstock.gateway.context import Gateway
 
 READY_WITHIN_S = 2.0
 """Probes wait for little more. Redis may take commands and answer none."""
@@ -20,10 +20,13 @@ async def liveness(_: Request) -> Response:
 
 
 async def readiness(asked: Request) -> Response:
-    """Ready is who reaches Redis, and whom it lets write. Without a worker there are answers too: what they say is for
-    the client.
+    """Ready is who takes requests, reaches Redis, and is let write there. Without a worker there are answers too: what
+    they say is for the client.
     """
-    standing = gateway_of(asked).standing
+    gateway: Gateway | None = getattr(asked.app.state, "gateway", None)
+    if gateway is None or asked.app.state.is_draining:
+        return _unready("starting" if gateway is None else "draining", "gateway")
+    standing = gateway.standing
     try:
         async with asyncio.timeout(READY_WITHIN_S):
             await standing.check()
@@ -33,8 +36,8 @@ async def readiness(asked: Request) -> Response:
     return JSONResponse({"ready": True, "reasons": {}}) if reason is None else _unready(reason)
 
 
-def _unready(reason: str) -> Response:
-    return JSONResponse({"ready": False, "reasons": {"redis": reason}}, 503)
+def _unready(reason: str, part: str = "redis") -> Response:
+    return JSONResponse({"ready": False, "reasons": {part: reason}}, 503)
 
 
 ROUTES = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import get_args
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from penstock.gateway.exposition import Registry
 from penstock.producer.redis.faults import Trouble
@@ -80,9 +82,10 @@ class Metrics:
         self._generated_s[queue, model] = time.monotonic()
         self.generations.labels(queue, model, str(status)).inc()
 
-    def watch_connections(self, count: Callable[[], int]) -> None:
+    def watch_connections(self, count: Callable[[], int], count_turned_away: Callable[[], int]) -> None:
         gauge = Gauge("penstock_gateway_connections", "Connections that clients hold.", registry=self.registry)
         gauge.set_function(count)
+        self.registry.register(_TurnedAway(count_turned_away))
 
     def set_trouble(self, trouble: Trouble | None) -> None:
         """What is wrong with Redis."""
@@ -114,3 +117,12 @@ class Metrics:
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"penstock_gateway_{name}", text, _LABELS, buckets=_SECONDS, registry=self.registry)
+
+
+class _TurnedAway(Collector):
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Connections that were told that all of max_connections are taken (503)."
+        yield CounterMetricFamily("penstock_gateway_turned_away", text, self._count())

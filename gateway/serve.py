@@ -15,6 +15,7 @@ import structlog
 from penstock import stopping
 from penstock.gateway.exporting import exporting
 from penstock.gateway.http.certificate import certificate_of
+from penstock.gateway.http.guard import NUM_ON_TOP
 from penstock.gateway.processes import ABORT, keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
@@ -42,8 +43,13 @@ REFUSED = 5
 START_LOOK_S = 2.0
 """How long the start waits for Redis, which it does not need."""
 
-_OTHER_DESCRIPTORS = 256
-"""That a process needs beside those of its clients: connections to Redis, files, pipes."""
+_OTHER_DESCRIPTORS = 256 + NUM_ON_TOP
+"""That a process needs beside those of its clients' requests: connections to Redis, files, pipes, metrics, and
+connections that wait, leave or probe it.
+"""
+
+_FEWEST_CONNECTIONS = 16
+"""With fewer it does not start, unless no more are set."""
 
 
 class CannotServe(Exception):
@@ -54,6 +60,12 @@ class CannotServe(Exception):
 
 class WrongCertificate(CannotServe):
     """The files that the settings name are not there, or do not go together."""
+
+    exit_status = 2
+
+
+class TooFewDescriptors(CannotServe):
+    """The system allows fewer open files than a gateway needs. The message has both numbers."""
 
     exit_status = 2
 
@@ -75,6 +87,7 @@ def serve(settings: GatewaySettings) -> int:
         TelemetryUnavailable: `otel` is set, and can't be done.
     """
     _check_tls(settings)
+    max_connections = _descriptors_for(settings.max_connections)
     if settings.otel:
         check_telemetry()  # processes that can't would be started over and over
     asyncio.run(_check_redis(settings))
@@ -87,7 +100,7 @@ def serve(settings: GatewaySettings) -> int:
             metrics=[_url("http", each) for each in metrics],
             workers=settings.workers,
         )
-        process = _Process(settings, listener, metrics, _descriptors_for(settings.max_connections))
+        process = _Process(settings, listener, metrics, max_connections)
         signals = stack.enter_context(stopping.current())
         if settings.workers == 1:
             status = process.run(signals)
@@ -187,16 +200,25 @@ def _check_tls(settings: GatewaySettings) -> None:
 
 
 def _descriptors_for(max_connections: int) -> int:
-    """Has the system allow as many descriptors; how many connections there may be with those that it allows."""
+    """Has the system allow as many descriptors; how many connections there may be with those that it allows.
+
+    Raises:
+        TooFewDescriptors: too few of them.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = max_connections + _OTHER_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        _log.warning("few_descriptors", limit=hard, max_connections=hard - _OTHER_DESCRIPTORS)
-        needed = hard
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         except (OSError, ValueError):  # a sandbox that refuses it
-            _log.warning("few_descriptors", limit=soft, max_connections=soft - _OTHER_DESCRIPTORS)
-            needed = soft
-    return max(1, needed - _OTHER_DESCRIPTORS)
+            allowed = soft
+    fewest = min(max_connections, _FEWEST_CONNECTIONS) + _OTHER_DESCRIPTORS
+    if allowed < fewest:
+        raise TooFewDescriptors(
+            f"the system allows {allowed} open files (RLIMIT_NOFILE), and a gateway needs {fewest}, {needed} for "
+            f"max_connections = {max_connections}: raise it with ulimit -n, LimitNOFILE or --ulimit nofile"
+        )
+    if allowed < needed:
+        _log.warning("few_descriptors", limit=allowed, max_connections=allowed - _OTHER_DESCRIPTORS)
+    return allowed - _OTHER_DESCRIPTORS

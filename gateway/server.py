@@ -15,12 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.gateway import health
 from penstock.gateway.app import create_app
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exposition import render
 from penstock.gateway.http.certificate import certificate_of
 from penstock.gateway.http.guard import GuardedServer, Limits
+from penstock.gateway.http.observing import PROBES
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-METRICS_LIMITS = Limits(max_connections=16, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
+METRICS_LIMITS = Limits(
+    max_connections=16, probes=PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0
+)
+"""Of scrapes; whoever probes the process comes on top."""
 
 SCRAPE_TIMEOUT_S = 1.0
 """How long a scrape waits for Redis."""
@@ -85,19 +90,21 @@ class GatewayServer(_Server):
 
     def __init__(self, settings: GatewaySettings, max_connections: int, telemetry: Telemetry | None = None) -> None:
         self.metrics = Metrics()
-        self._app = create_app(settings, self.metrics, None if telemetry is None else telemetry.provider)
+        provider = None if telemetry is None else telemetry.provider
+        self.app = create_app(settings, self.metrics, provider, max_connections)
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
         self.is_refused = False
         self._certificate = certificate = certificate_of(settings.tls_certificate, settings.tls_key)
         super().__init__(
-            self._app,
+            self.app,
             _limits(settings, max_connections),
             lifespan="on",
             timeout_graceful_shutdown=settings.drain_timeout_s + END_S,
             ssl_context_factory=None if certificate is None else lambda *_: certificate.value,
         )
-        self.metrics.watch_connections(lambda: len(self.server_state.connections))
+        places = self.config.places
+        self.metrics.watch_connections(lambda: len(self.server_state.connections), lambda: places.num_turned_away)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -109,14 +116,14 @@ class GatewayServer(_Server):
 
     async def _drain_once_refused(self) -> None:
         """Redis has refused for too long: whoever starts the process is to see that it cannot go on."""
-        await self._app.state.gateway.standing.must_drain.wait()
+        await self.app.state.gateway.standing.must_drain.wait()
         self.is_refused = True
         self.stop()
 
     async def _look_for_keys(self) -> None:
         """A process that knows of keys goes on asking for one, whatever becomes of Redis."""
         try:
-            caller = await self._app.state.gateway.keeper.ring.check(None)
+            caller = await self.app.state.gateway.keeper.ring.check(None)
         except ApiError:
             return  # there are keys
         except PenstockError as error:
@@ -133,7 +140,7 @@ class GatewayServer(_Server):
 
     async def refresh_metrics(self) -> None:
         """Brings up to date what is looked up."""
-        gateway = getattr(self._app.state, "gateway", None)
+        gateway = getattr(self.app.state, "gateway", None)
         if gateway is not None:  # the lifespan has begun
             await self._look_at(gateway)
 
@@ -153,7 +160,7 @@ class GatewayServer(_Server):
     def stop(self) -> None:
         """Begins the drain; a second time it ends it."""
         if not self.should_exit:
-            self.should_exit = True
+            self.should_exit = self.app.state.is_draining = True
             _log.info("draining", connections=len(self.server_state.connections))
         else:
             self.force_exit = True
@@ -191,7 +198,7 @@ class GatewayServer(_Server):
         return outcome != "refused"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        interruptions = self._app.state.gateway.interruptions
+        interruptions = self.app.state.gateway.interruptions
         timeout_s = self._settings.drain_timeout_s
         ending = asyncio.get_running_loop().call_later(timeout_s, interruptions.end_all, STOPPING)
         try:
@@ -213,7 +220,7 @@ def is_loopback(host: str) -> bool:
 
 @asynccontextmanager
 async def serving_metrics(server: GatewayServer, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Answers GET /metrics on `listener`, if there is one, until the end of the block."""
+    """Answers GET /metrics, and probes, on `listener`, if there is one, until the end of the block."""
     if listener is None:
         yield
         return
@@ -222,7 +229,8 @@ async def serving_metrics(server: GatewayServer, listener: socket.socket | None)
         page, content_type = await server.scrape(",".join(asked.headers.getlist("accept")))
         return Response(page, headers={"content-type": content_type})
 
-    app = Starlette(routes=[Route("/metrics", scrape)])
+    app = Starlette(routes=[Route("/metrics", scrape), *health.ROUTES])
+    app.state = server.app.state
     beside = _Server(app, METRICS_LIMITS, lifespan="off", timeout_graceful_shutdown=1)
     task = asyncio.create_task(beside.serve([listener]))
     try:
@@ -235,6 +243,7 @@ async def serving_metrics(server: GatewayServer, listener: socket.socket | None)
 def _limits(settings: GatewaySettings, max_connections: int) -> Limits:
     return Limits(
         max_connections=max_connections,
+        probes=PROBES,
         header_timeout_s=settings.header_timeout_s,
         body_timeout_s=settings.body_timeout_s,
         idle_timeout_s=settings.idle_timeout_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,14 +103,21 @@ class GatewaySettings(Rereadable):
     )
     metrics_port: Annotated[_Port | None, _OrNone] = _setting(
         "Server",
-        "Port of /metrics at the same address, of the first process; the next one has the next port. 0: any free one, "
-        "none: no such server.",
+        "Port of /metrics and probes at the same address, of the first process; the next one has the next port. 0: any "
+        "free one, none: no such server.",
         None,
     )
     tls_certificate: Annotated[Path | None, _OrNone] = _setting(
         "Server", "PEM file with the certificate and those that lead to its authority; none: no TLS.", None
     )
     tls_key: Annotated[Path | None, _OrNone] = _setting("Server", "PEM file with the key of the certificate.", None)
+    trusted_proxies: _Names = _setting(
+        "Server",
+        "Addresses or networks of proxies, with commas, whose X-Forwarded-For says where a request comes from: who has "
+        "no key has a share of the connections by address.",
+        (),
+        "",
+    )
     require_key: bool = _setting(
         "Server",
         "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
@@ -162,7 +170,8 @@ class GatewaySettings(Rereadable):
     )
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = _setting(
         "Limits of HTTP",
-        "Connections of one process; over it, the one that has waited longest without a whole request is closed.",
+        "Connections of one process with a request; over it, requests are turned away for a while (503). Probes come "
+        "on top, as do some connections that wait.",
         4096,
     )
     header_timeout_s: _Seconds = _setting(
@@ -241,6 +250,16 @@ class GatewaySettings(Rereadable):
                 raise ValueError(
                     f"{origin!r} is no origin as browsers send it: scheme://host or scheme://host:port, or *"
                 )
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            try:
+                ip_network(name, strict=False)
+            except ValueError:
+                raise ValueError(f"{name!r} is neither an address nor a network, as 10.0.0.0/8") from None
         return value
 
     @field_validator("host")

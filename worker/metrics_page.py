@@ -59,7 +59,7 @@ def page() -> str:
 def _gateway() -> CollectorRegistry:
     """With one sample of each family."""
     metrics = GatewayMetrics()
-    metrics.watch_connections(lambda: 0)
+    metrics.watch_connections(lambda: 0, lambda: 0)
     metrics.set_served({("queue", "model"): True})
     metrics.requests.labels("GET", "/", "200")
     metrics.errors.labels("/", "code")

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.admission.admission import Admission, headers_of
+from penstock.gateway.admission.shares import Shares
 from penstock.gateway.context import Caller, gateway_of
 from penstock.gateway.errors import ApiError
+from penstock.gateway.http.addresses import client_network
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.interruptions import Interruption, Interruptions
+from penstock.gateway.http.observing import PROBES
 from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.keys.ring import Presented, expired
 from penstock.gateway.page import routes as page
 from penstock.producer import PenstockError
 
-OPEN_PATHS = page.PATHS | {"/health", "/liveness", "/readiness"}
+OPEN_PATHS = page.PATHS | PROBES
 """Answered without a key: the page, which is the same for everybody, and what watches over the process."""
 
 
@@ -35,15 +38,17 @@ class KeyGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            presented = await _presented(HTTPConnection(scope))
-            admission = await _admission(scope, presented)
-        except ApiError as error:
-            await _refuse(error, scope, receive, send)
-        except PenstockError as error:
-            await _refuse(gateway_of(HTTPConnection(scope)).standing.told(error), scope, receive, send)
-        else:
-            await self._answer(presented, admission, scope, receive, send)
+        with ExitStack() as held:
+            try:
+                presented = await _presented(HTTPConnection(scope))
+                held.enter_context(_share(HTTPConnection(scope), presented))
+                admission = await _admission(scope, presented)
+            except ApiError as error:
+                await _refuse(error, scope, receive, send)
+            except PenstockError as error:
+                await _refuse(gateway_of(HTTPConnection(scope)).standing.told(error), scope, receive, send)
+            else:
+                await self._answer(presented, admission, scope, receive, send)
 
     async def _answer(
         self, presented: Presented | None, admission: Admission, scope: Scope, receive: Receive, send: Send
@@ -70,6 +75,15 @@ def _sent_key(connection: HTTPConnection) -> str | None:
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
     return connection.headers.get("x-api-key")
+
+
+def _share(connection: HTTPConnection, presented: Presented | None) -> AbstractContextManager[None]:
+    """Of the connections: that of the key, or of the address where there is none."""
+    if connection.scope["path"] in OPEN_PATHS:
+        return nullcontext()
+    shares: Shares = connection.app.state.shares
+    client = client_network(connection, connection.app.state.proxies) if presented is None else presented.key.id
+    return shares.taken(client)
 
 
 async def _admission(scope: Scope, presented: Presented | None) -> Admission:

@@ -8,10 +8,9 @@ something else. Nothing here is about Penstock: any of its HTTP servers can be m
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 import httptools
@@ -19,7 +18,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from penstock.gateway.http.handshake import Handshake, Waiting
+from penstock.gateway.http.close_delimited import CloseDelimited
+from penstock.gateway.http.handshake import Handshake
+from penstock.gateway.http.places import NUM_KEPT, NUM_LEAVING, Connection, Places
+from penstock.gateway.http.refusals import FULL, Refused, wrong_head
 
 ACCEPTS_AT_ONCE = 16
 """Before any of them is looked at: they come on top of the limit, and must be far fewer than it, or else a whole
@@ -31,6 +33,9 @@ NUM_QUEUED = 1024
 MAX_PIPELINED = 8
 """Requests of one connection that may wait for the answer to the one before. No client of today sends any."""
 
+NUM_ON_TOP = NUM_KEPT + NUM_LEAVING + ACCEPTS_AT_ONCE
+"""Descriptors that connections of one server may take beside `max_connections`."""
+
 LINGER_S = 2.0
 """How long what a refused client still sends is dropped: a connection reset would take away what it was told."""
 
@@ -41,11 +46,12 @@ _NUM_SEPARATORS = 4  # bytes around the name and the value of a header
 class Limits:
     """Of one server.
 
-    Over `max_connections` the one that has waited longest without a whole request is closed, be it the newest: who
-    holds connections open, or goes on opening them, cannot keep out a client that sends its request at once.
+    So many connections may have a request that is read or answered, and some more wait (`Places`). A request over it
+    is answered with 503, as is who has waited longest where too many wait. `probes` are answered all the same.
     """
 
     max_connections: int
+    probes: frozenset[str] = frozenset()  # paths that tell whether the process is well, which no other request is
     header_timeout_s: float  # from the connection to the end of the headers, and before that of the TLS handshake
     body_timeout_s: float  # from there to the end of the body
     idle_timeout_s: float = 5.0  # after an answer, with the time for headers on top once they begin
@@ -75,7 +81,7 @@ class GuardedServer(uvicorn.Server):
             self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for connection in list(self.config.waiting):
+        for connection in list(self.config.places.waiting):
             if isinstance(connection, Handshake):
                 connection.cut()
         await super().shutdown(sockets)
@@ -83,7 +89,7 @@ class GuardedServer(uvicorn.Server):
     def _handshake(self) -> asyncio.Protocol:
         assert self.config.ssl is not None  # noqa: S101  or else `_protocol` would be asked
         timeout_s = self.config.limits.header_timeout_s
-        return Handshake(self.config.ssl, timeout_s, self.config.waiting, self._protocol, self.config.admit)
+        return Handshake(self.config.ssl, timeout_s, self.config.places, self._protocol)
 
     def _protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -106,27 +112,11 @@ class _GuardedConfig(uvicorn.Config):
             **options,
         )
         self.limits = limits
-        self.waiting: dict[Waiting, None] = {}  # for a whole request; who waits longest comes first
-        self.answering: set[_GuardedProtocol] = set()
-
-    def admit(self) -> None:
-        """Makes room for one that has just begun to wait."""
-        if len(self.waiting) + len(self.answering) > self.limits.max_connections:
-            next(iter(self.waiting)).cut()
-
-
-class _Refused(Exception):
-    """Ends the parsing of a request, which is answered with this."""
-
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
+        self.places = Places(limits.max_connections)
 
 
 class _GuardedProtocol(HttpToolsProtocol):
-    """One connection. It is in `waiting` or in `answering`, with a deadline, until it is cut or lost."""
+    """One connection. It has one of the `Places`, with a deadline, until it is cut or lost."""
 
     def __init__(
         self,
@@ -137,9 +127,13 @@ class _GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._guard = config
+        self._places = config.places
+        self._bare_app = self.app
+        self._plain: CloseDelimited | None = None  # the answer to a request of HTTP/1.0
+        self._is_probe = False  # whether all requests that wait for an answer are probes
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._refusal: _Refused | None = None
+        self._refusal: Refused | None = None
         self._is_deaf = False  # to whatever the client still sends
         self._wants_upgrade = False
         self._num_header_bytes = 0
@@ -148,7 +142,7 @@ class _GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
         super().connection_made(transport)
         self._wait(self._guard.limits.header_timeout_s)
-        self._guard.admit()
+        self._places.admit()
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -160,11 +154,11 @@ class _GuardedProtocol(HttpToolsProtocol):
             return
         if self._num_silent_bytes > self._guard.limits.max_header_bytes:
             self._refuse(self._headers_too_large)
-        elif self in self._guard.waiting:
+        elif self in self._places.waiting or self in self._places.reading:
             if self._has_whole_request:
                 self._answer()
             elif self._has_request and not had_request:
-                self._wait(self._guard.limits.body_timeout_s)
+                self._read()
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -173,7 +167,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._parse(self._without_upgrade() + data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _Refused(400, "this is no valid HTTP request", "invalid_http"))
+            self._refuse(self._refusal or Refused(400, "this is no valid HTTP request", "invalid_http"))
 
     def _without_upgrade(self) -> bytes:
         """The head of a request that asked for another protocol, as if it had not: a server may go on so (RFC 9110,
@@ -201,21 +195,33 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._wants_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._wants_upgrade:
             return
-        self._refusal = self._wrong_head()
+        is_probe = self._asks_as_probe()
+        self._refusal = self._wrong_head() or self._no_room(is_probe)
         if self._refusal is not None:
             raise self._refusal
+        self._is_probe = is_probe and (self._is_probe or not self._has_request)
+        if self.parser.get_http_version() == "1.1":
+            self.app = self._bare_app
+            super().on_headers_complete()
+            return
+        self.expect_100_continue = False  # a client of HTTP/1.0 knows no such answer (RFC 9110, 10.1.1)
+        self.app = self._plain = CloseDelimited(self._bare_app)
         super().on_headers_complete()
+        self._plain.cycle = self.cycle
 
-    def _wrong_head(self) -> _Refused | None:
-        version = self.parser.get_http_version()
-        if version not in ("1.0", "1.1"):
-            return _Refused(505, f"HTTP {version} is not served, HTTP 1.1 is", "http_version_not_supported")
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
-            return _Refused(400, f"the request has {num_hosts} Host headers, not one", "invalid_http")
+    def _asks_as_probe(self) -> bool:
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return path in self._guard.limits.probes and self.parser.get_method() in (b"GET", b"HEAD")
+
+    def _no_room(self, is_probe: bool) -> Refused | None:
+        """One that is read or answered already has its place."""
+        has_place = is_probe or (self._has_request and not self._is_probe)
+        return None if has_place or self._places.has_room() else FULL
+
+    def _wrong_head(self) -> Refused | None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            return _Refused(429, f"more than {MAX_PIPELINED} requests wait on this connection", "pipelined")
-        return None
+            return Refused(429, f"more than {MAX_PIPELINED} requests wait on this connection", "pipelined")
+        return wrong_head(self.parser.get_http_version(), self.headers)
 
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
@@ -228,14 +234,15 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # goes on with the next request, if that is there already
-        if self.transport.is_closing():
-            return
-        if self._has_whole_request:
+        limits = self._guard.limits
+        if self.transport.is_closing() or not (self._has_request or self.cycle.more_body):
+            self._wait(limits.idle_timeout_s + limits.header_timeout_s)  # and takes what is not sent yet
+        elif self._has_whole_request:
             self._answer()
-        elif self.cycle.more_body:  # of the next request, or of this one, which was answered before its end
-            self._wait(self._guard.limits.body_timeout_s)
-        else:
-            self._wait(self._guard.limits.idle_timeout_s + self._guard.limits.header_timeout_s)
+        elif self._has_request:
+            self._read()
+        else:  # this one was answered before its end
+            self._wait(limits.body_timeout_s)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -261,9 +268,9 @@ class _GuardedProtocol(HttpToolsProtocol):
         return self._has_request and (not self.cycle.more_body or bool(self.pipeline))
 
     @property
-    def _headers_too_large(self) -> _Refused:
+    def _headers_too_large(self) -> Refused:
         limit = self._guard.limits.max_header_bytes
-        return _Refused(431, f"the headers are over the limit of {limit} bytes", "headers_too_large")
+        return Refused(431, f"the headers are over the limit of {limit} bytes", "headers_too_large")
 
     def _count_header(self, num_bytes: int) -> None:
         self._num_silent_bytes = 0
@@ -272,25 +279,16 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refusal = self._headers_too_large
             raise self._refusal
 
-    def _refuse(self, refusal: _Refused) -> None:
+    def _refuse(self, refusal: Refused) -> None:
         """Says why and ends the connection; amid an answer it only does not listen any more."""
         self._is_deaf = True
         if self._has_request and not self.cycle.more_body:
             self.cycle.keep_alive = False
-        elif self._has_request and (self.cycle.response_started or self.pipeline):
+        elif self._has_request and self._is_amid_answers:
             self.cut()
         else:
-            self._say(refusal)
+            self.transport.write(refusal.answer())
             self._linger()
-
-    def _say(self, refusal: _Refused) -> None:
-        detail = {"message": refusal.message, "type": "invalid_request_error", "param": None, "code": refusal.code}
-        body = json.dumps({"error": detail}).encode()
-        head = (
-            f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\nconnection: close\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
 
     def _linger(self) -> None:
         """For the application the client is gone."""
@@ -300,26 +298,45 @@ class _GuardedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._wait(LINGER_S)
+        self._stand(self._places.leaving, LINGER_S, self.cut)
+
+    def turn_away(self) -> None:
+        """Says that the server is full, where an answer would be read as one."""
+        if self._is_deaf or self.transport.is_closing() or (self._has_request and self._is_amid_answers):
+            self.cut()
+            return
+        self._is_deaf = True
+        self.transport.write(FULL.answer())
+        self._linger()
+
+    @property
+    def _is_amid_answers(self) -> bool:
+        return self.cycle.response_started or bool(self.pipeline)
 
     def _wait(self, timeout_s: float) -> None:
-        """Where it waits already it keeps its place among those that wait."""
-        if self in self._guard.waiting:
-            self._end_deadline()
-        else:
-            self._leave()
-            self._guard.waiting[self] = None
-        self._deadline = self.loop.call_later(timeout_s, self._expire)
+        self._stand(self._places.waiting, timeout_s, self.cut)
+
+    def _read(self) -> None:
+        where = self._places.waiting if self._is_probe else self._places.reading
+        self._stand(where, self._guard.limits.body_timeout_s, self._expire)
 
     def _answer(self) -> None:
-        self._leave()
-        self._guard.answering.add(self)
-        if self._guard.limits.answer_timeout_s is not None:
-            self._deadline = self.loop.call_later(self._guard.limits.answer_timeout_s, self.cut)
+        limits = self._guard.limits
+        if self._is_probe:
+            self._leave()
+            self._wait(limits.answer_timeout_s or limits.header_timeout_s)
+        else:
+            self._stand(self._places.answering, limits.answer_timeout_s, self.cut)
+
+    def _stand(self, where: dict[Connection, None], timeout_s: float | None, end: Callable[[], None]) -> None:
+        """Where it stands there already it keeps its place."""
+        self._end_deadline()
+        self._places.stand(self, where)
+        if timeout_s is not None:
+            self._deadline = self.loop.call_later(timeout_s, end)
 
     def _leave(self) -> None:
-        self._guard.waiting.pop(self, None)
-        self._guard.answering.discard(self)
+        self._places.leave(self)
         self._end_deadline()
 
     def _end_deadline(self) -> None:
@@ -328,11 +345,11 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _expire(self) -> None:
-        if self._has_request and not self._is_deaf:
-            timeout_s = self._guard.limits.body_timeout_s
-            self._refuse(_Refused(408, f"the body did not come within {timeout_s:g} s", "body_timeout"))
-        else:
+        if self._is_deaf:
             self.cut()
+        else:
+            timeout_s = self._guard.limits.body_timeout_s
+            self._refuse(Refused(408, f"the body did not come within {timeout_s:g} s", "body_timeout"))
 
     def _watch_stall(self) -> None:
         timeout_s = self._guard.limits.stall_timeout_s
@@ -354,4 +371,6 @@ class _GuardedProtocol(HttpToolsProtocol):
     def cut(self) -> None:
         """At once: closing would first wait for the client to take what is still to be sent."""
         self._leave()
+        if self._plain is not None:
+            self._plain.break_off()
         self.transport.abort()

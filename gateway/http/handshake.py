@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, MutableMapping
-from typing import Protocol
+from collections.abc import Callable
 
-
-class Waiting(Protocol):
-    """A connection from which something is still to come."""
-
-    def cut(self) -> None: ...
+from penstock.gateway.http.places import Places
 
 
 class Handshake(asyncio.Protocol):
@@ -20,33 +15,30 @@ class Handshake(asyncio.Protocol):
     Args:
         tls: what to speak.
         timeout_s: for the handshake.
-        waiting: in which it stands until then.
+        places: it waits there until then.
         make: called once it is done.
-        admit: called once it stands there.
     """
 
     def __init__(
         self,
         tls: ssl.SSLContext,
         timeout_s: float,
-        waiting: MutableMapping[Waiting, None],
+        places: Places,
         make: Callable[[], asyncio.Protocol],
-        admit: Callable[[], None],
     ) -> None:
         self._tls = tls
         self._timeout_s = timeout_s
-        self._waiting = waiting
+        self._places = places
         self._make = make
-        self._admit = admit
         self._received: list[bytes] = []  # which came with the end of the handshake
         self._is_lost = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as asyncio calls it
         self._transport = transport
         transport.pause_reading()  # until `start_tls` has whom to give it to
-        self._waiting[self] = None
+        self._places.stand(self, self._places.waiting)
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._admit()
+        self._places.admit()
 
     def data_received(self, data: bytes) -> None:
         self._received.append(data)
@@ -54,8 +46,12 @@ class Handshake(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
 
+    def turn_away(self) -> None:
+        """Nothing can be said to it yet."""
+        self.cut()
+
     def cut(self) -> None:
-        self._waiting.pop(self, None)
+        self._places.leave(self)
         self._task.cancel()
         self._transport.abort()
 
@@ -67,7 +63,7 @@ class Handshake(asyncio.Protocol):
         except OSError:  # what TLS does not like is one too
             return
         finally:
-            self._waiting.pop(self, None)
+            self._places.leave(self)
         if transport is None or self._is_lost:
             return
         protocol = self._make()

@@ -20,8 +20,10 @@ _log = structlog.get_logger(__name__)
 CLIENT_CLOSED_REQUEST = 499
 """Nobody receives it; logs and metrics show it."""
 
-QUIET = frozenset({"/liveness", "/readiness", "/health"})
-"""Routes that are asked all the time: they are logged as debug."""
+PROBES = frozenset({"/liveness", "/readiness", "/health"})
+"""Routes that tell whether the process is well. They are asked all the time, so they are logged as debug; no key is
+needed, and connections are kept for them.
+"""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -68,7 +70,7 @@ class Observing:
             self._metrics.count_generation(queue, model, answer.status)
         self._metrics.first_byte_seconds.labels(*labels).observe((answer.begun_s or now_s) - answer.asked_s)
         self._metrics.request_seconds.labels(*labels).observe(now_s - answer.asked_s)
-        log = _log.debug if route in QUIET else _log.info
+        log = _log.debug if route in PROBES else _log.info
         caller = scope.get("state", {}).get("caller")
         log(
             "request",

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
-from penstock.gateway.http.observing import METHODS, QUIET
+from penstock.gateway.http.observing import METHODS, PROBES
 from penstock.producer.telemetry.recorder import Recorder, context_of, headers_of
 
 OTHER_METHOD = "_OTHER"
@@ -37,7 +37,7 @@ class Tracing:
         self._recorder = Recorder(provider)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in QUIET:
+        if scope["type"] != "http" or scope["path"] in PROBES:
             await self._app(scope, receive, send)
             return
         span, status = self._start(scope), 0

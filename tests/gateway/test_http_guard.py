@@ -152,28 +152,6 @@ async def test_a_request_that_came_whole_is_answered_however_long_it_takes() -> 
         assert (await client.answer()).endswith(b"okok")
 
 
-async def test_over_the_limit_who_waits_longest_goes() -> None:
-    app = App()
-    async with serving(app, limits(3)) as connect:
-        clients = [await connect() for _ in range(3)]
-        clients[0].send(REQUEST)
-        await eventually(lambda: app.num_begun == 1)
-        clients += [await connect(), await connect()]  # over the limit: 1 and 2 go, 0 has asked for something
-        assert [await client.was_cut() for client in clients[1:3]] == [True, True]
-        for client in clients[3:]:
-            client.send(REQUEST)
-        await eventually(lambda: app.num_begun == 3)
-        refused = await connect()  # nobody waits but itself
-        assert await refused.was_cut()
-        app.may_answer.set()
-        for client in (clients[0], *clients[3:]):
-            await client.answer()
-        clients[0].send(REQUEST)
-        await clients[0].answer()
-        await connect()
-        assert await clients[3].was_cut()  # 0 has begun to wait after it
-
-
 async def test_who_leaves_makes_room() -> None:
     async with serving(at_once(), limits(2)) as connect:
         first = await connect()

@@ -285,5 +285,5 @@ def test_what_a_worker_says_is_passed_on_up_to_a_length(code: str) -> None:
     for said in (RequestRefused("r", code, "y" * 1_000_000), CallFailed("count_tokens", code, "y" * 1_000_000)):
         error = api_error(said)
         assert len(error.message) == len(str(error)) == MAX_MESSAGE_CHARS > MAX_OF_WORKERS
-        assert error.message.endswith("y…")
+        assert error.message.endswith("…")
         assert len(error.code or "") <= MAX_CODE_CHARS

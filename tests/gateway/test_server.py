@@ -222,7 +222,7 @@ async def test_metrics_say_when_redis_does_not_answer(redis: RedisClient, redis_
         async def cards() -> None:
             raise ConnectionLost("no connection to Redis")
 
-        gateway.server._app.state.gateway.directory.standing = cards
+        gateway.server.app.state.gateway.directory.standing = cards
         found = scraped((await gateway.server.scrape(""))[0].decode(), without=())
     assert found["penstock_gateway_redis_up"] == 0
     served = {name: value for name, value in found.items() if "queue_served" in name}  # as they were

@@ -61,7 +61,7 @@ async def test_requests_and_refusals_come_through(redis: RedisClient, redis_url:
         long = b"GET /" + b"a" * 300_000 + b" HTTP/1.1\r\n\r\n"
         assert (await answer(gateway, certificate.trusted(), long)).startswith(b"HTTP/1.1 431 ")
         await eventually(lambda: not gateway.server.server_state.connections)
-        assert not gateway.server.config.waiting
+        assert not gateway.server.config.places.waiting
 
 
 async def test_what_is_no_tls_is_closed(redis: RedisClient, redis_url: str, certificate: Certificate) -> None:
@@ -69,7 +69,7 @@ async def test_what_is_no_tls_is_closed(redis: RedisClient, redis_url: str, cert
         assert b"HTTP" not in await answer(gateway, None)
         with pytest.raises(ssl.SSLError):
             await answer(gateway, ssl.create_default_context())  # a client that does not trust it ends the handshake
-        await eventually(lambda: not gateway.server.config.waiting)
+        await eventually(lambda: not gateway.server.config.places.waiting)
         assert (await answer(gateway, certificate.trusted())).startswith(b"HTTP/1.1 200 ")
 
 
@@ -110,8 +110,9 @@ async def test_a_pair_that_is_renewed_one_by_one_is_shown_once_it_fits(
 
 
 async def test_those_who_wait_with_it_keep_nobody_out(
-    redis: RedisClient, redis_url: str, certificate: Certificate
+    redis: RedisClient, redis_url: str, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.gateway.http.places.NUM_KEPT", 0)
     async with (
         serving(redis_url, certificate, header_timeout_s=FOREVER_S, max_connections=10) as gateway,
         AsyncExitStack() as stack,
@@ -120,4 +121,4 @@ async def test_those_who_wait_with_it_keep_nobody_out(
         for reader, _ in idle[:30]:
             assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
         assert (await answer(gateway, certificate.trusted())).startswith(b"HTTP/1.1 200 ")
-        assert len(gateway.server.config.waiting) <= 10
+        assert len(gateway.server.config.places.waiting) <= 10

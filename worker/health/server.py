@@ -23,8 +23,10 @@ Scrape: TypeAlias = Callable[[str], Awaitable[tuple[bytes, str]]]
 _log = structlog.get_logger(__name__)
 _JSON = "application/json"
 
-LIMITS = Limits(max_connections=64, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
-"""Beside probes and a scraper or two there is nobody to serve, and the worker needs its descriptors itself."""
+_PROBES = frozenset({"/healthz", "/readyz"})
+
+LIMITS = Limits(max_connections=64, probes=_PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
+"""Of scrapes; whoever probes the process comes on top. The worker needs its descriptors itself."""
 
 
 class HealthApp:
