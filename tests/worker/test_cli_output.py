@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from cli_process import ROOT, environment
-from commands_in_forks import FULL, Run
+from commands_in_forks import CLOSED, FULL, GONE, Run
 from patience import WAIT_S, slow
 from test_cli_values import LEAVES
 from worker_harness import running_worker
@@ -106,7 +106,7 @@ class Forks:
         assert self._process.stdout is not None
         self._process.stdin.write(run.line())
         status = int(await asyncio.wait_for(self._process.stdout.readline(), WAIT_S))
-        return Ended(status, *(file.read_text(encoding) for file in files))
+        return Ended(status, *(file.read_text(errors="replace") for file in files))
 
     def words(self, name: str) -> list[str]:
         if name in REFUSED:
@@ -143,6 +143,23 @@ async def test_a_mistake_that_cannot_be_said_is_one_all_the_same(forks: Forks) -
 async def test_no_command_ends_in_a_traceback_where_its_output_is_full(forks: Forks) -> None:
     for name in ONE_OF_EACH | REFUSED:
         check(name, await forks.run(forks.words(name), FULL, ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["as it is meant", "--help", "--no-such"])
+async def test_nor_into_any_other_output(words: str, forks: Forks) -> None:
+    for name in ONE_OF_EACH | REFUSED:
+        given = [*name.split(), words] if words.startswith("-") else forks.words(name)
+        meant = await forks.run(given, "", "")
+        for out, err in ((FULL, ""), (GONE, ""), (CLOSED, ""), ("", FULL), ("", GONE), ("", CLOSED), (FULL, FULL)):
+            ended = await forks.run(given, out, err)
+            lost = meant.out and out in (FULL, GONE)
+            assert ended.status == (meant.status or bool(lost)), (given, out, err, ended)
+            check(name, ended)
+        for width in ("10", "1", "0"):
+            ended = await forks.run(given, "", "", "ascii", COLUMNS=width, LC_ALL="C", PYTHONIOENCODING="ascii")
+            assert ended.status == meant.status, (given, width, ended)
+            assert "Traceback" not in ended.err
 
 
 def check(name: str, ended: Ended) -> None:

@@ -93,12 +93,16 @@ def main() -> None:
     stopping.end()
     try:
         sys.stdout.flush()
-        with suppress(BlockingIOError):  # the log's pipe, which nobody reads
-            sys.stderr.flush()
     except OSError as error:
         if not status:
             _say(f"the output can't be written: {error}")
         os._exit(status or 1)  # or the interpreter would try it again, and say so in a traceback
+    try:
+        sys.stderr.flush()
+    except BlockingIOError:  # the log's pipe, which nobody reads
+        pass
+    except OSError:
+        os._exit(status)  # what stands there is no result
     if any(thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
         # A worker told to stop while it loads leaves a thread inside the compiler, which would crash if the interpreter
         # were taken down around it.
@@ -125,17 +129,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         strict(typer.main.get_command(app))(arguments, prog_name="penstock")
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # that is how Rich ends where its reader is gone
+            return _status_behind(end.__context__)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:
         status = exit_status_of(error)
         if status is None and isinstance(error, OSError) and error.errno in _OUTPUT and error.filename is None:
             _say(f"the output can't be written: {error}")
-            return getattr(error.__context__, "exit_code", 1)  # what could not be said may be how a mistake ends
+            return _status_behind(error)
         if status is None:
             raise
         _say(str(error))
         return status
     return 0
+
+
+def _status_behind(error: OSError) -> int:
+    """What could not be written may be what is wrong with a call, which has a status of its own."""
+    status = getattr(error.__context__, "exit_code", 1)
+    return status if isinstance(status, int) else 1
 
 
 def _say(message: str) -> None:

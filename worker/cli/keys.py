@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -67,7 +67,8 @@ def create(
     if as_json:
         typer.echo(json.dumps({"secret": secret, **_properties(key)}))
         return
-    typer.echo(f"created key {key.id}; it is not shown again:", err=True)
+    with suppress(OSError):  # the key itself is what matters
+        typer.echo(f"created key {key.id}; it is not shown again:", err=True)
     typer.echo(secret)
 
 
