@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -78,7 +79,8 @@ class Engine:
             partial(vocabulary_of, tokenizer, model.config.vocab_size, defaults.eos_token_ids)
         )
         spec = with_pages(deployment, deployment.free_bytes())
-        self._info = deployment.describe(spec)
+        is_invariant = deployment.attention.name == "native" and model.is_native
+        self._info = replace(deployment.describe(spec), batch_invariant=is_invariant)
         self._limits = Limits(
             model.config.vocab_size, self._info.max_model_len, config.max_num_seqs, defaults.eos_token_ids
         )

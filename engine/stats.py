@@ -30,6 +30,7 @@ class EngineInfo:
     num_state_slots: int = 0  # for states of layers that keep such, of sequences and of prefixes
     state_cache_bytes: int = 0  # of all of them, over all devices
     unkept: str | None = None  # why compiled programs cannot be kept; None where they are, or are not to be
+    batch_invariant: bool = False  # whether log-probabilities are the same to the bit in any batch (docs/guarantees.md)
 
 
 class KindStats(NamedTuple):

@@ -10,7 +10,7 @@ from penstock.producer.version import __version__
 from penstock.producer.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 
-_OF_ENGINE = ("vocab_size", "max_model_len", "dtype", "attention", "matmul")
+_OF_ENGINE = ("vocab_size", "max_model_len", "dtype", "attention", "matmul", "batch_invariant")
 _LIMITS = ("max_body_bytes", "max_prompt_tokens", "max_n", "max_stop_strings", "max_stop_chars", "max_keep_s")
 
 

@@ -217,6 +217,12 @@ class Decoder(nnx.Module):
         return self.unembedding(hidden)
 
     @property
+    def is_native(self) -> bool:
+        """Whether the CPU's kernels compute all its matmuls: a row then gets the same whatever other rows there are."""
+        linears = (module for _, module in nnx.iter_modules(self) if isinstance(module, Linear | GroupedLinear))
+        return self.unembedding.is_native and all(linear.is_native for linear in linears)
+
+    @property
     def unembedding(self) -> Unembedding:
         """What gives logits, by itself: with the same parameters."""
         return Unembedding(self.config, self.embedding if self.head is None else self.head)

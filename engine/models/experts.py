@@ -141,6 +141,8 @@ class GroupedLinear(nnx.Module):
     that have rows from where they are; what is cut out of the stack for it is copied first, used or not.
     """
 
+    is_native = False
+    """Whether it is computed by the CPU's kernels."""
     is_read_in_stack = False
     """Whether a stacked decoder gives it those in any case."""
 

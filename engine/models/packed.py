@@ -227,6 +227,8 @@ class PackedExperts(GroupedMLP):
 class PackedGroups(GroupedLinear):
     """A matrix per expert, of one GroupedLinear or of several side by side; `gate` as of PackedLinear."""
 
+    is_native = True
+
     def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gate: int = NOT_GATED) -> None:
         self.gate, gated = gate, gate != NOT_GATED
         self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))

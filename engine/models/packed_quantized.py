@@ -151,6 +151,8 @@ class PackedQuantizedEmbedding(QuantizedEmbedding):
 class PackedQuantizedGroups(GroupedLinear):
     """As PackedGroups, of quantized weights."""
 
+    is_native = True
+
     def __init__(self, linears: Sequence[QuantizedGroupedLinear], width: int, *, gate: int = 0) -> None:
         self.panels, self.gate = Panels(linears, width, gate=gate), gate
 

@@ -72,6 +72,7 @@ def test_a_request_has_the_same_bits_however_it_is_computed(
     family, fields = MODELS[kind]
     config = replace(SMALL, dtype=dtype, attention="native", matmul="native")
     engine = Engine.from_checkpoint(write_model(tmp_path, family, **fields), config)
+    assert engine.describe().batch_invariant
     rng = np.random.default_rng(4)
     requests = [
         Request(f"r{i}", tuple(map(int, rng.integers(0, VOCAB_SIZE, length))), GREEDY)

@@ -40,6 +40,7 @@ def test_an_engine_tells_what_it_is(tiny_model: Path) -> None:
         matmul=native,
         fallback=None if HAS_COMPILER else "there is no C++ compiler (c++, g++ or clang++) on PATH",
         vocab_size=read_model_config(tiny_model).vocab_size,
+        batch_invariant=HAS_COMPILER,
     )
     config = read_model_config(tiny_model)
     heads = config.attentions[0]
@@ -59,6 +60,13 @@ def test_without_a_compiler_it_tells_why_it_is_slow(
 def test_what_is_set_is_no_fallback(tiny_model: Path) -> None:
     info = Engine.from_checkpoint(tiny_model, replace(SMALL, attention="xla", matmul="xla")).describe()
     assert (info.attention, info.matmul, info.fallback) == ("xla", "xla", None)
+    assert not info.batch_invariant
+
+
+@pytest.mark.parametrize("choice", ["attention", "matmul"])
+def test_sums_of_xla_are_said_to_depend_on_the_batch(tiny_model: Path, choice: str) -> None:
+    config = replace(SMALL, **{choice: "xla"})  # type: ignore[arg-type]
+    assert not Engine.from_checkpoint(tiny_model, config).describe().batch_invariant
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -27,7 +27,7 @@ def test_it_says_what_the_worker_knows() -> None:
         "model": "demo", "worker": "w", "version": __version__, **dataclasses.asdict(IDENTITY),
         "chat_format": "hermes", "digest": IDENTITY.digest("hermes"),
         "vocab_size": 512, "max_model_len": 1024, "dtype": "float32",
-        "attention": INFO.attention, "matmul": INFO.matmul,
+        "attention": INFO.attention, "matmul": INFO.matmul, "batch_invariant": True,
         "max_body_bytes": 1 << 20, "max_prompt_tokens": 100, "max_n": 3, "max_stop_strings": 16, "max_stop_chars": 256,
         "max_keep_s": 604_800.0,
     }  # fmt: skip

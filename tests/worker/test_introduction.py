@@ -15,7 +15,7 @@ from penstock.worker.logs import configure_logs
 INFO = EngineInfo(
     num_parameters=1_720_000, dtype="float32", kv_dtype="float32", kv_cache_tokens=16_608, kv_cache_bytes=41 << 20,
     max_model_len=1024, platform="cpu", device_kind="cpu", num_devices=1, attention="native", matmul="native",
-    fallback=None, vocab_size=512,
+    fallback=None, vocab_size=512, batch_invariant=True,
 )  # fmt: skip
 REDIS = "redis://localhost:6379/0"
 WHERE = {"queue": "q", "worker": "w", "redis": REDIS}
