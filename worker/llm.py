@@ -73,7 +73,8 @@ class LLM(Asking):
 
     def __init__(self, model: str | Path, *, progress: bool = True, **options: Unpack[EngineOptions]) -> None:
         engine = _load(model, engine_config(options), _bar if progress and _is_terminal() else _no_bar)
-        self._start(engine, engine.tokenizer, engine.defaults, engine.grammars, str(model))
+        preparer = Preparer(engine.tokenizer, NO_LIMITS, engine.grammars, engine.describe().max_model_len)
+        self._start(engine, preparer, engine.defaults, str(model))
 
     @classmethod
     def from_engine(
@@ -81,23 +82,17 @@ class LLM(Asking):
     ) -> Self:
         """Over an engine that is loaded. The caller must not use it afterwards. Grammars are its `Engine.grammars`."""
         llm = cls.__new__(cls)
-        llm._start(engine, text, defaults, grammars, type(engine).__name__)  # noqa: SLF001  it is one of these
+        preparer = Preparer(text, NO_LIMITS, grammars)
+        llm._start(engine, preparer, defaults, type(engine).__name__)  # noqa: SLF001  it is one of these
         return llm
 
-    def _start(
-        self,
-        engine: StepEngine,
-        text: TextEncoder,
-        defaults: GenerationDefaults,
-        grammars: Grammars | None,
-        name: str,
-    ) -> None:
+    def _start(self, engine: StepEngine, preparer: Preparer, defaults: GenerationDefaults, name: str) -> None:
         if defaults.ignored:
             fields = ", ".join(defaults.ignored)
             warnings.warn(f"generation_config.json of {name} asks for what is not done: {fields}", stacklevel=3)
         self._name = name
         self._loop = LoopThread("penstock-llm")
-        local = InProcessEngine(engine, Preparer(text, NO_LIMITS, grammars), defaults)
+        local = InProcessEngine(engine, preparer, defaults)
         self._loop.call(local.start())
         self._local: InProcessEngine | None = local
         self._finalizer = weakref.finalize(self, _close, self._loop, local)
