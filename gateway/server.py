@@ -27,7 +27,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
 from penstock.producer.redis import tls
-from penstock.producer.renewal import LOOK_S
+from penstock.producer.renewal import keep_looking
 from penstock.producer.tasks import end_tasks
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class GatewayServer(_Server):
         if self.should_exit:  # it could not start
             return
         self._tasks.append(asyncio.create_task(self._drain_once_refused()))
-        self._tasks.append(asyncio.create_task(self._look_again_and_again()))
+        self._tasks.append(asyncio.create_task(keep_looking(self._renew)))
         self._tasks.append(asyncio.create_task(self._look_for_keys()))
 
     async def _drain_once_refused(self) -> None:
@@ -178,11 +178,6 @@ class GatewayServer(_Server):
         """Looks at the certificate and at those of Redis now. What can't be used is refused, and said again."""
         if self._renew(is_asked=True):
             _log.info("reloaded")
-
-    async def _look_again_and_again(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._renew()
 
     def _renew(self, *, is_asked: bool = False) -> bool:
         """Has new connections go by the files of now. False: by those of before, as the new ones can't be used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Literal, TypeAlias, TypeVar
@@ -12,6 +13,13 @@ _Stamp: TypeAlias = tuple[int, int, int] | None
 
 LOOK_S = 60.0
 """Between two looks."""
+
+
+async def keep_looking(look: Callable[[], object]) -> None:
+    """Looks now and then until it is cancelled, so that what does not fit is said before it is needed."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        look()
 
 
 class Renewal(Generic[T]):

@@ -19,7 +19,6 @@ from penstock.engine.processors import num_processors
 
 _MEMORY = ".penstock-checked"  # beside the client's own folders
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_PIECE_BYTES = 1 << 22
 
 
 def harmed_files(snapshot: Path) -> list[str]:
@@ -69,9 +68,7 @@ def _is_whole(path: Path) -> bool:
 
 def _digest(path: Path, digest: hashlib._Hash) -> str:
     with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 def _recalled(memory: Path) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import ssl
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 
-from penstock.producer.renewal import LOOK_S, Renewal
+from penstock.producer.renewal import Renewal
 
 _Wanted: TypeAlias = tuple[str | None, str | None, str | None, ssl.VerifyMode, bool]
 
@@ -31,13 +30,6 @@ def look_again() -> None:
     """Looks at all files that are in use now, and not with the next connection. What can't be used is said."""
     for wanted, renewal in _renewals.items():
         _look(wanted, renewal)
-
-
-async def keep_looking() -> None:
-    """Looks now and then, so that what does not fit is said before the next connection."""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        look_again()
 
 
 def _current(ours: RedisSSLContext) -> ssl.SSLContext:

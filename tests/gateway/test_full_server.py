@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from fakes import eventually
+from guarded_server import guarded, limits
 from patience import WAIT_S
-from test_http_guard import limits
 
 from penstock.gateway.http import places
 from penstock.gateway.http.guard import ACCEPTS_AT_ONCE, NUM_ON_TOP, GuardedServer, Limits
@@ -117,18 +116,14 @@ class Served:
 @asynccontextmanager
 async def serving(bounds: Limits) -> AsyncIterator[Served]:
     app = App()
-    server = GuardedServer(app, bounds, log_config=None, log_level="error", lifespan="off", timeout_graceful_shutdown=5)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        task = asyncio.create_task(server.serve([listener]))
-        served = Served(app, server, listener.getsockname()[1])
+    async with guarded(app, bounds) as (server, port):
+        served = Served(app, server, port)
         try:
             yield served
         finally:
             app.may_answer.set()
             for client in served.clients:
                 await client.close()
-            server.should_exit = True
-            await task
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from guarded_server import guarded, limits
 from patience import WAIT_S
-from test_http_guard import limits
 
 from penstock.gateway.http.guard import GuardedServer
 
@@ -58,18 +57,15 @@ class Served:
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     app = App()
-    server = GuardedServer(app, limits(), log_config=None, log_level="critical", lifespan="off")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        task = asyncio.create_task(server.serve([listener]))
-        served = Served(app, server, listener.getsockname()[1])
+    async with guarded(app, limits(), log_level="critical") as (server, port):
+        served = Served(app, server, port)
         try:
             yield served
         finally:
             app.may_go_on.set()
             for writer in served.writers:
                 writer.transport.abort()
-            server.should_exit = server.force_exit = True
-            await task
+            server.force_exit = True
 
 
 async def head_of(reader: asyncio.StreamReader) -> bytes:

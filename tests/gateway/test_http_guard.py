@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from fakes import eventually
+from guarded_server import guarded, limits
 from patience import WAIT_S
 
-from penstock.gateway.http.guard import GuardedServer, Limits
+from penstock.gateway.http.guard import Limits
 
-FOREVER_S = 1000.0
 SOON_S = 0.05
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -65,30 +65,19 @@ Connect = Callable[[], Awaitable[Client]]
 
 @asynccontextmanager
 async def serving(app: App, limits: Limits) -> AsyncIterator[Connect]:
-    server = GuardedServer(app, limits, log_config=None, log_level="error", lifespan="off", timeout_graceful_shutdown=5)
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    task = asyncio.create_task(server.serve([listener]))
     clients: list[Client] = []
+    async with guarded(app, limits) as (_, port):
 
-    async def connect() -> Client:
-        clients.append(Client(*await asyncio.open_connection("127.0.0.1", port)))
-        return clients[-1]
+        async def connect() -> Client:
+            clients.append(Client(*await asyncio.open_connection("127.0.0.1", port)))
+            return clients[-1]
 
-    try:
-        yield connect
-    finally:
-        app.may_answer.set()
-        for client in clients:
-            client.writer.transport.abort()
-        server.should_exit = True
-        await task
-
-
-def limits(max_connections: int = 8, **others: Any) -> Limits:
-    """Those that are not named last for ever."""
-    forever = {"header_timeout_s": FOREVER_S, "body_timeout_s": FOREVER_S, "idle_timeout_s": FOREVER_S}
-    return Limits(max_connections=max_connections, **{**forever, **others})
+        try:
+            yield connect
+        finally:
+            app.may_answer.set()
+            for client in clients:
+                client.writer.transport.abort()
 
 
 def at_once() -> App:
@@ -205,15 +194,11 @@ async def test_a_client_that_takes_little_at_a_time_gets_all() -> None:
 
 async def test_no_packet_of_an_answer_waits_for_an_acknowledgement() -> None:
     """Nagle's algorithm holds the second one back, and the client's kernel its acknowledgement for 40 ms."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = GuardedServer(App(), limits(), log_config=None, lifespan="off")
-        task = asyncio.create_task(server.serve([listener]))
+    async with guarded(App(), limits()) as (server, port):
         await eventually(lambda: server.started)
-        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
         await eventually(lambda: server.server_state.connections)
         [connection] = server.server_state.connections
         accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         writer.close()
-        server.should_exit = True
-        await task

@@ -84,7 +84,7 @@ async def test_a_handshake_that_never_comes_ends_the_connection(
 async def test_a_pair_that_is_renewed_one_by_one_is_shown_once_it_fits(
     redis: RedisClient, redis_url: str, tmp_path: Path, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.server.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.producer.renewal.LOOK_S", 0.01)
     folders = [tmp_path / name for name in ("old", "new")]
     for folder in folders:
         folder.mkdir()

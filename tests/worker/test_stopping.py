@@ -23,7 +23,7 @@ from patience import WAIT_S, slow
 from worker_harness import read_until, send
 
 from penstock import stopping
-from penstock.producer import keys
+from penstock.producer import keys, renewal
 from penstock.producer.redis import tls
 from penstock.producer.redis.connection import RedisClient
 from penstock.producer.wire import ChunkEntry
@@ -94,7 +94,7 @@ def test_what_comes_in_which_order(
 
 async def test_a_worker_looks_at_files_of_redis_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = asyncio.Event()
-    monkeypatch.setattr(tls, "LOOK_S", 0.01)
+    monkeypatch.setattr(renewal, "LOOK_S", 0.01)
     monkeypatch.setattr(tls, "look_again", looked.set)
 
     class Service:

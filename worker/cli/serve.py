@@ -20,6 +20,7 @@ from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
 from penstock.gateway.log_lines import LogLines, Rank
 from penstock.producer.redis import tls
+from penstock.producer.renewal import keep_looking
 from penstock.producer.serving import garbage
 from penstock.producer.tasks import end_tasks
 from penstock.producer.telemetry.loading import load_telemetry
@@ -97,7 +98,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
 
 
 async def _run(service: WorkerService, signals: Stopping) -> None:
-    looking = asyncio.create_task(tls.keep_looking())
+    looking = asyncio.create_task(keep_looking(tls.look_again))
     try:
         with signals.serving(asyncio.get_running_loop(), service.request_drain, _reload):
             await service.run()
