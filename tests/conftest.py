@@ -164,6 +164,16 @@ def compile_cache(run_directory: Path) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_caches(compile_cache: Path) -> Iterator[None]:
+    """What looks for its cache by itself, in the tests' own processes too, finds the run's: one that is older than the
+    run would make a test depend on what was run before.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(compile_cache.parents[1]))
+        yield
+
+
 @pytest.fixture
 def own_logs() -> Iterator[None]:
     """What a command that a test runs by itself sets up for its logs ends with the test."""

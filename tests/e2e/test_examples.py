@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
+from patience import WAIT_S
 
 from penstock.producer import keys
 from penstock.producer.wire import ChunkEntry, ToolCallDelta
@@ -26,14 +27,14 @@ needs_redis_cli = pytest.mark.skipif(shutil.which("redis-cli") is None, reason="
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
-async def run(*command: str, redis_url: str = "", timeout_s: float = 60, **more: str) -> tuple[int, str, str]:
+async def run(*command: str, redis_url: str = "", **more: str) -> tuple[int, str, str]:
     """Runs a command with the server's URL and the project on the path; returns status, stdout and stderr."""
     environment = {**os.environ, "REDIS_URL": redis_url, "PENSTOCK_QUEUE": "examples", "PYTHONPATH": str(ROOT), **more}
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:
@@ -171,9 +172,9 @@ async def test_the_asyncio_client_example(redis_url: str) -> None:
     ]
 
 
-async def test_the_example_without_a_queue(compile_cache: Path) -> None:
+async def test_the_example_without_a_queue() -> None:
     command = (sys.executable, str(EXAMPLES / "without_a_queue.py"))
-    status, out, err = await run(*command, timeout_s=240, XDG_CACHE_HOME=str(compile_cache.parents[1]))
+    status, out, err = await run(*command)
     assert (status, err) == (0, "")
     assert out.splitlines()[:4] == [
         "What is 1 + 85? -> 1 + 85 = 86",
@@ -184,13 +185,13 @@ async def test_the_example_without_a_queue(compile_cache: Path) -> None:
     assert out.splitlines()[4].startswith("Once upon a time")
 
 
-async def test_the_documented_code_without_a_queue(compile_cache: Path) -> None:
+async def test_the_documented_code_without_a_queue() -> None:
     """The code and what it prints, as they stand there."""
     section = CLIENT_DOCS.partition("## Without a queue")[2]
     code, printed = re.findall(r"```python\n((?s:.*?))```\n\n((?:    .*\n)+)", section)[0]
     small = "LLM('demo', max_num_seqs=8, max_batch_tokens=64, num_pages=520)"  # as other tests: compiled already
     command = (sys.executable, "-c", code.replace('LLM("demo")', small))
-    status, out, err = await run(*command, timeout_s=240, XDG_CACHE_HOME=str(compile_cache.parents[1]))
+    status, out, err = await run(*command)
     assert (status, err) == (0, "")
     assert out == re.sub("^    ", "", printed, flags=re.MULTILINE)
 

@@ -11,7 +11,7 @@ import pytest
 from engines import SMALL, write_model
 
 from penstock.engine import Engine
-from penstock.engine.execution.compilation import keep_compilations
+from penstock.engine.execution.compilation import keep_compilations, no_kept_compilations
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,4 +62,11 @@ def as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs are compiled as users run them, in processes that the test starts too."""
     monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     with optimised():
+        yield
+
+
+@pytest.fixture
+def as_shipped_elsewhere(as_shipped: None) -> Iterator[None]:
+    """As shipped, for devices that are not here: their compiler can't read back what it has written."""
+    with no_kept_compilations():
         yield

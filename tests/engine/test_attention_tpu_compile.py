@@ -18,7 +18,7 @@ from penstock.engine.planning.topology import devices_of
 
 pytestmark = [
     pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
-    pytest.mark.usefixtures("as_shipped"),
+    pytest.mark.usefixtures("as_shipped_elsewhere"),
 ]
 
 

@@ -123,7 +123,7 @@ def test_a_draw_that_no_sum_exceeds_is_the_most_likely_token() -> None:
 
 
 @pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
-@pytest.mark.usefixtures("as_shipped")
+@pytest.mark.usefixtures("as_shipped_elsewhere")
 @pytest.mark.parametrize(
     ("topology", "num_shares", "num_rows", "vocab"),
     [("v5e:2x2", 4, 4, 128_256), ("v6e:2x2", 1, 20, 50_257), ("tpu7x:2x2x1", 8, 32, 262_144), ("v5e:2x2", 3, 9, 1000)],
