@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 from cli_process import Outcome, command
+from patience import WAIT_S
 from redis.backoff import ExponentialWithJitterBackoff
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from worker_harness import running_worker
@@ -67,7 +68,7 @@ async def test_each_command_meets_each_refusal(
     monkeypatch.setattr("sys.stdin", io.StringIO())
     letter = {"id": "gone", "entry": "1-0", "code": "c", "field:prompt": "x"}
     await redis.xadd(keys.dead("q"), letter, id="1-0")  # type: ignore[arg-type]
-    async with running_worker(redis_url, name="w"), RefusingProxy(redis_url) as proxy:
+    async with running_worker(redis_url, name="w", heartbeat_ttl_s=WAIT_S), RefusingProxy(redis_url) as proxy:
         async with AsyncClient(redis_url, queue="q") as client:
             await client.generate("x", id="known", max_tokens=2)
         proxy.refuse_in_turn(ANSWERS)
