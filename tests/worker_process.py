@@ -65,5 +65,6 @@ class WorkerProcess:
         return self._log.read_text() if self._log.exists() else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has logged so far."""
-        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+        """What it has logged so far, without a line that is being written."""
+        lines = self.log().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
