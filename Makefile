@@ -27,8 +27,9 @@ test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones
 	@echo "running the tests; this takes about half an hour on two cores"
 	@$(BIN)/python -m pytest -q -m "not slow and not clients and not manifests and not prometheus" -n 2 --dist worksteal
 
-test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, and every kind of Redis server
+test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server
 	@$(BIN)/python -m pytest -q -m "slow and not manifests"
+	@$(BIN)/python -m pytest -q -m "hypothesis and not slow and not clients and not prometheus" --hypothesis-profile anew
 
 # Each in an environment of its own: they need other versions of the same packages.
 test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp .venv/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and both pages in Chromium, against a gateway; needs npm

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -42,9 +43,12 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # A TPU or GPU of this machine may be in use; and libtpu, which is here for its compiler, looks for one with much noise.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# How long an example takes says more about what else the machine does than about the code.
-hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("penstock")
+# How long an example takes says more about what else the machine does than about the code. A change is judged by the
+# same examples as the one before it; `make test-slow` draws others, and what it finds becomes an example by name.
+PROPERTIES: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("same", derandomize=True, **PROPERTIES)
+hypothesis.settings.register_profile("anew", print_blob=True, **PROPERTIES)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.hookimpl(wrapper=True)
