@@ -11,25 +11,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakSet
 
-from penstock.producer.bulk import BulkResult, run_bulk
-from penstock.producer.calls import DEFAULT_TIMEOUT_S
+from penstock.producer.arguments import check_name, check_wait
+from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
+from penstock.producer.calls import DEFAULT_TIMEOUT_S, check_timeout
 from penstock.producer.connections import Connections
-from penstock.producer.errors import ConnectionLost
+from penstock.producer.errors import BadAddress, ConnectionLost
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.queue_status import QueueStatus
-from penstock.producer.redis.address import Address
+from penstock.producer.redis.address import Address, check_files, parse_url
 from penstock.producer.reply import Reply
-from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.request import Prompt, Sampling, build_request, request_of_tokens
 from penstock.producer.telemetry.loading import client_spans
-from penstock.producer.transport import Transport, check_name
-from penstock.producer.wire import AnswerEntry, CallName, ModelCard
+from penstock.producer.transport import Transport
+from penstock.producer.wire import AnswerEntry, CallName, GenerateRequest, ModelCard
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 DEFAULT_URL = "redis://localhost:6379"
+URL_VARIABLE = "REDIS_URL"
 MAX_OTHERS = 64  # queues that `AsyncClient.on` keeps at hand while nothing of them runs
 
 
@@ -60,9 +62,9 @@ class AsyncClient:
             provider that the application has set up, or of the one given. It needs the extra `otel`.
 
     Raises:
-        BadAddress: the URL can't be used.
+        BadAddress: the URL, or a file that it names, can't be used.
         TelemetryUnavailable: `tracing` without the extra.
-        ValueError: another argument is out of range.
+        TypeError, ValueError: another argument is of another type, or out of range. This holds for all methods.
     """
 
     def __init__(
@@ -77,9 +79,10 @@ class AsyncClient:
         durable: bool = False,
         tracing: bool | TracerProvider = False,
     ) -> None:
-        url = url if url is not None else os.environ.get("REDIS_URL", DEFAULT_URL)
         self._connections: Connections | None = Connections(
-            url, reconnect_timeout_s=reconnect_timeout_s, answer_timeout_s=answer_timeout_s
+            _of_the_environment() if url is None else url,
+            reconnect_timeout_s=reconnect_timeout_s,
+            answer_timeout_s=answer_timeout_s,
         )
         self._transport = Transport(
             self._connections,
@@ -101,7 +104,7 @@ class AsyncClient:
         Raises:
             ValueError: the queue could not be one.
         """
-        if queue == self._transport.queue:
+        if check_name("queue", queue) == self._transport.queue:
             return self
         other = self._others.pop(queue, None)
         if other is None:
@@ -143,11 +146,14 @@ class AsyncClient:
 
         Leaving the loop early cancels the request, unless the caller gave it an `id`: others may then wait for it too.
 
+        Raises:
+            RequestRefused: as `submit`.
+
         Raises (while iterating):
-            Whatever `submit` and `Handle.stream` raise.
+            Whatever else `submit` and `Handle.stream` raise.
         """
         transport = self._transport
-        return send_and_follow(transport, prompt, sampling, send=transport.send, timeout_s=timeout)
+        return send_and_follow(transport, prompt, sampling, send=transport.send, timeout_s=check_wait(timeout))
 
     async def generate(
         self,
@@ -188,16 +194,22 @@ class AsyncClient:
             timeout: seconds for each prompt, from when it is first sent to the end of its reply; None: without end.
             sampling: the same options for all prompts.
 
+        Raises:
+            RequestRefused: an option is unknown or out of range, for whatever prompt.
+            ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
+
         Raises (while iterating):
             ConnectionLost: this client has never reached Redis, within 5 s. There are no results then.
-            ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
+            TypeError: a prompt is a GenerateRequest, and there are options beside it.
         """
+        check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
+        timeout_s = check_wait(timeout)
         transport = self._transport
         patience = Patience(transport.connections)
         send = partial(transport.send_with_patience, patience)
 
         def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
-            return send_and_follow(transport, prompt, sampling, send=send, timeout_s=timeout).read_to_end()
+            return send_and_follow(transport, prompt, sampling, send=send, timeout_s=timeout_s).read_to_end()
 
         return run_bulk(
             generate,
@@ -220,7 +232,7 @@ class AsyncClient:
         Raises:
             ValueError: the id or the queue could not be one.
         """
-        check_name("request id", request_id)
+        check_name("request_id", request_id)
         if queue is not None:
             check_name("queue", queue)
         return Handle(self._transport, queue or self._transport.queue, request_id)
@@ -275,9 +287,11 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
     ) -> str:
         """The text of tokens; special ones have none. Raises as `count_tokens`."""
-        if not token_ids:
+        request = request_of_tokens(token_ids, fresh_id=self._transport.new_id())
+        timeout_s = check_timeout(timeout)
+        if not request.prompt_token_ids:
             return ""
-        answer = await self._call("detokenize", tuple(token_ids), {}, timeout)
+        answer = await self._ask("detokenize", request, timeout_s)
         return answer.text or ""
 
     async def validate(
@@ -319,6 +333,9 @@ class AsyncClient:
 
     async def _call(self, name: CallName, prompt: Prompt, sampling: Sampling, timeout_s: float) -> AnswerEntry:
         request = build_request(prompt, sampling, fresh_id=self._transport.new_id())
+        return await self._ask(name, request, check_timeout(timeout_s))
+
+    async def _ask(self, name: CallName, request: GenerateRequest, timeout_s: float) -> AnswerEntry:
         self._transport.connections.check_loop()
         return await self._transport.caller.call(name, request.to_entry(), timeout_s=timeout_s)
 
@@ -343,3 +360,18 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _of_the_environment() -> Address:
+    """Where Redis is, if nobody says it. An empty variable counts as not set, as everywhere.
+
+    Raises:
+        BadAddress: it begins with the variable's name.
+    """
+    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    try:
+        address = parse_url(url)
+        check_files(address)
+    except BadAddress as error:
+        raise BadAddress(f"{URL_VARIABLE}: {error}") from error
+    return address

@@ -9,11 +9,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from penstock.producer.arguments import check_count, check_flag, check_many
 from penstock.producer.errors import PenstockError
-from penstock.producer.progress import BulkProgress, ProgressCallback, ignore, shown
+from penstock.producer.progress import BulkProgress, ProgressCallback, check_progress, ignore, shown
 from penstock.producer.reply import Reply
-from penstock.producer.request import Prompt, Sampling
+from penstock.producer.request import Prompt, Sampling, check_options
 from penstock.producer.tasks import end_tasks
+from penstock.producer.wire import in_python
 
 READ_AHEAD = 4
 """Ordered results wait for slower ones before them: at most this many times `max_in_flight`."""
@@ -44,6 +46,26 @@ Generate: TypeAlias = Callable[[Prompt, Sampling], Awaitable[Reply]]
 """Where the replies come from. A PenstockError that it raises is the result of that one prompt."""
 
 
+def check_bulk(
+    prompts: object, sampling: Sampling, *, max_in_flight: object, ordered: object, progress: object
+) -> None:
+    """Passes if `run_bulk` can begin with these.
+
+    Raises:
+        TypeError, ValueError: one of them is no such thing, or out of range.
+        RequestRefused: an option is unknown or out of range, which is the same for all prompts.
+    """
+    check_many("prompts", prompts)
+    if not isinstance(prompts, Iterable | AsyncIterable):
+        raise TypeError(f"prompts must be an iterable of them, not one {type(prompts).__name__}")
+    check_count("max_in_flight", max_in_flight)
+    check_flag("ordered", ordered)
+    check_progress(progress)
+    if "id" in sampling:
+        raise ValueError(f"one id {in_python(sampling['id'])} can't name many requests; put ids into GenerateRequests")
+    check_options(sampling)
+
+
 async def run_bulk(
     generate: Generate,
     prompts: Iterable[Prompt] | AsyncIterable[Prompt],
@@ -54,11 +76,9 @@ async def run_bulk(
     progress: bool | ProgressCallback,
     is_hopeless: Callable[[PenstockError], bool] = lambda _: False,
 ) -> AsyncGenerator[BulkResult, None]:
-    """See `AsyncClient.map`. An error that `is_hopeless` is that of all prompts: it is raised."""
-    if max_in_flight < 1:
-        raise ValueError(f"max_in_flight {max_in_flight} is below 1")
-    if "id" in sampling:
-        raise ValueError(f"one id {sampling['id']!r} can't name many requests; put ids into GenerateRequests")
+    """See `AsyncClient.map`, whose arguments are as `check_bulk` has them. An error that `is_hopeless` is that of all
+    prompts: it is raised.
+    """
     total = len(prompts) if isinstance(prompts, Sized) else None
     run = _Bulk(generate, sampling, max_in_flight, total=total, is_hopeless=is_hopeless)
     with shown(progress) as report:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from redis import exceptions
 
 from penstock.producer import keys
+from penstock.producer.arguments import check_seconds
 from penstock.producer.errors import (
     CallFailed,
     CallTimedOut,
@@ -41,6 +42,11 @@ SMALL_BYTES = 1 << 16  # an answer of this size is read sooner than a thread has
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
+def check_timeout(value: object) -> float:
+    """The `timeout` of a call, in seconds. Raises as `check_seconds`."""
+    return check_seconds("timeout", value, above=0.0, most=MAX_TIMEOUT_MS / 1000)
+
+
 class Caller:
     """Sends the calls of one client, and reads their answers over one connection, while there are any to come.
 
@@ -65,7 +71,7 @@ class Caller:
         Args:
             name: what is asked.
             request: the fields of the request that it is asked about.
-            timeout_s: how long to wait; no worker takes the call up later.
+            timeout_s: how long to wait, as `check_timeout` has it; no worker takes the call up later.
 
         Raises:
             CallTimedOut: no worker answered in time.
@@ -73,10 +79,7 @@ class Caller:
             CallFailed: the worker could not answer, for no fault of the request.
             QueueFull: too many calls wait.
             ConnectionLost, ServerRefused: Redis is away or says no.
-            ValueError: `timeout_s` is out of range.
         """
-        if not 0 < timeout_s * 1000 <= MAX_TIMEOUT_MS:
-            raise ValueError(f"the timeout of a call is above 0, up to {MAX_TIMEOUT_MS // 1000} s, not {timeout_s}")
         call_id, sent = new_id(), None
         answer = self._expect(call_id)
         fields = {"call": name, "id": call_id, "to": self._mailbox, "timeout_ms": str(max(1, round(timeout_s * 1000)))}

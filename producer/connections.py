@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from penstock.producer.arguments import check_seconds
 from penstock.producer.ids import random_slot
 from penstock.producer.reading.reader import ReplyReader
 from penstock.producer.redis.address import Address, parse_url
@@ -15,6 +17,7 @@ from penstock.producer.redis.pipeline import Batcher
 
 COMMAND_RETRIES = 5
 MAX_COMMANDS_IN_FLIGHT = 16
+MAX_UNREADABLE = 256  # queues: what is known of the one that was tried first goes
 
 
 class Connections:
@@ -26,24 +29,31 @@ class Connections:
         has_connected: whether a server has ever answered.
         is_closed: nothing is to be sent any more.
         clients: all of the Redis library that are in use.
+        unreadable: queues that the user of Redis may not look into, so that it is tried once.
+
+    Raises:
+        BadAddress: the URL can't be used.
+        TypeError, ValueError: another argument is none, or out of range.
     """
 
     def __init__(
         self, url: str | Address, *, reconnect_timeout_s: float, answer_timeout_s: float | None = None
     ) -> None:
-        self.address = parse_url(url) if isinstance(url, str) else url
-        self.reconnect_timeout_s = reconnect_timeout_s
+        self.address = _address(url)
+        self.reconnect_timeout_s = check_seconds("reconnect_timeout_s", reconnect_timeout_s)
         self.has_connected = False
         self.is_closed = False
+        if answer_timeout_s is not None:
+            answer_timeout_s = check_seconds("answer_timeout_s", answer_timeout_s, above=0.0)
         self._answer_timeout_s = answer_timeout_s
         self.commands = connect(self.address, decode=False, retries=COMMAND_RETRIES, name="penstock-client")
         on_new_connections(self.commands, self._note_connection)
         self.batcher = Batcher(self.commands, retries=COMMAND_RETRIES)
-        self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=reconnect_timeout_s)
+        self.reader = ReplyReader(self.address, self.commands, self.batcher, give_up_after_s=self.reconnect_timeout_s)
         self.calls = connect_blocking(self.address, decode=False, block_s=BLOCK_S, name="penstock-calls")
         self.clients: tuple[RedisClient, ...] = (self.commands, self.reader.redis, self.calls)
         self.slot = random_slot() if self.address.kind == "cluster" else None
-        self.unreadable: set[str] = set()  # queues that the user of Redis may not look into: it is tried once
+        self.unreadable: deque[str] = deque(maxlen=MAX_UNREADABLE)
         self._loop: asyncio.AbstractEventLoop | None = None  # nobody has used it yet
         self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
 
@@ -90,3 +100,12 @@ class Connections:
 
     async def _note_connection(self) -> None:
         self.has_connected = True
+
+
+def _address(url: object) -> Address:
+    """As `parse_url`. What is no text is not shown: it may hold a password all the same."""
+    if isinstance(url, Address):
+        return url
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a str or an Address, not one of type {type(url).__name__}")
+    return parse_url(url)

@@ -10,13 +10,15 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
+from penstock.producer.arguments import check_wait
 from penstock.producer.errors import PenstockError, QueueFull, ReplyTimeout, ServerRefused
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reading.reader import Subscription
+from penstock.producer.redis.streams import is_entry_id
 from penstock.producer.reply import Chunk, Reply
 from penstock.producer.request import Prompt, Sampling, build_request
 from penstock.producer.transport import State, Transport
-from penstock.producer.wire import GenerateRequest, ReplyEntry
+from penstock.producer.wire import GenerateRequest, ReplyEntry, in_python
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
@@ -98,6 +100,9 @@ class Handle:
             after: `entry_id` of the last chunk that was seen.
             timeout: seconds from now to the end of the reply.
 
+        Raises:
+            TypeError, ValueError: `after` is no entry id, or `timeout` no number of seconds.
+
         Raises (while iterating):
             RequestRefused, RequestFailed: the reply ends with an error.
             ReplyTimeout: it did not end within `timeout`; the request keeps running.
@@ -105,10 +110,13 @@ class Handle:
             ReplyGone: it expired, or `after` is not an entry of it.
             ReplyCorrupt: tokens are missing or an entry is malformed.
             ConnectionLost, ServerRefused: Redis can't be read.
-            ValueError: `after` is not an entry id.
         """
+        if not (after is None or isinstance(after, str)):
+            raise TypeError(f"after must be a str, not {in_python(after)}")
+        if after is not None and not is_entry_id(after):
+            raise ValueError(f"after {in_python(after)} is no entry id such as 1-5")
         assembler = Assembler(self.id)
-        chunks = _attached(self._transport, self.queue, self.id, assembler, after, timeout)
+        chunks = _attached(self._transport, self.queue, self.id, assembler, after, check_wait(timeout))
         return ReplyStream(self.id, chunks, assembler)
 
     async def result(self, timeout: float | None = None) -> Reply:  # noqa: ASYNC109  the name callers expect

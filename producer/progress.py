@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from penstock.producer.wire import in_python
+
 
 @dataclass(frozen=True, slots=True)
 class BulkProgress:
@@ -26,6 +28,12 @@ class BulkProgress:
 
 
 ProgressCallback: TypeAlias = Callable[[BulkProgress], None]
+
+
+def check_progress(value: object) -> None:
+    """Raises TypeError unless it is what `shown` takes."""
+    if not (isinstance(value, bool) or callable(value)):
+        raise TypeError(f"progress must be True, False or a function, not {in_python(value)}")
 
 
 def ignore(progress: BulkProgress) -> None:

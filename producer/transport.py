@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from redis import exceptions
 
 from penstock.producer import keys
+from penstock.producer.arguments import LONGEST_S, check_count, check_flag, check_name
 from penstock.producer.calls import Caller
 from penstock.producer.connections import Connections
 from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
@@ -25,7 +26,7 @@ from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
 from penstock.producer.redis.streams import is_entry_id, read_newest, read_range
 from penstock.producer.tasks import Joined, end_tasks
-from penstock.producer.wire import ID_PATTERN, GenerateRequest, ModelCard, ReplyEntry
+from penstock.producer.wire import GenerateRequest, ModelCard, ReplyEntry
 
 if TYPE_CHECKING:
     from penstock.producer.telemetry.client_spans import ClientSpans
@@ -53,10 +54,9 @@ class Transport:
         spans: ClientSpans | None = None,
     ) -> None:
         check_name("queue", queue)
-        if max_queue_length is not None and max_queue_length < 1:
-            raise ValueError(f"max_queue_length {max_queue_length} is below 1")
-        if dedupe_window_s < 1:
-            raise ValueError(f"dedupe_window_s {dedupe_window_s} is below 1")
+        if max_queue_length is not None:
+            max_queue_length = check_count("max_queue_length", max_queue_length)
+        dedupe_window_s = check_count("dedupe_window_s", dedupe_window_s, most=int(LONGEST_S))
         self.connections = connections
         self.address = connections.address
         self.reader = connections.reader
@@ -64,7 +64,7 @@ class Transport:
         self.spans = spans  # None: nobody traces what is sent
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
-        self._is_durable = is_durable
+        self._is_durable = check_flag("durable", is_durable)
         self._looks_ahead = max_queue_length is not None  # without a limit, whoever asks wants to wait
         self._batcher = connections.batcher
         self._redis = connections.redis
@@ -257,7 +257,7 @@ class Transport:
                 if queue not in self.connections.unreadable and entry != NO_ENTRY:
                     with suppress(exceptions.NoPermissionError):
                         return await _has_entry(redis, queue, request_id, entry)
-                    self.connections.unreadable.add(queue)
+                    self.connections.unreadable.append(queue)
                 if entry == NO_ENTRY:
                     await _check_begun(redis, queue, request_id)
                 return None if entry is None else True
@@ -345,9 +345,3 @@ async def _check_begun(redis: RedisClient, queue: str, request_id: str) -> None:
     """Raises ReplyGone where a request that is in the queue no more has left nothing."""
     if not await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
         raise ReplyGone(request_id, "it ended and expired")
-
-
-def check_name(what: str, name: str) -> None:
-    """Raises ValueError unless `name` can be a queue's or a request's, and so part of a key."""
-    if not ID_PATTERN.fullmatch(name):
-        raise ValueError(f"{what} {name!r} is not 1 to 128 of the characters A-Z a-z 0-9 _ . : -")

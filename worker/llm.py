@@ -16,10 +16,11 @@ from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.producer.arguments import check_wait
 from penstock.producer.blocking.client import BlockingReplyStream
 from penstock.producer.blocking.feed import drive
 from penstock.producer.blocking.loop_thread import LoopThread
-from penstock.producer.bulk import BulkResult, run_bulk
+from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.handle import ReplyStream
 from penstock.producer.ids import new_id
 from penstock.producer.progress import ProgressCallback
@@ -151,9 +152,12 @@ class LLM(Asking):
             stream = _begun(self._open(), cast("Prompt", prompts), sampling, timeout, whole=True)
             with _told_of_closing():
                 return self._loop.call(stream.read_to_end())
+        limit = self._limit(None)
+        check_bulk(prompts, sampling, max_in_flight=limit, ordered=False, progress=progress)
+        check_wait(timeout)
         many = list(cast("Iterable[Prompt]", prompts))
         shown = progress if callable(progress) else progress and _is_terminal()
-        results = self._bulk(many, sampling, None, timeout, ordered=False, progress=shown)
+        results = self._bulk(many, sampling, limit, timeout, ordered=False, progress=shown)
         with _told_of_closing():
             return sorted(self._loop.call(_collected(results)), key=lambda result: result.index)
 
@@ -220,12 +224,16 @@ class LLM(Asking):
 
         See `Client.map`. `max_in_flight` is by default enough to keep the engine busy.
         """
-        with _told_of_closing():
-            yield from drive(
+        limit = self._limit(max_in_flight)
+        check_bulk(prompts, sampling, max_in_flight=limit, ordered=ordered, progress=progress)
+        check_wait(timeout)
+        return _told(
+            drive(
                 self._loop,
                 prompts,
-                lambda feed: self._bulk(feed, sampling, max_in_flight, timeout, ordered=ordered, progress=progress),
+                lambda feed: self._bulk(feed, sampling, limit, timeout, ordered=ordered, progress=progress),
             )
+        )
 
     def close(self) -> None:
         """Ends what still runs and lets go of the model. Harmless when repeated."""
@@ -244,20 +252,21 @@ class LLM(Asking):
         self,
         prompts: Iterable[Prompt] | AsyncIterable[Prompt],
         sampling: Sampling,
-        max_in_flight: int | None,
+        max_in_flight: int,
         timeout_s: float | None,
         *,
         ordered: bool,
         progress: bool | ProgressCallback,
     ) -> AsyncGenerator[BulkResult, None]:
         local = self._open()
-        build_request("", sampling, fresh_id=new_id())  # what is wrong for all prompts is not each one's failure
 
         def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
             return _begun(local, prompt, sampling, timeout_s, whole=True).read_to_end()
 
-        limit = AHEAD * local.max_num_seqs if max_in_flight is None else max_in_flight
-        return run_bulk(generate, prompts, sampling, max_in_flight=limit, ordered=ordered, progress=progress)
+        return run_bulk(generate, prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
+
+    def _limit(self, max_in_flight: int | None) -> int:
+        return AHEAD * self._open().max_num_seqs if max_in_flight is None else max_in_flight
 
     def _ask(self, call: Call) -> AnswerEntry:
         with _told_of_closing():
@@ -307,7 +316,12 @@ def _begun(
     local: InProcessEngine, prompt: Prompt, sampling: Sampling, timeout_s: float | None, *, whole: bool
 ) -> ReplyStream:
     request = build_request(prompt, sampling, fresh_id=new_id())
-    return local.stream(request, timeout_s=timeout_s, whole=whole)
+    return local.stream(request, timeout_s=check_wait(timeout_s), whole=whole)
+
+
+def _told(results: Iterator[BulkResult]) -> Iterator[BulkResult]:
+    with _told_of_closing():
+        yield from results
 
 
 async def _collected(results: AsyncGenerator[BulkResult, None]) -> list[BulkResult]:

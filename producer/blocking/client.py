@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from penstock.producer.aio import AsyncClient
+from penstock.producer.arguments import check_wait
 from penstock.producer.blocking.feed import drive
 from penstock.producer.blocking.loop_thread import LoopThread
-from penstock.producer.bulk import BulkResult
+from penstock.producer.bulk import BulkResult, check_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import ProgressCallback
@@ -84,6 +85,8 @@ class Client:
         **sampling: Unpack[Sampling],
     ) -> Iterator[BulkResult]:
         """See `AsyncClient.map`. The prompts are read in the caller's thread, `progress` is called in the client's."""
+        check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
+        check_wait(timeout)
         return drive(
             self._loop,
             prompts,

@@ -6,6 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from penstock.producer.errors import TelemetryUnavailable
+from penstock.producer.wire import in_python
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -60,9 +61,12 @@ def client_spans(tracing: bool | TracerProvider) -> ClientSpans | None:
 
     Raises:
         TelemetryUnavailable: the extra is not installed.
+        TypeError: it is neither.
     """
     if tracing is False:
         return None
+    if tracing is not True and not hasattr(tracing, "get_tracer"):
+        raise TypeError(f"tracing must be True, False or a TracerProvider, not {in_python(tracing)}")
     require_otel()
     from penstock.producer.telemetry.client_spans import ClientSpans
 

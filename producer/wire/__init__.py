@@ -52,7 +52,7 @@ from penstock.producer.wire.requests import (
 )
 from penstock.producer.wire.token_lists import spell_tokens
 from penstock.producer.wire.trace_context import trace_context
-from penstock.producer.wire.values import explain
+from penstock.producer.wire.values import explain, in_python
 
 __all__ = [
     "CALLS",
@@ -94,6 +94,7 @@ __all__ = [
     "encode_reply",
     "entry_size",
     "explain",
+    "in_python",
     "parse_call",
     "parse_request",
     "spell_tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, islice
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -13,6 +13,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    Strict,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -39,6 +40,7 @@ from penstock.producer.wire.values import (
     explain,
     from_json,
     json_kind,
+    no_boolean,
     shown,
     spelled,
     texts_or_text,
@@ -90,6 +92,7 @@ def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> An
         return validate(value)
     items = iter(value.items())
     made = validate({})
+    _only_numbers(chain(value, value.values()))
     while piece := dict(islice(items, _PIECE)):
         made |= validate(piece)
     return made
@@ -97,20 +100,33 @@ def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> An
 
 def _in_pieces(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
     """A long list in one call would hold up all other threads: half a million numbers take a tenth of a second."""
-    if not isinstance(value, (list, tuple)) or len(value) <= _LONG_PIECE:
+    if not isinstance(value, Collection) or isinstance(value, str | Mapping):
         return validate(value)
+    ids = value if isinstance(value, (list, tuple)) else tuple(value)
+    _only_numbers(ids)
+    if len(ids) <= _LONG_PIECE:
+        return validate(ids)
     try:
-        pieces = [validate(value[start : start + _LONG_PIECE]) for start in range(0, len(value), _LONG_PIECE)]
+        pieces = [validate(ids[start : start + _LONG_PIECE]) for start in range(0, len(ids), _LONG_PIECE)]
     except ValidationError:
-        return validate(value)  # which says where
+        return validate(ids)  # which says where
     return tuple(chain.from_iterable(pieces))
 
 
+def _only_numbers(values: Iterable[object]) -> None:
+    """Booleans would be 0 and 1, and bytes would be read as text. A million takes some 10 ms."""
+    if wrong := _NO_NUMBERS.intersection(map(type, values)):
+        raise ValueError(f"holds a {min(kind.__name__ for kind in wrong)}, where only numbers may stand")
+
+
+_NO_NUMBERS = frozenset({bool, bytes})
 _PIECE = 256
 _LONG_PIECE = 4096
 
-Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
-TokenId = Annotated[int, Field(ge=0)]
+Int = Annotated[int, BeforeValidator(no_boolean)]
+Float = Annotated[float, BeforeValidator(no_boolean)]
+Name = Annotated[str, Strict(), Field(pattern=f"^{ID_PATTERN.pattern}$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**63)]
 TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, WrapValidator(_in_pieces), BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 LogitBias = Annotated[dict[TokenId, Bias], WrapValidator(_piece_by_piece), BeforeValidator(from_json)]
@@ -166,36 +182,38 @@ class GenerateRequest(WireModel):
     choice: Texts = ()
     grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
 
-    n: int = Field(1, ge=1, le=64)
-    max_tokens: int = Field(256, ge=1)
-    min_tokens: int = Field(0, ge=0)
-    temperature: float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    n: Int = Field(1, ge=1, le=64)
+    max_tokens: Int = Field(256, ge=1, lt=2**63)
+    min_tokens: Int = Field(0, ge=0, lt=2**63)
+    temperature: Float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: Float | None = Field(None, gt=0.0, le=1.0)
+    top_k: Int | None = Field(None, ge=0, lt=2**63)
+    min_p: Float | None = Field(None, ge=0.0, le=1.0)
+    seed: Int | None = Field(None, ge=0, lt=2**63)
+    repetition_penalty: Float | None = Field(None, gt=0.0, le=100.0)
+    presence_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: LogitBias = Field(default_factory=dict)
     allowed_token_ids: TokenIds = ()
     bad_token_ids: TokenIds = ()
     stop: Texts = ()
     stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
-    logprobs: int | None = Field(None, ge=0, le=20)
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: Int | None = Field(None, ge=0, le=20)
     echo: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
-    priority: int = Field(0, ge=-1000, le=1000)  # higher runs first
-    timeout_s: float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
-    keep_s: float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
+    priority: Int = Field(0, ge=-1000, le=1000)  # higher runs first
+    timeout_s: Float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
+    keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
     tenant: Name | None = None  # whom it is for: tenants share what is served
     affinity: Name | None = None  # requests that name the same go to one worker, as far as it has room
-    traceparent: Annotated[str, AfterValidator(_traceparent)] | None = None  # which trace it is a part of
-    tracestate: Annotated[str, AfterValidator(_tracestate)] | None = None  # what tracing systems say beside that
+    traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = None  # which trace it is a part of
+    tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = (
+        None  # what tracing systems say beside that
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -205,7 +223,7 @@ class GenerateRequest(WireModel):
             return values
         joined = dict(values)
         top, given = joined.pop("top_logprobs", None), joined.get("logprobs")
-        wants = {"true": True, "false": False}.get(str(given).lower(), given)
+        wants = {"true": True, "false": False}.get(given.lower(), given) if isinstance(given, str) else given
         if top is not None and wants is not True:
             raise ValueError(f"top_logprobs: goes with logprobs true, not {spelled(given)}")
         if isinstance(wants, bool):

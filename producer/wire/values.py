@@ -6,8 +6,9 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeGuard
 
 from pydantic import (
@@ -16,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     ValidationError,
     model_validator,
 )
@@ -43,24 +45,34 @@ class WireModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, values: object) -> object:
-        if type(values) is dict and values.keys() <= _names(cls) and None not in values.values():
+        if type(values) is dict and values.keys() <= _names(cls) and _PLAIN.issuperset(map(type, values.values())):
             return values  # nearly always
         if not isinstance(values, Mapping):
             return values
         given = {name: value for name, value in values.items() if value is not None}
-        for other, ours in cls.other_names.items():
+        for name, value in given.items():
+            if isinstance(value, _NEVER):
+                raise ValueError(f"{shown(str(name))}: must not be {spelled(value)}")  # noqa: TRY004  as pydantic has it
+        for other, name in cls.other_names.items():
             if other in given:
-                _rename(given, other, ours)
+                _rename(given, other, name)
         if not given.keys() <= _names(cls):
             unknown = [name for name in given if name not in _names(cls)][:5]
-            shown = [field.alias or name for name, field in cls.model_fields.items()]
-            raise ValueError("; ".join(unknown_field(name, [*shown, *cls.other_names]) for name in unknown))
+            ours = [field.alias or name for name, field in cls.model_fields.items()]
+            raise ValueError("; ".join(unknown_field(name, [*ours, *cls.other_names]) for name in unknown))
         return given
 
 
 @cache
 def _names(model: type[WireModel]) -> frozenset[str]:
     return frozenset(name for field in model.model_fields.items() for name in (field[0], field[1].alias) if name)
+
+
+def no_boolean(value: object) -> object:
+    """For numbers: true would be 1."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "must be a number")
+    return value
 
 
 def from_json(value: object) -> object:
@@ -126,20 +138,27 @@ def unknown_field(name: object, known: Iterable[str]) -> str:
     return f"unknown field {shown(str(name))}{f', did you mean {near[0]}?' if near else ''}"
 
 
-def explain(error: Exception) -> str:
-    """One line that names each offending field; pydantic's own text spans many and links to its website."""
+def explain(error: Exception, called: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One line that names each offending field; pydantic's own text spans many and links to its website.
+
+    Args:
+        error: of reading a request.
+        called: what the caller calls a field, where that is not our name.
+    """
     if not isinstance(error, ValidationError):
         return f"the request is nested too deeply: {error}"
-    return "; ".join(_explained(item) for item in error.errors(include_url=False, include_context=False)[:5])
+    items = error.errors(include_url=False, include_context=False)[:5]
+    return "; ".join(_explained(item, called) for item in items)
 
 
-def _explained(item: ErrorDetails) -> str:
+def _explained(item: ErrorDetails, called: Mapping[str, str]) -> str:
     """Objects and lists are not spelled out: they may hold a prompt."""
     says = item["msg"].removeprefix("Value error, ")
     for word, ours in _WORDS.items():
         says = says.replace(word, ours)
     given = "" if item["type"] in _SAYS_IT_ALL else f", not {spelled(item['input'])}"
-    place = place_of(item["loc"])
+    first, inner = item["loc"][:1], item["loc"][1:]
+    place = place_of([*(called.get(name, name) for name in map(str, first)), *inner])
     if not place and _NAMED.match(says):
         return says
     return f"{place or 'request'}: {says}{given}"
@@ -162,9 +181,18 @@ def spelled(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, Mapping | list | tuple):
         return json_kind(value)
+    return in_python(value)
+
+
+def in_python(value: object) -> str:
+    """As Python shows it, as far as that is one line; its type, if it is not."""
     if isinstance(value, int) and value.bit_length() > _MAX_SPELLED_BITS:
         return f"a number of {value.bit_length()} bits"
-    return f"{value!r:.80}"
+    try:
+        text = f"{value!r:.80}"
+    except Exception:  # of a number too long for Python, or by whoever wrote the class
+        text = "\n"
+    return text if text.isprintable() else f"a {type(value).__name__}"
 
 
 def json_kind(value: object) -> str:
@@ -193,12 +221,18 @@ _BRANCH = re.compile(r"<.*>|(list|dict|tuple)\[.*\]")
 
 _MAX_SPELLED_BITS = 256
 
+_PLAIN = frozenset({str, int, float, bool, list, tuple, dict})
+"""What nearly all values are."""
+
+_NEVER = (bytes, bytearray, memoryview, Iterator)
+"""What has no one meaning, or can be read just once, though a request is sent as often as it takes."""
+
 FAIL_FAST: Any = Field(fail_fast=True)
 """Of every list: all the mistakes of a long one would cost more than all else, and the first says enough."""
 
-Text = Annotated[str, AfterValidator(check_text)]
+Text = Annotated[str, Strict(), AfterValidator(check_text)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(check_json), BeforeValidator(from_json)]
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 def _inside(level: Iterable[object]) -> list[object]:

@@ -518,7 +518,7 @@ async def test_the_url_comes_from_the_environment(redis_url: str, monkeypatch: p
 @pytest.mark.parametrize("request_id", ["", "with space", "a{b}", "x" * 129, "ü"])
 async def test_a_handle_needs_a_possible_id(redis_url: str, request_id: str) -> None:
     async with AsyncClient(redis_url) as client:
-        with pytest.raises(ValueError, match="request id"):
+        with pytest.raises(ValueError, match="request_id"):
             client.handle(request_id)
 
 

@@ -61,7 +61,7 @@ async def test_results_come_as_completed(redis_url: str) -> None:
 async def test_no_more_are_in_flight_than_allowed(redis_url: str) -> None:
     gates = Gates()
     async with ScriptedWorker(redis_url, gates), AsyncClient(redis_url) as client:
-        done = asyncio.create_task(_collect(client.map("abcdefgh", max_in_flight=3, ordered=False)))
+        done = asyncio.create_task(_collect(client.map(list("abcdefgh"), max_in_flight=3, ordered=False)))
         await eventually(lambda: len(gates.waiting) == 3)
         for prompt in "abcdefgh":
             await gates.open(prompt)

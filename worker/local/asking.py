@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from penstock.producer.ids import new_id
-from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.request import Prompt, Sampling, build_request, request_of_tokens
 from penstock.producer.wire import AnswerEntry, Call, CallName
 
 
@@ -29,7 +29,8 @@ class Asking(ABC):
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of tokens; special ones have none. Raises as `count_tokens`."""
-        return (self._about("detokenize", tuple(token_ids), {}).text or "") if token_ids else ""
+        request = request_of_tokens(token_ids, fresh_id=new_id())
+        return (self._ask(Call("detokenize", request)).text or "") if request.prompt_token_ids else ""
 
     def validate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:
         """Whether `generate` would take this request; the number of tokens of its prompt.
