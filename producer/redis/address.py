@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from penstock.producer.errors import BadAddress
 from penstock.producer.hosts import is_host
+from penstock.producer.pem import check_certificates, check_key
 
 Kind = Literal["single", "unix", "cluster", "sentinel"]
 
@@ -175,10 +176,16 @@ def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
                 raise BadAddress(f"option {name!r} in the Redis URL is not a number below {10**_MOST_DIGITS}")
             options[name] = int(value)
         else:
-            if name.startswith("ssl_") and not value.isprintable():
-                raise BadAddress(f"option {name!r} in the Redis URL has a control character in it")
-            options[name] = value
+            options[name] = _file(name, value) if name.startswith("ssl_") else value
     return options
+
+
+def _file(name: str, value: str) -> str:
+    if not value:  # the library would take the system's authorities
+        raise BadAddress(f"option {name!r} in the Redis URL is empty")
+    if not value.isprintable():
+        raise BadAddress(f"option {name!r} in the Redis URL has a control character in it")
+    return value
 
 
 _MOST_DIGITS = 9
@@ -261,6 +268,7 @@ def check_files(address: Address) -> None:
     authorities, certificate = options.get("ssl_ca_certs"), options.get("ssl_certfile")
     try:
         if authorities is not None:
+            check_certificates(authorities)
             ssl.create_default_context(cafile=authorities)
     except (OSError, ValueError) as error:
         raise BadAddress(f"ssl_ca_certs {authorities} of the Redis URL cannot be used: {error}") from error
@@ -270,6 +278,8 @@ def check_files(address: Address) -> None:
             raise BadAddress("ssl_keyfile of the Redis URL needs ssl_certfile too")
         return
     try:
+        check_certificates(certificate)
+        check_key(certificate if key is None else key)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, "")
     except (OSError, ValueError) as error:
         files = f"ssl_certfile {certificate}" + ("" if key is None else f" and ssl_keyfile {key}")

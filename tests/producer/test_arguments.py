@@ -225,6 +225,17 @@ def test_an_option_is_one_of_each_prompt_or_of_none(name: str, value: object) ->
         assert all(text.encode() for text in entry.values())
 
 
+def test_options_of_chats_alone_may_be_those_of_many() -> None:
+    options: Any = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+    check_options(options)
+    with pytest.raises(RequestRefused, match="tools is for chats"):
+        build_request("x", options, fresh_id="r1")
+    with pytest.raises(RequestRefused, match="max_completion_tokens: "):  # as the caller has called it
+        check_options({"max_completion_tokens": 0})
+    with pytest.raises(RequestRefused, match="messages: there is a prompt already"):
+        check_options({"messages": CHAT})  # type: ignore[typeddict-unknown-key]
+
+
 async def test_what_is_longest_and_most_is_taken_by_the_server(redis: RedisClient, redis_url: str) -> None:
     longest: Any = {"reconnect_timeout_s": LONGEST_S, "answer_timeout_s": LONGEST_S, "dedupe_window_s": int(LONGEST_S)}
     async with AsyncClient(redis_url, max_queue_length=MOST, **longest) as client:

@@ -1,0 +1,52 @@
+"""PEM files that settings name: what is wrong with one, in words, where OpenSSL has none, or waits."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+MAX_BYTES = 16 << 20
+"""Of a file; all authorities that a system trusts take a quarter of a megabyte."""
+
+_CERTIFICATES = (
+    b"-----BEGIN CERTIFICATE-----",
+    b"-----BEGIN TRUSTED CERTIFICATE-----",
+    b"-----BEGIN X509 CERTIFICATE-----",
+)
+_KEY = b"PRIVATE KEY-----"
+_ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED")
+
+
+def check_certificates(file: str | Path) -> None:
+    """Passes if there is a certificate in it, perhaps a damaged one.
+
+    Raises:
+        OSError: it can't be read. The message has its name, as those of the others have.
+        ValueError: it has none, or is no file to be read again and again.
+    """
+    content = _content(file)
+    if not any(mark in content for mark in _CERTIFICATES):
+        but = ", but a key" if _KEY in content else ""
+        raise ValueError(f"no certificate in PEM form is in {str(file)!r}{but}")
+
+
+def check_key(file: str | Path) -> None:
+    """Passes if there is a private key in it that needs no password. Raises as `check_certificates`."""
+    content = _content(file)
+    if _KEY not in content:
+        but = ", but a certificate" if any(mark in content for mark in _CERTIFICATES) else ""
+        raise ValueError(f"no private key in PEM form is in {str(file)!r}{but}")
+    if any(mark in content for mark in _ENCRYPTED):
+        raise ValueError(f"the key in {str(file)!r} needs a password: give one that needs none")
+
+
+def _content(file: str | Path) -> bytes:
+    path = Path(file)
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(f"{str(file)!r} is a folder")
+    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and can be read once
+        raise ValueError(f"{str(file)!r} is no regular file")
+    if found.st_size > MAX_BYTES:
+        raise ValueError(f"{str(file)!r} has over {MAX_BYTES} bytes")
+    return path.read_bytes()
