@@ -257,8 +257,17 @@ def _inside(level: Iterable[object]) -> list[object]:
 
 def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
     value = values.pop(other)
-    if values.setdefault(ours, value) != value:
+    if ours not in values:
+        values[ours] = value
+    elif not _is_same(values[ours], value):
         raise ValueError(f"{ours} and {other} are the same, but given as {spelled(values[ours])} and {spelled(value)}")
+
+
+def _is_same(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # what cannot be compared is no value of ours
+        return False
 
 
 def _may_be_ours(name: object) -> TypeGuard[str]:

@@ -210,7 +210,7 @@ def test_so_is_anything_else(site: Site, value: object) -> None:
 
 
 @given(name=st.sampled_from(sorted(Sampling.__annotations__)), value=anything)
-@example(name="temperature", value=1e-9)
+@example(name="max_completion_tokens", value=decimal.Decimal("sNaN"))
 def test_an_option_is_one_of_each_prompt_or_of_none(name: str, value: object) -> None:
     """What a bulk refuses at once, each of its prompts would be refused for; and a request that is made can be sent."""
     options: Any = {name: value}
@@ -232,6 +232,8 @@ def test_options_of_chats_alone_may_be_those_of_many() -> None:
         build_request("x", options, fresh_id="r1")
     with pytest.raises(RequestRefused, match="max_completion_tokens: "):  # as the caller has called it
         check_options({"max_completion_tokens": 0})
+    with pytest.raises(RequestRefused, match="max_tokens and max_completion_tokens are the same"):
+        check_options(dict.fromkeys(("max_tokens", "max_completion_tokens"), decimal.Decimal("sNaN")))  # type: ignore[typeddict-item]
     with pytest.raises(RequestRefused, match="messages: there is a prompt already"):
         check_options({"messages": CHAT})  # type: ignore[typeddict-unknown-key]
 
