@@ -27,7 +27,8 @@ OF_QUEUES: Mapping[str, Type] = {
 }  # fmt: skip
 OF_GATEWAYS: Mapping[str, Type] = {
     "api_keys": "hash", "revocations": "hash", "revocation_notices": "stream", "key_requests": "hash",
-    "key_running": "zset", "key_background": "zset", "key_tokens": "hash", "key_charges": "zset", "record": "string",
+    "key_running": "zset", "key_open": "hash", "key_tokens": "hash", "key_charges": "zset", "unsettled": "zset",
+    "record": "string",
     "owned": "zset", "body": "hash", "file_users": "zset", "batch_leases": "zset", "batch_holders": "hash",
     "batch_progress": "hash", "ledger_sizes": "hash", "ledger_expiries": "zset", "fingerprint": "string",
     "readers": "zset", "swept": "string", "probe": "string",

@@ -3,54 +3,96 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event, EventWriter
-from penstock.gateway.keys.limits import BackgroundRequest, Charge, Lease, Limiter, OverLimit, Usage, new_charge
+from penstock.gateway.keys.keeper import Keeper
+from penstock.gateway.keys.limits import Lease, Limiter, OverLimit, Usage
 from penstock.gateway.keys.records import Limits
-from penstock.producer import Chunk, GenerateRequest, Reply
+from penstock.gateway.keys.settling import Settling
+from penstock.gateway.keys.tabs import Order, Tab
+from penstock.producer import Chunk, GenerateRequest, PenstockError, QueueFull, Reply
 
 BYTES_A_TOKEN = 4  # of text in English and most programs
 FINISH_TIMEOUT_S = 1.0
 
 
-class Meter:
-    """Counts the tokens of one reply, for what its key may use in a minute."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that is about to be sent."""
 
-    def __init__(self, admission: Admission, charge: Charge | None = None, num_prompt_tokens: int = 0) -> None:
+    queue: str
+    request_id: str
+    request: GenerateRequest
+    is_shared: bool  # whoever asks again gets the same reply
+    is_at_once: bool = True  # whether it counts among the requests at once
+
+
+class Meter:
+    """Counts the tokens of one reply for its tab, which is closed at its end, or left for others to close."""
+
+    def __init__(self, admission: Admission, settling: Settling | None = None, tab: Tab | None = None) -> None:
         self._admission = admission
-        self._charge = charge
-        self._num_tokens = num_prompt_tokens
-        self._has_ended = False
+        self._settling = settling
+        self._tab = tab
+        self._num_come = 0
+        self._num_in_all: int | None = None  # once it has ended
 
     def counted(self, writer: EventWriter) -> EventWriter:
         """`writer`, with what goes through it counted."""
         return _CountingWriter(writer, self) if self._admission.is_limited else writer
 
-    def goes_on(self, queue: str, request_id: str) -> None:
-        """It does in the background. Nobody here will see what it takes, so what was reserved for it counts."""
-        if self._charge is not None:
-            self._num_tokens = self._charge.num_tokens
-        self._admission.goes_on(BackgroundRequest(queue, request_id))
+    def counting(self, each: Callable[[Chunk], object] | None) -> Callable[[Chunk], object] | None:
+        """`each`, with what it gets counted."""
+        if not self._admission.is_limited:
+            return each
+        if each is None:
+            return self.count
+
+        def count_and_give(chunk: Chunk) -> None:
+            self.count(chunk)
+            each(chunk)
+
+        return count_and_give
+
+    def told(self, told: Callable[[PenstockError], ApiError]) -> Callable[[PenstockError], ApiError]:
+        """`told`, for an error instead of the reply."""
+
+        def note_and_tell(error: PenstockError) -> ApiError:
+            self.failed(error)
+            return told(error)
+
+        return note_and_tell
 
     def ended(self, reply: Reply) -> None:
         """The whole reply is there. What it has taken is settled while its last bytes go to the client."""
-        self._num_tokens = reply.usage.prompt_tokens + reply.usage.completion_tokens
-        self._has_ended = True
+        self._num_in_all = reply.usage.prompt_tokens + reply.usage.completion_tokens
         self._admission.ended_one()
 
-    def count(self, num_tokens: int) -> None:
-        """So many more have come."""
-        self._num_tokens += num_tokens
+    def failed(self, error: PenstockError) -> None:
+        """There is no whole reply. What a full queue has refused was never sent, unless somebody else does."""
+        if isinstance(error, QueueFull) and self._tab is not None and not self._tab.is_shared:
+            self._num_in_all = 0
 
-    async def settle(self, limiter: Limiter) -> None:
-        """A reply that others may read to its end is left for them to settle."""
-        if self._charge is not None and (self._has_ended or not self._charge.is_shared):
-            await limiter.settle(self._charge, self._num_tokens)
+    def count(self, chunk: Chunk) -> None:
+        """A part has come."""
+        if self._settling is not None and self._tab is not None:
+            self._num_come += len(chunk.tokens)
+            self._settling.come(self._tab, self._num_come)
+
+    async def settle(self) -> None:
+        """A reply that goes on without its reader is left for others to settle."""
+        if self._settling is None or self._tab is None:
+            return
+        if self._num_in_all is None:
+            await self._settling.leave(self._tab)
+        else:
+            await self._settling.close(self._tab, self._num_in_all)
 
 
 class _CountingWriter:
@@ -59,7 +101,7 @@ class _CountingWriter:
         self._meter = meter
 
     def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
-        self._meter.count(len(chunk.tokens))
+        self._meter.count(chunk)
         return self._writer.chunk(chunk)
 
     def end(self, reply: Reply) -> Iterable[Event | None]:
@@ -73,49 +115,48 @@ class _CountingWriter:
 class Admission:
     """One HTTP request's. Without limits it does nothing."""
 
-    def __init__(
-        self, limiter: Limiter | None = None, limits: Limits | None = None, lease: Lease | None = None
-    ) -> None:
-        self._limiter = limiter
+    def __init__(self, keeper: Keeper | None = None, limits: Limits | None = None, lease: Lease | None = None) -> None:
+        self._keeper = keeper
         self._limits = limits or Limits()
         self._lease = lease
         self._meters: list[Meter] = []
         self._num_open = 0  # meters
         self._tokens: Usage | None = None
-        self._goes_on: BackgroundRequest | None = None
         self._finishing: asyncio.Task[None] | None = None
 
     @property
     def is_limited(self) -> bool:
-        return self._limiter is not None
+        return self._lease is not None
 
-    async def meter(self, request: GenerateRequest, max_model_len: int | None, shared_id: str | None) -> Meter:
-        """Reserves what a request to the queue is about to take; once for all who ask for the same `shared_id`.
+    async def meters(self, sent: Sequence[Sent], max_model_len: int | None) -> list[Meter]:
+        """Opens a tab for each request that is about to be sent, or for none, and gives each a meter.
 
         Raises:
-            OverLimit: its key would use more tokens than it may.
+            OverLimit: the key would use more tokens, or have more running, than it may.
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
-        meter = Meter(self)
-        if self._limiter is not None and self._lease is not None:
-            charge = charge_for(self._lease.key_id, self._limits, request, max_model_len, shared_id)
-            if charge is not None:
-                await self._reserve(self._limiter, charge)
-                meter = Meter(self, charge, _num_prompt_tokens(request))
-        self._meters.append(meter)
-        self._num_open += 1
-        return meter
+        orders = await self._orders(sent, max_model_len)
+        if orders and self._keeper is not None and self._lease is not None:
+            try:
+                usage = await self._keeper.settling.open(self._keeper.limiter, self._lease, self._limits, orders)
+            except OverLimit as error:
+                self._tokens = error.usage
+                raise
+            self._tokens = usage
+        tabs = {order.tab.request_id: order.tab for order in orders}
+        settling = None if self._keeper is None else self._keeper.settling
+        meters = [Meter(self, settling, tabs.get(each.request_id)) for each in sent]
+        self._meters += meters
+        self._num_open += len(meters)
+        return meters
 
-    async def _reserve(self, limiter: Limiter, charge: Charge) -> None:
-        try:
-            self._tokens = await limiter.reserve(charge)
-        except OverLimit as error:
-            self._tokens = error.usage
-            raise
-
-    def goes_on(self, request: BackgroundRequest) -> None:
-        """It counts as running until its reply has ended."""
-        self._goes_on = request
+    async def _orders(self, sent: Sequence[Sent], max_model_len: int | None) -> list[Order]:
+        """Of what takes something: a reply that has ended was paid for by who asked first."""
+        if self._keeper is None or self._lease is None or not has_tabs(self._limits):
+            return []
+        key_id, settling = self._lease.key_id, self._keeper.settling
+        orders = [order_for(key_id, each, max_model_len) for each in sent]
+        return [order for order in orders if not (order.tab.is_shared and await settling.settle_ended(order.tab))]
 
     def ended_one(self) -> None:
         """One of the replies is there. With the last of them, what was taken is given back."""
@@ -124,13 +165,13 @@ class Admission:
             self._begin_to_finish()
 
     def _begin_to_finish(self) -> asyncio.Task[None] | None:
-        if self._limiter is not None and self._finishing is None:
-            self._finishing = asyncio.create_task(self._finish(self._limiter))
+        if self._keeper is not None and self._finishing is None:
+            self._finishing = asyncio.create_task(self._finish(self._keeper.limiter))
         return self._finishing
 
     async def _finish(self, limiter: Limiter) -> None:
-        releases = [] if self._lease is None else [limiter.release(self._lease, self._goes_on)]
-        await asyncio.gather(*releases, *(meter.settle(limiter) for meter in self._meters))
+        releases = [] if self._lease is None else [limiter.release(self._lease)]
+        await asyncio.gather(*releases, *(meter.settle() for meter in self._meters))
 
     async def finish(self) -> None:
         """Gives back what is no longer taken, before the client knows that the answer has ended, so that it may ask
@@ -163,36 +204,37 @@ def admission_of(connection: HTTPConnection) -> Admission:
     return admission
 
 
-async def admitted(
-    asked: HTTPConnection, queue: str, request: GenerateRequest, shared_id: str | None = None
-) -> tuple[GenerateRequest, Meter]:
-    """What goes to the queue for a caller, and the meter for its reply.
+def of_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateRequest:
+    """What goes to the queue for a caller: for the tenant of its key, whatever the client says that it is."""
+    caller = caller_of(asked)
+    return request if caller.key_id is None else request.model_copy(update={"tenant": caller.tenant})
 
-    Args:
-        asked: the HTTP request.
-        queue: where it goes.
-        request: what.
-        shared_id: the request's, if whoever asks again is to get the same reply.
+
+async def metered(asked: HTTPConnection, sent: Sequence[Sent]) -> list[Meter]:
+    """The meters of the replies to all that an HTTP request sends to one queue, before it is sent.
 
     Raises:
-        OverLimit: its key would use more tokens than it may.
+        OverLimit: the key would use more tokens, or have more running, than it may.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway, caller, admission = gateway_of(asked), caller_of(asked), admission_of(asked)
-    if caller.key_id is not None:
-        request = request.model_copy(update={"tenant": caller.tenant})  # whatever the client says that it is
-    card = await gateway.directory.card_of(queue, may_wait=True) if admission.is_limited else None
-    return request, await admission.meter(request, None if card is None else card.max_model_len, shared_id)
+    gateway, admission = gateway_of(asked), admission_of(asked)
+    card = await gateway.directory.card_of(sent[0].queue, may_wait=True) if admission.is_limited else None
+    return await admission.meters(sent, None if card is None else card.max_model_len)
 
 
-def charge_for(
-    key_id: str, limits: Limits, request: GenerateRequest, max_model_len: int | None, shared_id: str | None
-) -> Charge | None:
-    """What a key is charged for a request to the queue, before anybody knows what it takes; None: it has no limit."""
-    if limits.tokens_per_minute is None:
-        return None
-    num_tokens = _num_prompt_tokens(request) + _num_wanted_tokens(request, max_model_len)
-    return new_charge(key_id, num_tokens, limits.tokens_per_minute, shared_id)
+def has_tabs(limits: Limits) -> bool:
+    """Whether it matters what requests take, and not only how many come."""
+    return not (limits.tokens_per_minute is None and limits.max_concurrent is None)
+
+
+def order_for(key_id: str, sent: Sent, max_model_len: int | None) -> Order:
+    """What a request may take, before anybody knows what it does."""
+    tab = Tab(key_id, sent.queue, sent.request_id, sent.is_shared)
+    num_prompt = _num_prompt_tokens(sent.request)
+    num_wanted = sent.request.max_tokens
+    if max_model_len is not None:
+        num_wanted = min(num_wanted, max(0, max_model_len - num_prompt))
+    return Order(tab, sent.request.n if sent.is_at_once else 0, num_prompt + sent.request.n * num_wanted)
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:
@@ -201,10 +243,3 @@ def _num_prompt_tokens(request: GenerateRequest) -> int:
         return len(request.prompt_token_ids)
     text = request.model_dump_json(include={"prompt", "messages", "tools"}, exclude_defaults=True)
     return len(text.encode()) // BYTES_A_TOKEN
-
-
-def _num_wanted_tokens(request: GenerateRequest, max_model_len: int | None) -> int:
-    """Those that a client has asked for; none where it asked for as many as there can be."""
-    if max_model_len is not None and request.max_tokens >= max_model_len:
-        return 0
-    return request.n * request.max_tokens

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.admission.admission import Admission, headers_of
+from penstock.gateway.admission.request_ids import joined_id
 from penstock.gateway.admission.shares import Shares
 from penstock.gateway.context import Caller, gateway_of
 from penstock.gateway.errors import ApiError
@@ -18,7 +19,7 @@ from penstock.gateway.http.addresses import client_network
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.interruptions import Interruption, Interruptions
 from penstock.gateway.http.observing import PROBES
-from penstock.gateway.keys.limits import Limiter, OverLimit
+from penstock.gateway.keys.limits import OverLimit
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.keys.ring import Presented, expired
 from penstock.gateway.page import routes as page
@@ -90,9 +91,10 @@ async def _admission(scope: Scope, presented: Presented | None) -> Admission:
     """Limits are for what makes work. Who has used them up may still look and cancel."""
     if presented is None or presented.key.limits == Limits() or not _makes_work(scope):
         return Admission()
-    limiter: Limiter = gateway_of(HTTPConnection(scope)).keeper.limiter
-    lease = await limiter.admit(presented.key.id, presented.key.limits)
-    return Admission(limiter, presented.key.limits, lease)
+    connection, key = HTTPConnection(scope), presented.key
+    keeper = gateway_of(connection).keeper
+    lease = await keeper.limiter.admit(key.id, key.limits, joined_id(connection, key.id))
+    return Admission(keeper, key.limits, lease)
 
 
 def _makes_work(scope: Scope) -> bool:

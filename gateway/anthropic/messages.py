@@ -19,7 +19,7 @@ async def create_message(asked: Request) -> Response:
     gateway = gateway_of(asked)
     body = read_message(await read_json(asked, gateway.settings.max_body_bytes))
     queue = await gateway.directory.queue_of(body.model)
-    job = await start(asked, queue, body.request())
+    [job] = await start(asked, queue, body.request())
     shows_thinking = body.shows_thinking
     if not body.stream:
         return JSONResponse(message(await job.whole(asked), body.model, shows_thinking=shows_thinking))

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from penstock.gateway.admission.admission import charge_for
+from penstock.gateway.admission.admission import Sent, has_tabs, order_for
+from penstock.gateway.admission.request_ids import hashed_id
 from penstock.gateway.batches.documents import answered, token_counts, unanswered
 from penstock.gateway.batches.lines import Line
 from penstock.gateway.batches.stopping import Stopped, retried
@@ -16,7 +17,6 @@ from penstock.gateway.batches.stored import StoredBatch
 from penstock.gateway.batches.work import Place, Work, work_of
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
-from penstock.gateway.generation.idempotency import hashed_id
 from penstock.gateway.generation.jobs import read_whole
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
@@ -127,14 +127,18 @@ class Answering:
 
     async def _reply(self, place: Place, request: GenerateRequest, each: Callable[[Chunk], object] | None) -> Reply:
         """It is charged to the owner's tokens per minute, once, whoever goes on with it."""
-        limiter, charge = self._gateway.keeper.limiter, None
-        if self._key is not None:
-            charge = charge_for(self._key.id, self._key.limits, request, place.card.max_model_len, request.id)
-        if charge is not None:
-            await limiter.reserve(charge)
-        reply = await read_whole(place.client.stream(request), each)
-        if charge is not None:
-            await limiter.settle(charge, reply.usage.prompt_tokens + reply.usage.completion_tokens)
+        if self._key is None or not has_tabs(self._key.limits):
+            return await read_whole(place.client.stream(request), each)
+        settling, limits = self._gateway.keeper.settling, self._key.limits
+        sent = Sent(place.queue, request.id or "", request, is_shared=True, is_at_once=False)
+        order = order_for(self._key.id, sent, place.card.max_model_len)
+        await settling.reserve(self._key.id, limits, [order])
+        try:
+            reply = await read_whole(place.client.stream(request), each)
+        except BaseException:
+            await settling.leave(order.tab)
+            raise
+        await settling.close(order.tab, reply.usage.prompt_tokens + reply.usage.completion_tokens)
         return reply
 
     async def _end(self, line: Line) -> Outcome:

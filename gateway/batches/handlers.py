@@ -7,6 +7,7 @@ import secrets
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.gateway.admission.request_ids import request_id_of
 from penstock.gateway.batches.documents import batch_document
 from penstock.gateway.batches.leases import Leases
 from penstock.gateway.batches.request import BatchBody, read_batch
@@ -14,7 +15,7 @@ from penstock.gateway.batches.stored import ENDED, PREFIX, BatchStore, StoredBat
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.stored import FileStore, StoredFile
-from penstock.gateway.generation.idempotency import key_of, request_id_of
+from penstock.gateway.generation.idempotency import key_of
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.paging import limit_of, page, start_of
 

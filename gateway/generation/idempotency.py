@@ -7,28 +7,22 @@ that the request is there once. What remains to be known is whether the same was
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64encode
 from hashlib import sha256
 
 from starlette.requests import Request
 
-from penstock.gateway.context import caller_of
+from penstock.gateway.admission.request_ids import KEY_HEADER
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Place
 from penstock.gateway.http.resuming import PLACE_HEADER, sent_place
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import GenerateRequest
-from penstock.producer.ids import NUM_SLOTS, in_slot
 from penstock.producer.redis import lua
 
-KEY_HEADER = "Idempotency-Key"
 MAX_KEY_CHARS = 255
 REMEMBERED_S = 86_400 + 3600
 """For longer than the queue remembers an id, from the last time that the request was sent."""
-
-_CLUSTER_SLOTS = 16
-"""Under Redis Cluster a gateway reads the replies of each hash slot over a connection of its own."""
 
 _OF_THE_RETRY = {"id", "traceparent", "tracestate"}
 _REMEMBER = lua.load("penstock.gateway.generation", "remember")
@@ -45,18 +39,6 @@ def key_of(asked: Request) -> str | None:
         message = f"{KEY_HEADER} {key[:80]!r} is not 1 to {MAX_KEY_CHARS} printable characters of ASCII"
         raise ApiError(400, message, param=KEY_HEADER, code="invalid_idempotency_key")
     return key
-
-
-def request_id_of(asked: Request, key: str, number: int, *, is_cluster: bool) -> str:
-    """The id of the `number`th request to the queue that is made for what was asked with `key`."""
-    return hashed_id("k", caller_of(asked).key_id, asked.url.path, key, number, is_cluster=is_cluster)
-
-
-def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
-    """The id of the request to the queue that these values stand for: the same wherever it is asked for."""
-    digest = sha256(json.dumps(parts).encode()).digest()
-    text = prefix + urlsafe_b64encode(digest).decode().rstrip("=")
-    return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text
 
 
 async def check_same(

@@ -11,17 +11,18 @@ from functools import partial
 
 from starlette.requests import Request
 
-from penstock.gateway.admission.admission import Meter, admitted
+from penstock.gateway.admission.admission import Meter, Sent, metered, of_tenant
+from penstock.gateway.admission.request_ids import request_id_of
 from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.errors import overdue
-from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for, request_id_of
+from penstock.gateway.generation.idempotency import check_same, key_of, place_asked_for
 from penstock.gateway.generation.resuming import check_can_go_on
 from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
 from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
-from penstock.producer import Chunk, GenerateRequest, Reply, ReplyStream
+from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ReplyStream
 
 EXPIRY_GRACE_S = 10.0
 """Beyond a request's `timeout_s`, for its worker to say that it has expired, and what came before."""
@@ -49,8 +50,12 @@ class Job:
             ApiError: the answer was interrupted.
             Whatever `ReplyStream` raises.
         """
-        with self._attended(asked):
-            reply = await while_asked(asked, read_whole(self.reply, each))
+        try:
+            with self._attended(asked):
+                reply = await while_asked(asked, read_whole(self.reply, self.meter.counting(each)))
+        except PenstockError as error:
+            self.meter.failed(error)
+            raise
         self.meter.ended(reply)
         return reply
 
@@ -64,7 +69,7 @@ class Job:
             self.meter.counted(writer),
             reading=self._attended(asked),
             interruption=interruption_of(asked),
-            told=gateway.standing.told,
+            told=self.meter.told(gateway.standing.told),
             commit_after_s=gateway.settings.commit_after_s,
             ping_interval_s=gateway.settings.ping_interval_s,
             after=self.after,
@@ -88,25 +93,35 @@ class Job:
                 timer.cancel()
 
 
-async def start(asked: Request, queue: str, request: GenerateRequest, *, num_requests: int = 1) -> Job:
-    """A job for whoever asks, and for the tenant that the caller's API key stands for.
+async def start(asked: Request, queue: str, *requests: GenerateRequest) -> list[Job]:
+    """A job for each request, for whoever asks, and for the tenant that the caller's API key stands for.
 
-    Without an Idempotency-Key it ends with the client. With one it is the same for all who ask with that key, and ends
-    once nobody has read it for a while. Each call for one HTTP request is a job of its own, one of `num_requests`.
+    Without an Idempotency-Key they end with the client. With one they are the same for all who ask with that key, and
+    end once nobody has read them for a while.
 
     Raises:
         ApiError: the key or the Last-Event-ID can't be used, the key belongs to another request, or the caller's API
-            key has used up its tokens.
+            key is at its limit of tokens or of requests at once.
         ConnectionLost, ServerRefused: Redis is away or says no.
     """
-    gateway, request = gateway_of(asked), _traced(asked, request)
+    gateway = gateway_of(asked)
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
     key = key_of(asked)
     after = place_asked_for(asked, key)
+    ready = [of_tenant(asked, _traced(asked, request)) for request in requests]
     if key is not None:
-        request = await _named(asked, queue, request, key, after, num_requests)
-    request, meter = await admitted(asked, queue, request, shared_id=request.id)
-    return _job(gateway, queue, request, meter, after)
+        numbered = enumerate(ready)
+        ready = [await _named(asked, queue, each, key, after, number, len(requests)) for number, each in numbered]
+    replies = [_reply(gateway, queue, request, after) for request in ready]
+    sent = [
+        Sent(queue, reply.request_id, request, is_shared=key is not None)
+        for request, reply in zip(ready, replies, strict=True)
+    ]
+    meters = await metered(asked, sent)
+    return [
+        Job(queue, reply, meter, after, request.timeout_s)
+        for request, reply, meter in zip(ready, replies, meters, strict=True)
+    ]
 
 
 async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
@@ -117,28 +132,30 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     Raises:
         As `start`.
     """
-    gateway, request = gateway_of(asked), _traced(asked, request)
+    gateway, request = gateway_of(asked), of_tenant(asked, _traced(asked, request))
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:
         request = await _named(asked, queue, request, key, after)
-        return await admitted(asked, queue, request, shared_id=request.id)
-    is_cluster = gateway.store.address.kind == "cluster"
-    fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
-    return await admitted(asked, queue, request.model_copy(update={"id": fresh_id}))
+    else:
+        is_cluster = gateway.store.address.kind == "cluster"
+        fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
+        request = request.model_copy(update={"id": fresh_id})
+    [meter] = await metered(asked, [Sent(queue, request.id or "", request, is_shared=key is not None)])
+    return request, meter
 
 
 def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
     """A job of a request that `named` has given; it goes on behind the Last-Event-ID that was asked for."""
-    return _job(gateway_of(asked), queue, request, meter, place_asked_for(asked, key_of(asked)))
+    after = place_asked_for(asked, key_of(asked))
+    return Job(queue, _reply(gateway_of(asked), queue, request, after), meter, after, request.timeout_s)
 
 
-def _job(gateway: Gateway, queue: str, request: GenerateRequest, meter: Meter, after: Place) -> Job:
+def _reply(gateway: Gateway, queue: str, request: GenerateRequest, after: Place) -> ReplyStream:
     if after == BEFORE_ALL:
-        return Job(queue, gateway.client.on(queue).stream(request), meter, timeout_s=request.timeout_s)
-    reply = gateway.client.handle(request.id or "", queue=queue).stream()
-    return Job(queue, reply, meter, after, request.timeout_s)
+        return gateway.client.on(queue).stream(request)
+    return gateway.client.handle(request.id or "", queue=queue).stream()
 
 
 def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
@@ -157,11 +174,15 @@ async def read_whole(reply: ReplyStream, each: Callable[[Chunk], object] | None 
 
 
 async def _named(
-    asked: Request, queue: str, request: GenerateRequest, key: str, after: Place, num_requests: int = 1
+    asked: Request,
+    queue: str,
+    request: GenerateRequest,
+    key: str,
+    after: Place,
+    number: int = 0,
+    num_requests: int = 1,
 ) -> GenerateRequest:
     gateway = gateway_of(asked)
-    number = getattr(asked.state, "num_jobs", 0)
-    asked.state.num_jobs = number + 1
     is_cluster = gateway.store.address.kind == "cluster"
     request_id = request_id_of(asked, key, number, is_cluster=is_cluster)
     if after != BEFORE_ALL:  # before anything is noted under the key

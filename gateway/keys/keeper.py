@@ -7,17 +7,19 @@ from types import TracebackType
 from typing import Self
 
 from penstock.gateway.http.interruptions import Interruptions
-from penstock.gateway.keys.limits import BackgroundRequest, Limiter
+from penstock.gateway.keys.limits import Limiter
+from penstock.gateway.keys.published import Published, published
 from penstock.gateway.keys.ring import KeyRing, revoked
+from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.keys.watch import RevocationWatch
 from penstock.gateway.standing import Standing
 from penstock.gateway.store.connection import Store
-from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone
+from penstock.producer import AsyncClient
 
 
 class Keeper:
-    """Use it with `async with`, after which it renews leases and hears of revocations.
+    """Use it with `async with`, after which it renews leases, settles tabs and hears of revocations.
 
     Args:
         store: where keys are, and what counts for their limits.
@@ -37,17 +39,16 @@ class Keeper:
         is_key_required: bool,
     ) -> None:
         self.ring = KeyRing(KeyStore(store.execute), is_required=is_key_required)
-        self.limiter = Limiter(store.execute, self._has_ended, standing)
+        self._store = store
         self._client = client
+        self.settling = Settling(store.execute, self._published, standing)
+        self.limiter = Limiter(store.execute, self.settling.forget_ended, standing)
         self._interruptions = interruptions
         self._watch = RevocationWatch(store.address, self._on_revoked, standing)
         self._running = AsyncExitStack()
 
-    async def _has_ended(self, request: BackgroundRequest) -> bool:
-        try:
-            return await self._client.handle(request.id, queue=request.queue).state() in ("finished", "unknown")
-        except (ReplyGone, ReplyCorrupt):  # it can't go on, and would count for days
-            return True
+    async def _published(self, queue: str, request_id: str) -> Published:
+        return await published(self._store.execute, self._client, queue, request_id)
 
     def _on_revoked(self, key_id: str) -> None:
         self.ring.forget(key_id)
@@ -56,6 +57,7 @@ class Keeper:
     async def __aenter__(self) -> Self:
         await self._running.enter_async_context(self._watch.running())
         await self._running.enter_async_context(self.limiter.running())
+        await self._running.enter_async_context(self.settling.running())
         return self
 
     async def __aexit__(

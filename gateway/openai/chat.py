@@ -31,7 +31,7 @@ async def create_chat_completion(asked: Request) -> Response:
     queue = await gateway.directory.queue_of(chat.model)
     request = chat.request(await gateway.directory.card_of(queue))
     shown = chat.shown(await prompt_tokens(asked, queue, request) if chat.return_token_ids else None)
-    job = await start(asked, queue, request)
+    [job] = await start(asked, queue, request)
     if chat.stream:
         return job.streamed(asked, ChatEvents(_id_of(job.id), chat.model, shown))
     return JSONResponse(chat_completion(await job.whole(asked), chat.model, shown))

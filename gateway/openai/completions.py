@@ -32,7 +32,7 @@ async def create_completion(asked: Request) -> Response:
     queue = await gateway.directory.queue_of(body.model)
     requests = body.requests()
     parts = await _parts(asked, queue, body, requests)
-    jobs = [await start(asked, queue, request, num_requests=len(requests)) for request in requests]
+    jobs = await start(asked, queue, *requests)
     if body.stream:
         return jobs[0].streamed(asked, CompletionEvents(_id_of(jobs[0].id), body.model, *parts[0]))
     replies = await _all(asked, jobs)

@@ -107,18 +107,18 @@ async def _in_background(
     """It goes on whoever is there."""
     gateway, place = gateway_of(asked), place_asked_for(asked, key_of(asked))
     if place == BEFORE_ALL:
-        await _submit(gateway, response, request)
-    meter.goes_on(response.queue, response.request_id)
+        await _submit(gateway, response, request, meter)
     if is_streamed:
         return followed(asked, response, place=place)
     is_new = key_of(asked) is None
     return JSONResponse(pending(response, "queued") if is_new else await snapshot(asked, response))
 
 
-async def _submit(gateway: Gateway, response: StoredResponse, request: GenerateRequest) -> None:
+async def _submit(gateway: Gateway, response: StoredResponse, request: GenerateRequest, meter: Meter) -> None:
     try:
         await gateway.client.on(response.queue).submit(request)
-    except (QueueFull, ReplyGone, ServerRefused):
+    except (QueueFull, ReplyGone, ServerRefused) as error:
+        meter.failed(error)
         await ResponseStore(gateway.records).delete(response)
         raise
 

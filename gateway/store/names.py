@@ -27,15 +27,15 @@ def key_requests(key_id: str) -> str:
 
 
 def key_running(key_id: str) -> str:
-    """A sorted set of leases, by when they lapse: the requests that are answered for an API key now."""
+    """A sorted set of leases, by when they lapse: the requests with an API key that are answered now, as long as
+    they have no tab.
+    """
     return f"penstock:gateway:{{{key_id}}}:running"
 
 
-def key_background(key_id: str) -> str:
-    """A sorted set of requests that go on in the background for an API key (queue, space, id), by when they no longer
-    count, ended or not.
-    """
-    return f"penstock:gateway:{{{key_id}}}:background"
+def key_open(key_id: str) -> str:
+    """A hash of the open tabs of an API key: queue, space and id of a request to what it takes of the limits."""
+    return f"penstock:gateway:{{{key_id}}}:open"
 
 
 def key_tokens(key_id: str) -> str:
@@ -44,8 +44,13 @@ def key_tokens(key_id: str) -> str:
 
 
 def key_charges(key_id: str) -> str:
-    """A sorted set of charges that may still change, by the second they count in."""
+    """A sorted set of requests of an API key that are paid for (`paid:` and the id), by the second of their end."""
     return f"penstock:gateway:{{{key_id}}}:charges"
+
+
+def unsettled() -> str:
+    """A sorted set of all open tabs (key, queue and id), by when somebody is to look what has become of them."""
+    return "penstock:gateway:{settling}:unsettled"
 
 
 def record(kind: str, record_id: str) -> str:

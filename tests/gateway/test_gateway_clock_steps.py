@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,8 +12,11 @@ from gateway_harness import standing_with
 
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.batches.leases import Lease, Leases
-from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, new_charge
+from penstock.gateway.keys.limits import Limiter, OverLimit
+from penstock.gateway.keys.published import Published
 from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.settling import Settling
+from penstock.gateway.keys.tabs import Order, Tab, TabStore
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, Handle, keys
@@ -34,8 +38,12 @@ async def store(shifted: ShiftedServer) -> AsyncIterator[Store]:
         yield store
 
 
-async def has_ended(_: BackgroundRequest) -> bool:
+async def none_ended(_: str) -> bool:
     return False
+
+
+async def nothing_known(_: str, __: str) -> Published:
+    return Published("waiting", 0)
 
 
 async def test_what_nobody_reads_is_abandoned_in_time_and_what_somebody_reads_never(
@@ -104,13 +112,15 @@ async def test_a_batch_s_holder_keeps_it_as_long_as_it_renews(shifted: ShiftedSe
 async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
     shifted: ShiftedServer, store: Store, limits: Limits
 ) -> None:
-    limiter = Limiter(store.execute, has_ended, standing_with(store))
+    limiter = Limiter(store.execute, none_ended, standing_with(store))
+    settling = Settling(store.execute, nothing_known, standing_with(store))
 
     async def use() -> None:
         if limits.requests_per_minute:
             await limiter.release(await limiter.admit("k", limits))
         else:
-            await limiter.reserve(new_charge("k", 10, 20))
+            order = Order(Tab("k", "default", secrets.token_hex(8)), 1, 10)
+            await settling.reserve("k", limits, [order])
 
     await use()
     await use()
@@ -124,7 +134,7 @@ async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
 
 
 async def test_the_place_of_a_killed_gateway_s_request_is_free_in_time(shifted: ShiftedServer, store: Store) -> None:
-    killed, limiter = (Limiter(store.execute, has_ended, standing_with(store)) for _ in range(2))
+    killed, limiter = (Limiter(store.execute, none_ended, standing_with(store)) for _ in range(2))
     limits = Limits(max_concurrent=1)
     await killed.admit("k", limits)
     shifted.set_ahead(-FAR_S)
@@ -132,3 +142,13 @@ async def test_the_place_of_a_killed_gateway_s_request_is_free_in_time(shifted: 
         await limiter.admit("k", limits)
     shifted.set_ahead(16 - FAR_S)
     await limiter.admit("k", limits)
+
+
+async def test_a_tab_that_nobody_reads_is_looked_at_in_time(shifted: ShiftedServer, store: Store) -> None:
+    tabs, tab = TabStore(store.execute), Tab("k", "default", "r")
+    await tabs.put_off(15.0, [tab.member])
+    shifted.set_ahead(-FAR_S)
+    assert await tabs.take_due(9, 10.0, 15.0) == []
+    shifted.set_ahead(16 - FAR_S)
+    assert await tabs.take_due(9, 10.0, 15.0) == [tab]
+    assert await tabs.take_due(9, 10.0, 15.0) == []

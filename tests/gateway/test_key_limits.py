@@ -15,7 +15,7 @@ from fakes import Behaviour, LossyProxy, ScriptedReply, ScriptedWorker, eventual
 from gateway_client import openai_client
 from gateway_harness import Running, announce, new_key, running_gateway, standing_with
 
-from penstock.gateway.keys.limits import BackgroundRequest, Limiter, OverLimit, new_charge
+from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
@@ -109,7 +109,7 @@ async def test_concurrent_requests_hold_over_all_gateways(redis: RedisClient, re
         await anext(await stream(there))
 
 
-async def has_ended(_: BackgroundRequest) -> bool:
+async def none_ended(_: str) -> bool:
     return False
 
 
@@ -164,7 +164,7 @@ async def test_a_request_in_the_background_counts_until_its_end(redis: RedisClie
         await eventually(has_completed)
         await ask(client)
         await ask(client)
-    assert await gone(redis, names.key_background(secret.key_id))
+    assert await gone(redis, names.key_open(secret.key_id))
 
 
 async def test_a_request_in_the_background_whose_reply_has_expired_counts_no_longer(
@@ -192,7 +192,7 @@ async def has_place(limiter: Limiter) -> bool:
 
 async def test_the_lease_of_a_killed_gateway_lapses(redis_url: str) -> None:
     async with Store(redis_url) as store:
-        killed, alive = (Limiter(store.execute, has_ended, standing_with(store), lease_s=0.2) for _ in range(2))
+        killed, alive = (Limiter(store.execute, none_ended, standing_with(store), lease_s=0.2) for _ in range(2))
         await killed.admit("k", ONE_AT_ONCE)
         assert not await has_place(alive)
         await eventually(lambda: has_place(alive))
@@ -202,8 +202,8 @@ async def test_the_lease_of_a_gateway_that_lost_redis_comes_back_with_it(
     redis_server: EmbeddedServer, redis_url: str
 ) -> None:
     async with LossyProxy(redis_server.port) as proxy, Store(proxy.url) as cut_off, Store(redis_url) as store:
-        limiter = Limiter(cut_off.execute, has_ended, standing_with(cut_off), lease_s=0.3)
-        other = Limiter(store.execute, has_ended, standing_with(store))
+        limiter = Limiter(cut_off.execute, none_ended, standing_with(cut_off), lease_s=0.3)
+        other = Limiter(store.execute, none_ended, standing_with(store))
         async with limiter.running():
             await limiter.admit("k", ONE_AT_ONCE)
             assert not await has_place(other)
@@ -219,7 +219,7 @@ async def test_the_lease_of_a_gateway_that_lost_redis_comes_back_with_it(
 
 async def test_the_lease_of_a_living_gateway_is_renewed_until_its_release(redis: RedisClient, redis_url: str) -> None:
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute, has_ended, standing_with(store), lease_s=0.3)
+        limiter = Limiter(store.execute, none_ended, standing_with(store), lease_s=0.3)
         async with limiter.running():
             lease = await limiter.admit("k", ONE_AT_ONCE)
             [(_, first)] = await redis.zrange(names.key_running("k"), 0, -1, withscores=True)
@@ -238,7 +238,7 @@ async def test_the_lease_of_a_living_gateway_is_renewed_until_its_release(redis:
 @pytest.mark.parametrize("limits", [Limits(max_concurrent=5), Limits(requests_per_minute=5)])
 async def test_of_many_that_come_at_once_to_all_gateways_so_many_are_let_in(redis_url: str, limits: Limits) -> None:
     async with Store(redis_url) as one, Store(redis_url) as other:
-        limiters = [Limiter(store.execute, has_ended, standing_with(store)) for store in (one, other)]
+        limiters = [Limiter(store.execute, none_ended, standing_with(store)) for store in (one, other)]
         found = await asyncio.gather(
             *(limiters[place % 2].admit("k", limits) for place in range(60)), return_exceptions=True
         )
@@ -249,7 +249,7 @@ async def test_a_minute_is_one_that_moves(redis: RedisClient, redis_url: str) ->
     now, _ = await redis.time()
     await redis.hset(names.key_requests("k"), mapping={now - 62: 90, now - 31: 2, now - 11: 1})
     async with Store(redis_url) as store:
-        limiter = Limiter(store.execute, has_ended, standing_with(store))
+        limiter = Limiter(store.execute, none_ended, standing_with(store))
         lease = await limiter.admit("k", Limits(requests_per_minute=4))
         assert lease.requests is not None
         assert lease.requests.remaining == 0  # those of a minute ago no longer count
@@ -313,37 +313,6 @@ async def test_a_retried_request_is_charged_once(redis: RedisClient, redis_url: 
         assert await counted(redis, secret.key_id) == 4
 
 
-async def test_a_request_larger_than_the_limit_needs_a_minute_of_its_own(redis_url: str) -> None:
-    async with Store(redis_url) as store:
-        limiter = Limiter(store.execute, has_ended, standing_with(store))
-        charge = new_charge("k", 5000, 100)
-        assert (await limiter.reserve(charge)).remaining == 0
-        with pytest.raises(OverLimit, match="100 tokens in the last minute and about 1 more"):
-            await limiter.reserve(new_charge("k", 1, 100))
-        await limiter.settle(charge, 40)
-        assert (await limiter.reserve(new_charge("k", 1, 100))).used == 41
-
-
-async def test_tokens_beyond_the_charge_count_when_they_are_known(redis: RedisClient, redis_url: str) -> None:
-    async with Store(redis_url) as store:
-        limiter = Limiter(store.execute, has_ended, standing_with(store))
-        charge = new_charge("k", 10, 100)
-        await limiter.reserve(charge)
-        await limiter.settle(charge, 250)
-        with pytest.raises(OverLimit, match="250 tokens"):
-            await limiter.reserve(new_charge("k", 1, 100))
-
-
-async def test_what_left_the_minute_is_not_given_back_to_it(redis: RedisClient, redis_url: str) -> None:
-    async with Store(redis_url) as store:
-        limiter = Limiter(store.execute, has_ended, standing_with(store))
-        charge = new_charge("k", 90, 100)
-        await limiter.reserve(charge)
-        await redis.delete(names.key_tokens("k"))  # as after a minute
-        await limiter.settle(charge, 10)
-        assert await counted(redis, "k") == 0
-
-
 async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url: str) -> None:
     """As where an answer was lost."""
     async with Store(redis_url) as store:
@@ -352,23 +321,15 @@ async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url:
             await store.execute(*command)
             return await store.execute(*command)
 
-        limiter = Limiter(twice, has_ended, standing_with(store))
+        limiter = Limiter(twice, none_ended, standing_with(store))
         lease = await limiter.admit("k", Limits(requests_per_minute=9, max_concurrent=1))
         assert (lease.requests and lease.requests.used) == 1
-        charge = new_charge("k", 10, 100)
-        assert (await limiter.reserve(charge)).used == 10
-        await limiter.settle(charge, 30)
-        await limiter.settle(charge, 30)
-        assert await counted(redis, "k") == 30
 
 
 async def test_keys_and_limits_work_on_a_cluster(redis_cluster_url: str) -> None:
     secret = await new_key(redis_cluster_url, limits={"requests_per_minute": 9})
     async with Store(redis_cluster_url) as store:
-        limiter = Limiter(store.execute, has_ended, standing_with(store))
-        charge = new_charge(secret.key_id, 10, 100)
-        await limiter.reserve(charge)
-        await limiter.settle(charge, 30)
+        limiter = Limiter(store.execute, none_ended, standing_with(store))
         async with limiter.running():
             await limiter.release(await limiter.admit(secret.key_id, Limits(max_concurrent=1)))
     async with running_gateway(redis_cluster_url) as gateway, openai_client(gateway.url, secret.text) as client:

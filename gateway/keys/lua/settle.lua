@@ -1,14 +1,22 @@
--- KEYS: tokens (a window), charges. ARGV: id of the charge, how many tokens it was short of (below 0: too many), whether
--- others may be about to make the same one.
--- What was too much is given back where it was taken, if that still counts.
-local second = redis.call('ZSCORE', KEYS[2], ARGV[1])
-if not second then return 0 end
-redis.call('ZREM', KEYS[2], ARGV[1])
-if ARGV[3] == '1' then redis.call('ZADD', KEYS[2], second, 'paid:' .. ARGV[1]) end
-local short = tonumber(ARGV[2])
-if short > 0 then
-  count_in(KEYS[1], math.floor(clock() / 1000), short)
-elseif redis.call('HEXISTS', KEYS[1], second) == 1 then
-  redis.call('HINCRBY', KEYS[1], second, short)
+-- After open.lua. KEYS: tokens (a window), charges, open. ARGV: a tab's name, the tokens that its request has taken in all ('':
+-- nobody knows), whether that is all it ever takes, whether others may be about to open the same one, for how many seconds what
+-- is paid is known.
+-- What was too much is given back where it was taken, if that still counts. Answers whether the tab was open.
+local at_once, tokens, second = tab_of(redis.call('HGET', KEYS[3], ARGV[1]))
+local now = math.floor(clock() / 1000)
+local is_over, total = ARGV[3] == '1', tonumber(ARGV[2])
+if is_over then redis.call('HDEL', KEYS[3], ARGV[1]) end
+if not at_once then return 0 end
+if is_over and ARGV[4] == '1' then
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - ARGV[5])
+  redis.call('ZADD', KEYS[2], now, 'paid:' .. string.match(ARGV[1], ' (.*)$'))
+  redis.call('EXPIRE', KEYS[2], ARGV[5])
+end
+if not (tokens and total) then return 1 end
+if total > tokens then
+  count_in(KEYS[1], now, total - tokens)
+  if not is_over then redis.call('HSET', KEYS[3], ARGV[1], string.format('%d %d %d', at_once, total, second)) end
+elseif is_over and total < tokens and redis.call('HEXISTS', KEYS[1], second) == 1 then
+  redis.call('HINCRBY', KEYS[1], second, total - tokens)
 end
 return 1

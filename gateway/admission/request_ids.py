@@ -1,0 +1,46 @@
+"""Ids of requests that may be asked for again: a function of what asks, so that any gateway finds the same reply."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+
+from starlette.requests import HTTPConnection
+
+from penstock.gateway.context import caller_of, gateway_of
+from penstock.producer.ids import NUM_SLOTS, in_slot
+
+KEY_HEADER = "Idempotency-Key"
+
+_CLUSTER_SLOTS = 16
+"""Under Redis Cluster a gateway reads the replies of each hash slot over a connection of its own."""
+
+
+def request_id_of(asked: HTTPConnection, key: str, number: int, *, is_cluster: bool) -> str:
+    """The id of the `number`th request to the queue that is made for what was asked with `key`."""
+    return _id_of(asked, caller_of(asked).key_id, key, number, is_cluster=is_cluster)
+
+
+def joined_id(asked: HTTPConnection, key_id: str) -> str:
+    """The id of the first request to the queue that was made if the same was asked before; empty without an
+    Idempotency-Key.
+
+    Args:
+        asked: before its caller is noted.
+        key_id: the API key of whoever asks.
+    """
+    key = asked.headers.get(KEY_HEADER)
+    is_cluster = gateway_of(asked).store.address.kind == "cluster"
+    return "" if key is None else _id_of(asked, key_id, key, 0, is_cluster=is_cluster)
+
+
+def _id_of(asked: HTTPConnection, key_id: str | None, key: str, number: int, *, is_cluster: bool) -> str:
+    return hashed_id("k", key_id, asked.url.path, key, number, is_cluster=is_cluster)
+
+
+def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
+    """The id of the request to the queue that these values stand for: the same wherever it is asked for."""
+    digest = sha256(json.dumps(parts).encode()).digest()
+    text = prefix + urlsafe_b64encode(digest).decode().rstrip("=")
+    return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text

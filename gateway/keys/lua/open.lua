@@ -1,0 +1,22 @@
+-- Tabs that are open: a hash of "QUEUE ID" to "AT_ONCE TOKENS SECOND": how much of the requests at once it takes, the tokens that
+-- it was charged so far (`-`: none are counted), the second in which it was opened.
+local function tab_of(text)
+  local at_once, tokens, second = string.match(text or '', '^(%d+) (%d+) (%d+)$')
+  if not at_once then at_once, second = string.match(text or '', '^(%d+) %- (%d+)$') end
+  return tonumber(at_once), tonumber(tokens), tonumber(second)
+end
+
+-- How much they take of the requests at once, and whether one is the tab of request `id`. What is no tab, or older than
+-- `oldest_s`, is dropped.
+local function open_at_once(key, now_ms, oldest_s, id)
+  local sum, is_there, flat = 0, false, redis.call('HGETALL', key)
+  for at = 1, #flat, 2 do
+    local at_once, _, second = tab_of(flat[at + 1])
+    if at_once and now_ms / 1000 - second < tonumber(oldest_s) then
+      sum, is_there = sum + at_once, is_there or string.match(flat[at], ' (.*)$') == id
+    else
+      redis.call('HDEL', key, flat[at])
+    end
+  end
+  return sum, is_there
+end

@@ -1,0 +1,65 @@
+"""What workers have published of a reply: what a request has taken so far, whoever reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone, keys
+from penstock.producer.reading.entries import decode_fields
+from penstock.producer.redis.connection import Fields
+from penstock.producer.redis.enqueue import Execute
+from penstock.producer.redis.streams import pairs
+from penstock.producer.wire import ReplyEntry
+
+NEWEST = 8  # entries that are looked at: of several choices each has its own
+
+Stage: TypeAlias = Literal["unknown", "waiting", "running", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Of a reply: `unknown` is one whose request nobody has sent."""
+
+    stage: Stage
+    num_tokens: int | None  # so many at least, and all of them once it has ended; None: nobody knows any more
+
+
+async def published(execute: Execute, client: AsyncClient, queue: str, request_id: str) -> Published:
+    """What is known of the reply to a request.
+
+    Args:
+        execute: sends one command.
+        client: of any queue.
+        queue: the request's.
+        request_id: its id.
+
+    Raises:
+        ConnectionLost, ServerRefused: Redis is away or says no.
+    """
+    try:
+        found = await execute("XREVRANGE", keys.reply(queue, request_id), "+", "-", "COUNT", NEWEST)
+        entries = [decode_fields(request_id, _fields(flat)) for _, flat in found]
+        if entries:
+            return _of(entries)
+        state = await client.handle(request_id, queue=queue).state()
+    except (ReplyGone, ReplyCorrupt, ValueError):  # it can't go on, and would count for days
+        return Published("ended", None)
+    return Published("unknown" if state == "unknown" else "waiting", 0)
+
+
+def _fields(entry: Any) -> Fields:
+    """A cluster's client makes a mapping of them."""
+    return entry if isinstance(entry, dict) else pairs(entry)
+
+
+def _of(newest: list[ReplyEntry]) -> Published:
+    """By its last entries, the very last one first."""
+    last = newest[0]
+    if last.type == "end":
+        return Published("ended", last.prompt_tokens + last.completion_tokens)
+    so_far: dict[int, int] = {}
+    for entry in newest:
+        if entry.type == "chunk":
+            so_far.setdefault(entry.index, entry.offset + len(entry.tokens))
+    return Published("running", sum(so_far.values()))
