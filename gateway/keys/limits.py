@@ -25,6 +25,8 @@ from penstock.producer.redis import lua
 from penstock.producer.redis.enqueue import Execute
 from penstock.producer.tasks import end_tasks
 
+_log = structlog.get_logger(__name__)
+
 LEASE_S = 15.0
 RENEWALS_A_LEASE = 3
 RETRY_S = 0.5
@@ -173,7 +175,7 @@ class Limiter:
             await self._execute(*lua.call(_RENEW, keys, (self._lease_ms, KEPT_S * 1000, *leases)))
         except Exception as error:  # whatever it is: all keys depend on this task
             if not self._standing.lost(error, _PART):
-                structlog.get_logger().warning("leases_not_renewed", key=key_id, error=str(error))
+                _log.warning("leases_not_renewed", key=key_id, error=str(error))
             return False
         return True
 

@@ -24,6 +24,8 @@ from penstock.producer import PenstockError
 from penstock.producer.redis.enqueue import Execute
 from penstock.producer.tasks import end_tasks
 
+_log = structlog.get_logger(__name__)
+
 ROUND_S = 1.0
 """Between two looks at a reply that grows, and between two charges of one that is read."""
 
@@ -167,7 +169,7 @@ class Settling:
                 await self._go_round()
             except Exception as error:  # whatever it is: the limits of all keys depend on this task
                 if not self._standing.lost(error, _PART) and is_well:
-                    structlog.get_logger().warning("tabs_not_settled", error=str(error))
+                    _log.warning("tabs_not_settled", error=str(error))
                 is_well = False
             else:
                 is_well = True
