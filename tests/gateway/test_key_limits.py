@@ -105,7 +105,7 @@ async def test_concurrent_requests_hold_over_all_gateways(redis: RedisClient, re
             await stream(there)
         assert refused.value.response.headers["retry-after"] == "1"
         await running.close()
-        await eventually(lambda: gone(redis, names.key_running(secret.key_id)))
+        await eventually(lambda: gone(redis, names.key_open(secret.key_id)))
         await anext(await stream(there))
 
 
@@ -293,7 +293,7 @@ async def test_tokens_of_a_stream_that_was_left_are_those_that_came(redis: Redis
         await anext(running)
         reserved = await counted(redis, secret.key_id)
         await running.close()
-        await eventually(lambda: gone(redis, names.key_running(secret.key_id)))
+        await eventually(lambda: gone(redis, names.key_open(secret.key_id)))
 
         async def is_settled() -> bool:
             return 4 < await counted(redis, secret.key_id) < reserved  # with the prompt, of which nobody told
