@@ -24,10 +24,10 @@ from penstock.worker.introduction import STARTED
 
 QUEUE = "q"
 NUM_STREAMS = 6
-NUM_TOKENS = 60
+NUM_TOKENS = 1500  # of each of two choices: for longer than it takes to kill what reads and what writes them
 
 
-async def begin(client: httpx2.AsyncClient, number: int, headers: dict[str, str], begun: asyncio.Semaphore) -> None:
+async def begin(client: httpx2.AsyncClient, number: int, headers: dict[str, str], begun: asyncio.Event) -> None:
     """Reads a stream until its gateway is gone."""
     body = chat(str(number), seed=number, n=2, max_tokens=NUM_TOKENS, stream=True) | {"model": QUEUE}
     if number % 2:
@@ -36,7 +36,7 @@ async def begin(client: httpx2.AsyncClient, number: int, headers: dict[str, str]
         async with client.stream("POST", CHAT, json=body, headers=headers) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for _ in read_events(answer):
-                begun.release()
+                begun.set()
     except httpx2.TransportError:
         pass
 
@@ -60,7 +60,8 @@ async def test_a_killed_gateway_s_requests_are_charged_what_was_published(
     secret = await new_key(redis_url, limits={"tokens_per_minute": 10**9, "max_concurrent": 2 * NUM_STREAMS})
     engine = {"max_num_seqs": 2 * NUM_STREAMS, "step_s": 0.02}
     first, second = [WorkerProcess(redis_url, tmp_path / f"worker-{place}.log", engine=engine) for place in "ab"]
-    killed, begun = GatewayProcess(redis_url, tmp_path / "gateway.log", abandon_after_s=2), asyncio.Semaphore(0)
+    killed = GatewayProcess(redis_url, tmp_path / "gateway.log", abandon_after_s=2)
+    begun = [asyncio.Event() for _ in range(NUM_STREAMS)]
 
     async def is_charged() -> bool:
         if await redis.exists(names.key_open(secret.key_id)):
@@ -77,9 +78,10 @@ async def test_a_killed_gateway_s_requests_are_charged_what_was_published(
                 httpx2.AsyncClient(base_url=killed.url, timeout=WAIT_S, trust_env=False)
             )
             headers = {"authorization": f"Bearer {secret.text}"}
-            streams = [asyncio.create_task(begin(client, number, headers, begun)) for number in range(NUM_STREAMS)]
-            for _ in range(3 * NUM_STREAMS):
-                await begun.acquire()
+            asked = [(number, headers, event) for number, event in enumerate(begun)]
+            streams = [asyncio.create_task(begin(client, *each)) for each in asked]
+            for event in begun:
+                await event.wait()
             await redis.persist(names.key_tokens(secret.key_id))
             await asyncio.to_thread(first.kill)
             await killed.kill()

@@ -113,7 +113,6 @@ async def test_what_ended_is_charged_as_it_was_published(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("penstock.gateway.keys.settling.ROUND_S", 0.1)
-    monkeypatch.setattr("penstock.gateway.keys.settling.WAITING_S", 2.0)
     secret = await new_key(redis_url, limits={"tokens_per_minute": 10**9, "max_concurrent": 10**6})
     publisher = Publisher(seed)
     await announce(redis)
