@@ -156,7 +156,10 @@ class Admission:
             return []
         key_id, settling = self._lease.key_id, self._keeper.settling
         orders = [order_for(key_id, each, max_model_len) for each in sent]
-        return [order for order in orders if not (order.tab.is_shared and await settling.settle_ended(order.tab))]
+        shared = [order.tab for order in orders if order.tab.is_shared]
+        have_ended = await asyncio.gather(*(settling.settle_ended(tab) for tab in shared))
+        ended = {tab for tab, has_ended in zip(shared, have_ended, strict=True) if has_ended}
+        return [order for order in orders if order.tab not in ended]
 
     def ended_one(self) -> None:
         """One of the replies is there. With the last of them, what was taken is given back."""
@@ -229,12 +232,15 @@ def has_tabs(limits: Limits) -> bool:
 
 def order_for(key_id: str, sent: Sent, max_model_len: int | None) -> Order:
     """What a request may take, before anybody knows what it does."""
+    request = sent.request
     tab = Tab(key_id, sent.queue, sent.request_id, sent.is_shared)
-    num_prompt = _num_prompt_tokens(sent.request)
-    num_wanted = sent.request.max_tokens
+    num_prompt = num_least = _num_prompt_tokens(request)
+    num_wanted = request.max_tokens
+    is_as_long_as_can_be = max_model_len is not None and num_wanted >= max_model_len
     if max_model_len is not None:
         num_wanted = min(num_wanted, max(0, max_model_len - num_prompt))
-    return Order(tab, sent.request.n if sent.is_at_once else 0, num_prompt + sent.request.n * num_wanted)
+    num_least += request.n * (min(num_wanted, 1) if is_as_long_as_can_be else num_wanted)
+    return Order(tab, request.n if sent.is_at_once else 0, num_least, num_prompt + request.n * num_wanted)
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone, keys
+from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone, ServerRefused, keys
 from penstock.producer.reading.entries import decode_fields
 from penstock.producer.redis.connection import Fields
 from penstock.producer.redis.enqueue import Execute
+from penstock.producer.redis.faults import is_junk
 from penstock.producer.redis.streams import pairs
 from penstock.producer.wire import ReplyEntry
 
@@ -45,6 +46,10 @@ async def published(execute: Execute, client: AsyncClient, queue: str, request_i
         state = await client.handle(request_id, queue=queue).state()
     except (ReplyGone, ReplyCorrupt, ValueError):  # it can't go on, and would count for days
         return Published("ended", None)
+    except ServerRefused as error:
+        if is_junk(error):
+            return Published("ended", None)
+        raise
     return Published("unknown" if state == "unknown" else "waiting", 0)
 
 

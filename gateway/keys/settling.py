@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.gateway.keys.limits import Lease, Limiter, Usage
+from penstock.gateway.keys.limits import Lease, Limiter, OverLimit, Usage
 from penstock.gateway.keys.published import Published
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.keys.tabs import Order, Tab, TabStore, check_size
@@ -40,6 +40,7 @@ SOON_S = 0.3
 
 LOOK_LEASE_S = 10.0
 MAX_DUE = 100  # that one gateway takes on at a time
+MAX_TURNS = 20  # in a round
 RETRY_S = 0.5
 _PART = "tabs"
 
@@ -51,7 +52,7 @@ Look = Callable[[str, str], Awaitable[Published]]
 class _Reading:
     """A tab whose reply is read here."""
 
-    charged: float  # tokens, at least
+    charged: float  # tokens, at least: fewer need not be said
     num_readers: int = 0
     come: int = 0  # tokens
 
@@ -89,21 +90,26 @@ class Settling:
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
         usage = await self.reserve(lease.key_id, limits, orders, lease.id)
-        if any(order.num_at_once for order in orders):
-            limiter.replaced(lease)
+        limiter.replaced(lease)
         return usage
 
     async def reserve(self, key_id: str, limits: Limits, orders: Sequence[Order], lease_id: str = "") -> Usage | None:
         """As `open`, for what has no lease."""
         check_size(key_id, limits, orders)
+        await self._store.put_off(ATTENDED_S, [order.tab for order in orders])
         answer = await self._store.open(key_id, limits, orders, lease_id)
         if answer.is_too_many_at_once and await self.forget_ended(key_id):
             answer = await self._store.open(key_id, limits, orders, lease_id)
-        usage = answer.usage(key_id, limits)
-        for order in orders:
-            reading = self._readings.setdefault(order.tab, _Reading(_charged(order, limits, orders)))
-            reading.num_readers += 1
-        await self._store.put_off(ATTENDED_S, [order.tab.member for order in orders])
+        try:
+            usage = answer.usage(key_id, limits)
+        except OverLimit:
+            with suppress(PenstockError):  # nobody else has opened those
+                await self._store.forget([order.tab for order in orders if not order.tab.is_shared])
+            raise
+        is_all_charged = answer.num_charged == sum(order.num_tokens for order in orders)
+        for order in orders:  # nothing is awaited from here on: whoever is cancelled leaves no reading behind
+            charged = math.inf if usage is None else order.num_tokens if is_all_charged else 0
+            self._readings.setdefault(order.tab, _Reading(charged)).num_readers += 1
         return usage
 
     async def settle_ended(self, tab: Tab) -> bool:
@@ -143,7 +149,9 @@ class Settling:
     async def forget_ended(self, key_id: str) -> bool:
         """Whether any of the key's requests that count as running has ended. Where there are many, it looks at some."""
         tabs = await self._store.some_open(key_id)
-        return any(await asyncio.gather(*(self._look_at(tab, then_s=None, is_left=False) for tab in tabs)))
+        are_over = await asyncio.gather(*(self._look_at(tab, then_s=None, is_left=False) for tab in tabs))
+        await self._store.remember([tab for tab, is_over in zip(tabs, are_over, strict=True) if not is_over])
+        return any(are_over)
 
     async def _look_at(self, tab: Tab, *, then_s: float | None, is_left: bool) -> bool:
         """Charges what there is; answers whether that is all.
@@ -158,7 +166,7 @@ class Settling:
         if is_over or found.num_tokens:
             await self._store.charge(tab, found.num_tokens, is_over=is_over)
         if not is_over and then_s is not None:
-            await self._store.put_off(then_s if found.stage == "running" else WAITING_S, [tab.member])
+            await self._store.put_off(then_s if found.stage == "running" else WAITING_S, [tab])
         return is_over
 
     async def _keep_going(self) -> None:
@@ -166,7 +174,7 @@ class Settling:
         while True:
             await asyncio.sleep(ROUND_S if is_well else RETRY_S)
             try:
-                await self._go_round()
+                await self._go_round(is_well=is_well)
             except Exception as error:  # whatever it is: the limits of all keys depend on this task
                 if not self._standing.lost(error, _PART) and is_well:
                     _log.warning("tabs_not_settled", error=str(error))
@@ -175,24 +183,38 @@ class Settling:
                 is_well = True
                 self._standing.ready(_PART)
 
-    async def _go_round(self) -> None:
+    async def _go_round(self, *, is_well: bool = True) -> None:
+        """All of it is done, whatever goes wrong with some tabs; then the first error is raised.
+
+        Args:
+            is_well: the round before was. If not, it waits until other gateways have said too which tabs they read.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._put_off_s:
-            await self._store.put_off(ATTENDED_S, [tab.member for tab in self._readings])
+            await self._store.put_off(ATTENDED_S, tuple(self._readings))
             self._put_off_s = now_s + ATTENDED_S / 3
-        await asyncio.gather(*(self._charge_read(*each) for each in tuple(self._readings.items())))
-        due = await self._store.take_due(MAX_DUE, LOOK_LEASE_S, ATTENDED_S)
-        await asyncio.gather(*(self._look_at(tab, then_s=ROUND_S, is_left=True) for tab in due))
+        charges = [self._charge_read(*each) for each in self._readings.items()]
+        errors = [error for error in await asyncio.gather(*charges, return_exceptions=True) if error is not None]
+        if not is_well:
+            await asyncio.sleep(ROUND_S)
+        errors += await self._look_at_due()
+        if errors:
+            raise errors[0]
+
+    async def _look_at_due(self) -> list[BaseException]:
+        errors: list[BaseException] = []
+        for _ in range(MAX_TURNS):
+            due = await self._store.take_due(MAX_DUE, LOOK_LEASE_S, ATTENDED_S)
+            read = {tab.member for tab in self._readings}
+            looks = [self._look_at(tab, then_s=ROUND_S, is_left=True) for tab in due if tab.member not in read]
+            found = await asyncio.gather(*looks, return_exceptions=True)
+            errors += [error for error in found if isinstance(error, BaseException)]
+            if len(due) < MAX_DUE:
+                break
+        return errors
 
     async def _charge_read(self, tab: Tab, reading: _Reading) -> None:
         come = reading.come
         if come > reading.charged:
             await self._store.charge(tab, come, is_over=False)
             reading.charged = come
-
-
-def _charged(order: Order, limits: Limits, orders: Sequence[Order]) -> float:
-    """The tokens that an open tab is charged at least, so that fewer need not be said."""
-    if limits.tokens_per_minute is None:
-        return math.inf
-    return 0 if sum(each.num_tokens for each in orders) > limits.tokens_per_minute else order.num_tokens

@@ -54,6 +54,7 @@ class Order:
 
     tab: Tab
     num_at_once: int  # sequences that it is; 0: it does not count as running
+    num_least: int  # tokens that it is not sent without; `num_tokens` if its client has said how many it wants
     num_tokens: int  # about so many, at most
 
 
@@ -67,13 +68,16 @@ class TabStore:
         self._execute = execute
 
     async def open(self, key_id: str, limits: Limits, orders: Sequence[Order], lease_id: str) -> _Answer:
-        """Opens the tabs of all orders, or of none; then the lease no longer counts, unless nothing new runs."""
+        """Opens the tabs of all orders in place of the lease, or none. They are to be put off before: a tab that is
+        open is among those that somebody looks at.
+        """
         keys = (names.key_tokens(key_id), names.key_charges(key_id), names.key_running(key_id), names.key_open(key_id))
         arguments: list[str | int] = [limits.tokens_per_minute or 0, limits.max_concurrent or 0]
         arguments += [lease_id, OPEN_S]
         for order in orders:
-            tokens = "-" if limits.tokens_per_minute is None else order.num_tokens
-            arguments += (order.tab.field, order.num_at_once, tokens)
+            counts = limits.tokens_per_minute is not None
+            tokens = (order.num_least, order.num_tokens) if counts else ("-", "-")
+            arguments += (order.tab.field, order.num_at_once, *tokens)
         return _Answer(*await self._execute(*lua.call(_RESERVE, keys, arguments)))
 
     async def charge(self, tab: Tab, num_tokens: int | None, *, is_over: bool) -> None:
@@ -86,21 +90,34 @@ class TabStore:
         """
         keys = (names.key_tokens(tab.key_id), names.key_charges(tab.key_id), names.key_open(tab.key_id))
         total = "" if num_tokens is None else num_tokens
-        arguments = (tab.field, total, int(is_over), int(tab.is_shared), PAID_S)
+        is_paid = tab.is_shared and num_tokens != 0  # one that took nothing may be sent yet, by who asks again
+        arguments = (tab.field, total, int(is_over), int(is_paid), PAID_S)
         await self._execute(*lua.call(_SETTLE, keys, arguments))
         if is_over:
-            await self._execute("ZREM", names.unsettled(), tab.member)
+            await self.forget([tab])
 
-    async def put_off(self, after_s: float, members: Sequence[str]) -> None:
-        """Nobody is to look at these tabs before `after_s` from now."""
-        if members:
-            await self._execute(*lua.call(_PUT_OFF, (names.unsettled(),), (round(after_s * 1000), *members)))
+    async def forget(self, tabs: Sequence[Tab]) -> None:
+        """Nobody is to look at these: they are not open."""
+        if tabs:
+            await self._execute("ZREM", names.unsettled(), *(tab.member for tab in tabs))
+
+    async def remember(self, tabs: Sequence[Tab]) -> None:
+        """Somebody is to look at these, which are open: at once if Redis has lost when."""
+        if tabs:
+            due = (part for tab in tabs for part in (0, tab.member))
+            await self._execute("ZADD", names.unsettled(), "NX", *due)
+
+    async def put_off(self, after_s: float, tabs: Sequence[Tab]) -> None:
+        """Somebody is to look at these tabs, but not before `after_s` from now."""
+        if tabs:
+            arguments = (round(after_s * 1000), OPEN_S, *(tab.member for tab in tabs))
+            await self._execute(*lua.call(_PUT_OFF, (names.unsettled(),), arguments))
 
     async def take_due(self, count: int, lease_s: float, furthest_s: float) -> list[Tab]:
         """Up to `count` tabs to look at, which nobody else gets for `lease_s`. What is no tab's name is dropped."""
         limits = (count, round(lease_s * 1000), round(furthest_s * 1000))
         members: list[bytes] = await self._execute(*lua.call(_DUE, (names.unsettled(),), limits))
-        tabs = [_tab(*member.decode(errors="replace").split(" ")) for member in members]
+        tabs = [_tab(member) for member in members]
         wrong = [member for member, tab in zip(members, tabs, strict=True) if tab is None]
         if wrong:
             await self._execute("ZREM", names.unsettled(), *wrong)
@@ -110,7 +127,7 @@ class TabStore:
         """Open tabs of a key; where there are many, some."""
         fields: list[bytes] = await self._execute("HKEYS", names.key_open(key_id))
         some = random.sample(fields, min(len(fields), MAX_LOOKED_AT))
-        tabs = (_tab(key_id, *field.decode(errors="replace").split(" ")) for field in some)
+        tabs = (_tab(key_id.encode() + b" " + field) for field in some)
         return [tab for tab in tabs if tab is not None]
 
 
@@ -124,6 +141,7 @@ class _Answer:
     wait_ms: int
     used: int
     reset_ms: int
+    num_charged: int  # tokens, to the tabs that were opened
 
     @property
     def is_too_many_at_once(self) -> bool:
@@ -158,5 +176,10 @@ def check_size(key_id: str, limits: Limits, orders: Sequence[Order]) -> None:
         raise OverLimit(message, None)
 
 
-def _tab(*parts: str) -> Tab | None:
-    return Tab(*parts) if len(parts) == 3 and all(parts) else None
+def _tab(member: bytes) -> Tab | None:
+    """Of its name; None: it is no tab's."""
+    try:
+        parts = member.decode().split(" ")
+    except UnicodeDecodeError:
+        return None
+    return Tab(*parts) if len(parts) == 3 and all(parts) and not set("{}") & set(parts[0]) else None

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
-from gateway_client import CHAT, bare_client
+from gateway_client import CHAT, bare_client, chat
 from gateway_harness import announce, new_key, running_gateway
 
 from penstock.gateway.admission.admission import Sent, order_for
@@ -130,20 +130,62 @@ async def test_what_ended_is_charged_as_it_was_published(
 
 
 @pytest.mark.parametrize(
-    ("fields", "max_model_len", "num_tokens"),
+    ("fields", "max_model_len", "num_least", "num_tokens"),
     [
-        ({"max_tokens": 10}, 4096, 100 + 10),
-        ({"max_tokens": 4096}, 4096, 4096),
-        ({"max_tokens": 10**6}, 4096, 4096),
-        ({"max_tokens": 10**6, "n": 3}, 4096, 100 + 3 * 3996),
-        ({"max_tokens": 10}, 60, 100),  # the worker refuses it
-        ({"max_tokens": 300}, None, 100 + 300),
+        ({"max_tokens": 10}, 4096, 100 + 10, 100 + 10),
+        ({"max_tokens": 4095, "n": 2}, 4096, 100 + 2 * 3996, 100 + 2 * 3996),
+        ({"max_tokens": 4096}, 4096, 101, 4096),
+        ({"max_tokens": 10**6}, 4096, 101, 4096),
+        ({"max_tokens": 10**6, "n": 3}, 4096, 103, 100 + 3 * 3996),
+        ({"max_tokens": 10}, 60, 100, 100),  # the worker refuses it
+        ({"max_tokens": 100}, 60, 100, 100),
+        ({"max_tokens": 300}, None, 100 + 300, 100 + 300),
     ],
 )
-def test_what_can_be_computed_is_reserved(fields: dict[str, Any], max_model_len: int | None, num_tokens: int) -> None:
+def test_what_can_be_computed_is_reserved(
+    fields: dict[str, Any], max_model_len: int | None, num_least: int, num_tokens: int
+) -> None:
     request = GenerateRequest(prompt_token_ids=tuple(range(100)), **fields)
     order = order_for("k", Sent("default", "r", request, is_shared=False), max_model_len)
-    assert (order.num_tokens, order.num_at_once) == (num_tokens, request.n)
+    assert (order.num_least, order.num_tokens, order.num_at_once) == (num_least, num_tokens, request.n)
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 4096}, {"max_tokens": 10**6}])
+async def test_answers_of_any_length_run_one_at_a_time_under_a_small_limit(
+    redis: RedisClient, redis_url: str, more: dict[str, Any]
+) -> None:
+    """So no more than one of them goes beyond it; where they are short, the next one need not wait for a minute."""
+    secret = await new_key(redis_url, limits={"tokens_per_minute": 2000})
+    go_on = asyncio.Event()
+    num_tokens = iter((10, 10, 4000))
+
+    async def when_told(reply: ScriptedReply) -> None:
+        await reply.own()
+        await go_on.wait()
+        await reply.chunk("x" * next(num_tokens))
+        await reply.end("length")
+
+    await announce(redis)
+    async with ScriptedWorker(redis_url, when_told) as worker, two_gateways(redis_url) as gateways:
+        headers, body = {"authorization": f"Bearer {secret.text}"}, {**chat("hello"), "model": "tiny", **more}
+
+        async def ask(number: int) -> httpx2.Response:
+            return await gateways[number % 2].post(CHAT, json=body, headers=headers)
+
+        async def is_settled() -> bool:
+            return not await redis.exists(names.key_open(secret.key_id))
+
+        first = asyncio.create_task(ask(0))
+        await eventually(lambda: worker.taken)
+        for refused in await asyncio.gather(*(ask(number) for number in range(9))):
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        go_on.set()
+        for asked in (first, ask(1), ask(0)):
+            answer = await asked
+            assert answer.status_code == 200, answer.text
+            await eventually(is_settled)
+        assert [(await ask(number)).status_code for number in range(9)] == [429] * 9
+        assert await counted(redis, secret.key_id) >= 4020
 
 
 async def test_lists_and_n_are_one_request_in_the_minute_and_as_many_at_once(

@@ -119,7 +119,7 @@ async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
         if limits.requests_per_minute:
             await limiter.release(await limiter.admit("k", limits))
         else:
-            order = Order(Tab("k", "default", secrets.token_hex(8)), 1, 10)
+            order = Order(Tab("k", "default", secrets.token_hex(8)), 1, 10, 10)
             await settling.reserve("k", limits, [order])
 
     await use()
@@ -146,7 +146,7 @@ async def test_the_place_of_a_killed_gateway_s_request_is_free_in_time(shifted: 
 
 async def test_a_tab_that_nobody_reads_is_looked_at_in_time(shifted: ShiftedServer, store: Store) -> None:
     tabs, tab = TabStore(store.execute), Tab("k", "default", "r")
-    await tabs.put_off(15.0, [tab.member])
+    await tabs.put_off(15.0, [tab])
     shifted.set_ahead(-FAR_S)
     assert await tabs.take_due(9, 10.0, 15.0) == []
     shifted.set_ahead(16 - FAR_S)

@@ -245,7 +245,7 @@ async def abandoned(client: Client, redis: RedisClient) -> None:
 
 
 async def held(client: Client, proxy: RefusingProxy) -> None:
-    """A request that lasts until its lease was renewed."""
+    """A request that lasts until its lease was renewed: its key's limits open no tab in place of that."""
     body = {**CHAT, "max_tokens": 10**6, "stream": True}
     async with client.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200
@@ -281,18 +281,20 @@ async def test_each_command_meets_each_refusal(
     engine = FakeEngine(step_s=0.001, max_num_seqs=16)
     other = FakeEngine(step_s=0.001)
     secret = await new_key(redis_url, admin=True, limits={"requests_per_minute": 10**9, "tokens_per_minute": 10**12})
+    counted = await new_key(redis_url, limits={"requests_per_minute": 10**9})
     narrow = await new_key(redis_url, limits={"max_concurrent": 1})
     async with (
         running_worker(redis_url, engine, name="w"),
         running_worker(redis_url, other, name="other"),
         running_gateway(proxy.url, abandon_after_s=0.4, batch_lease_s=0.5) as gateway,
         Client(gateway.url, secret.text) as client,
+        Client(gateway.url, counted.text) as counted_client,
         Client(gateway.url, narrow.text) as narrow_client,
     ):
         proxy.refuse_in_turn(ANSWERS)
         for part in PARTS:
             await part(client, redis)
-        await held(client, proxy)
+        await held(counted_client, proxy)
         await renewed(client, proxy, engine)
         await limits(narrow_client, redis)
         missing = all_calls() - set(proxy.seen)

@@ -12,10 +12,11 @@ from gateway_harness import standing_with
 from penstock.gateway.keys.limits import Limiter, OverLimit, Usage
 from penstock.gateway.keys.published import Published
 from penstock.gateway.keys.records import Limits
-from penstock.gateway.keys.settling import Settling
+from penstock.gateway.keys.settling import MAX_DUE, Settling
 from penstock.gateway.keys.tabs import Order, Tab
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
+from penstock.producer import ConnectionLost, ServerRefused
 from penstock.producer.redis.connection import RedisClient
 
 A_HUNDRED = Limits(tokens_per_minute=100)
@@ -32,8 +33,16 @@ class Replies:
         return self.known.get(request_id, Published("unknown", 0))
 
 
-def order(num_tokens: int = 1, num_at_once: int = 1, request_id: str | None = None) -> Order:
-    return Order(Tab("k", "default", request_id or secrets.token_hex(8)), num_at_once, num_tokens)
+def order(
+    num_tokens: int = 1,
+    num_at_once: int = 1,
+    request_id: str | None = None,
+    *,
+    num_least: int | None = None,
+    is_shared: bool = True,
+) -> Order:
+    tab = Tab("k", "default", request_id or secrets.token_hex(8), is_shared)
+    return Order(tab, num_at_once, num_tokens if num_least is None else num_least, num_tokens)
 
 
 def settling_with(store: Store, replies: Replies | None = None) -> Settling:
@@ -58,6 +67,79 @@ async def test_a_request_larger_than_the_limit_needs_a_minute_of_its_own(redis_u
             await used(settling, order(1))
         await settling.close(large.tab, 40)
         assert await used(settling, order(1)) == 41
+
+
+async def test_a_request_that_may_take_anything_is_charged_what_is_left(redis_url: str) -> None:
+    """So it is let in beside others, none comes in beside it, and the next one need not wait for a minute."""
+    async with Store(redis_url) as store:
+        settling, small, large = settling_with(store), order(30), order(5000, num_least=9)
+        await used(settling, small)
+        assert await used(settling, large) == 100
+        with pytest.raises(OverLimit, match="100 tokens in the last minute and about 9 more") as refused:
+            await used(settling, order(5000, num_least=9))
+        assert refused.value.retry_after_s == 5
+        await settling.close(large.tab, 40)
+        assert await used(settling, order(5000, num_least=30)) == 100
+        with pytest.raises(OverLimit, match="about 31 more"):
+            await used(settling, order(5000, num_least=31))
+
+
+async def test_who_can_only_wait_for_the_minute_is_told_so(redis_url: str) -> None:
+    async with Store(redis_url) as store:
+        settling, spent, small = settling_with(store), order(90), order(5)
+        await used(settling, spent)
+        await settling.close(spent.tab, 90)
+        await used(settling, small)  # even if all of it is given back, the next one does not fit
+        with pytest.raises(OverLimit, match="95 tokens") as refused:
+            await used(settling, order(20))
+        assert refused.value.retry_after_s is not None
+        assert refused.value.retry_after_s > 5
+
+
+async def test_what_was_never_sent_is_not_paid_for(redis: RedisClient, redis_url: str) -> None:
+    async with Store(redis_url) as store:
+        settling, one = settling_with(store), order(30)
+        for _ in range(2):
+            assert await used(settling, one) == 30
+            await settling.close(one.tab, 0)
+            assert await counted(redis) == 0
+
+
+async def test_a_refused_request_leaves_nothing_behind(redis: RedisClient, redis_url: str) -> None:
+    async with Store(redis_url) as store:
+        settling = settling_with(store)
+        await used(settling, order(60, is_shared=False))
+        with pytest.raises(OverLimit):
+            await used(settling, order(60, is_shared=False))
+        assert await redis.zcard(names.unsettled()) == await redis.hlen(names.key_open("k")) == len(settling._readings)
+
+
+@pytest.mark.parametrize("num_commands", [1, 2])
+async def test_no_tab_is_open_that_nobody_looks_at(redis: RedisClient, redis_url: str, num_commands: int) -> None:
+    """Whatever is the last command that gets through: of a gateway that was killed, or whose request was cut off."""
+    async with Store(redis_url) as store:
+        sent = 0
+
+        async def cut_off(*command: str | bytes | int) -> Any:
+            nonlocal sent
+            sent += 1
+            if sent > num_commands:
+                raise ConnectionLost("cut off")
+            answer = await store.execute(*command)
+            if sent == num_commands:
+                raise ConnectionLost("its answer")
+            return answer
+
+        settling, one = Settling(cut_off, Replies().look, standing_with(store)), order(10)
+        with pytest.raises(ConnectionLost):
+            await used(settling, one)
+        open_tabs = await redis.hkeys(names.key_open("k"))
+        assert len(open_tabs) == num_commands - 1
+        assert {f"k {tab}" for tab in open_tabs} <= set(await redis.zrange(names.unsettled(), 0, -1))
+        await redis.zadd(names.unsettled(), {one.tab.member: 0})  # as after 15 s
+        await settling_with(store)._go_round()
+        assert await gone_both(redis)
+        assert await counted(redis) == 0
 
 
 async def test_tokens_beyond_the_reservation_count_when_they_are_known(redis_url: str) -> None:
@@ -205,11 +287,62 @@ async def test_what_was_left_before_it_was_seen_in_the_queue_may_still_come(redi
         assert await redis.zscore(names.unsettled(), one.tab.member)
 
 
-async def test_junk_among_the_tabs_is_dropped(redis: RedisClient, redis_url: str) -> None:
+async def test_one_tab_that_can_t_be_looked_at_holds_up_no_other(redis: RedisClient, redis_url: str) -> None:
+    looked: list[str] = []
+
+    async def look(_: str, request_id: str) -> Published:
+        looked.append(request_id)
+        if request_id == "bad":
+            raise ServerRefused("about this one alone")
+        return Published("ended", 3)
+
+    async with Store(redis_url) as store:
+        killed, settling = settling_with(store), Settling(store.execute, look, standing_with(store))
+        orders = [order(1, request_id=str(number)) for number in range(MAX_DUE + 1)] + [order(1, request_id="bad")]
+        for each in orders:
+            await used(killed, each, limits=Limits(tokens_per_minute=10**6))
+        await redis.zadd(names.unsettled(), {each.tab.member: 0 for each in orders})
+        await redis.zadd(names.unsettled(), {orders[-1].tab.member: -1})  # the first one
+        with pytest.raises(ServerRefused):
+            await settling._go_round()
+    assert await redis.hkeys(names.key_open("k")) == [orders[-1].tab.field]
+    assert len(looked) == len(orders)
+    assert await counted(redis) == 3 * (MAX_DUE + 1) + 1
+
+
+async def test_what_is_read_here_is_nobody_else_s_to_look_at(redis: RedisClient, redis_url: str) -> None:
+    """Not even while it waits to be sent, after Redis was away for longer than its tab was put off."""
+    async with Store(redis_url) as store:
+        settling, one = settling_with(store), order(10)
+        await used(settling, one)
+        await redis.zadd(names.unsettled(), {one.tab.member: 0})
+        settling._put_off_s = float("inf")
+        await settling._go_round()
+        assert await redis.hlen(names.key_open("k")) == 1
+        settling._put_off_s = 0.0
+        await redis.zadd(names.unsettled(), {one.tab.member: 0})
+        await settling._go_round()
+        await settling_with(store)._go_round()  # another gateway
+        assert await redis.hlen(names.key_open("k")) == 1
+
+
+async def test_a_tab_of_which_redis_has_lost_the_time_is_looked_at(redis: RedisClient, redis_url: str) -> None:
+    replies = Replies()
+    async with Store(redis_url) as store:
+        settling, one = settling_with(store, replies), order()
+        await settling.reserve("k", Limits(max_concurrent=1), [one])
+        await redis.delete(names.unsettled())
+        replies.known[one.tab.request_id] = Published("running", 1)
+        with pytest.raises(OverLimit):
+            await settling.reserve("k", Limits(max_concurrent=1), [order(is_shared=False)])
+        assert await redis.zrange(names.unsettled(), 0, -1) == [one.tab.member]
+
+
+async def test_junk_among_the_tabs_is_dropped(redis: RedisClient, raw: RedisClient, redis_url: str) -> None:
     now_s, _ = await redis.time()
     junk = {"x": "", "default a": "one two three", "default b": "1 2", "default old": f"2 - {now_s - 9 * 86_400}"}
     await redis.hset(names.key_open("k"), mapping=junk)
-    await redis.zadd(names.unsettled(), {"junk": 1, "a b c d": 1, "  ": 1})
+    await raw.zadd(names.unsettled(), {"junk": 1, "a b c d": 1, "  ": 1, "{} b c": 1, b"a b \xff": 1})
     async with Store(redis_url) as store:
         settling = settling_with(store)
         limiter = Limiter(store.execute, settling.forget_ended, standing_with(store))

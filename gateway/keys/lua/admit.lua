@@ -16,7 +16,7 @@ if per_minute > 0 and sum >= per_minute then
   return {1, sum, until_free(seconds, sum - per_minute + 1), sum, until_empty(seconds), 0}
 end
 if at_once > 0 then
-  local running, is_open = open_at_once(KEYS[3], now, ARGV[6], ARGV[7])
+  local running, is_open = open_tabs(KEYS[3], now, ARGV[6], ARGV[7])
   running, joins = running + redis.call('ZCOUNT', KEYS[2], now, '+inf'), is_open
   if not joins and running >= at_once then return {2, running, 1000, sum, until_empty(seconds), 0} end
 end

@@ -1,6 +1,6 @@
 -- After open.lua. KEYS: tokens (a window), charges, open. ARGV: a tab's name, the tokens that its request has taken in all ('':
--- nobody knows), whether that is all it ever takes, whether others may be about to open the same one, for how many seconds what
--- is paid is known.
+-- nobody knows), whether that is all it ever takes, whether it is paid for by that, for whoever is about to open the same one,
+-- for how many seconds that is known.
 -- What was too much is given back where it was taken, if that still counts. Answers whether the tab was open.
 local at_once, tokens, second = tab_of(redis.call('HGET', KEYS[3], ARGV[1]))
 local now = math.floor(clock() / 1000)
