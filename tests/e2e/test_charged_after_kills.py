@@ -193,9 +193,12 @@ async def test_with_a_model_that_is_killed_in_the_middle(
         victim.send(signal.SIGKILL)
         victim.wait(WAIT_S)
     load = partial(load_model, str(MODEL_DIR), EngineConfig(**settings))
-    async with running_gateway(redis_url, abandon_after_s=WAIT_S) as gateway, bare_client(gateway) as client:
-        async with serving(WorkerService(WorkerConfig(**QUICK, name="heir"), redis_url, load)):
-            charged = await all_charged(redis, secret.key_id)
+    async with (
+        running_gateway(redis_url, abandon_after_s=WAIT_S) as gateway,
+        bare_client(gateway) as client,
+        serving(WorkerService(WorkerConfig(**QUICK, name="heir"), redis_url, load)),
+    ):
+        charged = await all_charged(redis, secret.key_id)
         assert charged == await published(redis)
         headers = {"authorization": f"Bearer {secret.text}", "Idempotency-Key": "1"}
         again = await client.post(COMPLETIONS, json=bodies[1], headers=headers)
