@@ -75,9 +75,8 @@ class TabStore:
         arguments: list[str | int] = [limits.tokens_per_minute or 0, limits.max_concurrent or 0]
         arguments += [lease_id, OPEN_S]
         for order in orders:
-            counts = limits.tokens_per_minute is not None
-            tokens = (order.num_least, order.num_tokens) if counts else ("-", "-")
-            arguments += (order.tab.field, order.num_at_once, *tokens)
+            arguments += (order.tab.field, order.num_at_once)
+            arguments += ("-", "-") if limits.tokens_per_minute is None else (order.num_least, order.num_tokens)
         return _Answer(*await self._execute(*lua.call(_RESERVE, keys, arguments)))
 
     async def charge(self, tab: Tab, num_tokens: int | None, *, is_over: bool) -> None:
@@ -110,7 +109,7 @@ class TabStore:
     async def put_off(self, after_s: float, tabs: Sequence[Tab]) -> None:
         """Somebody is to look at these tabs, but not before `after_s` from now."""
         if tabs:
-            arguments = (round(after_s * 1000), OPEN_S, *(tab.member for tab in tabs))
+            arguments: list[str | int] = [round(after_s * 1000), OPEN_S, *(tab.member for tab in tabs)]
             await self._execute(*lua.call(_PUT_OFF, (names.unsettled(),), arguments))
 
     async def take_due(self, count: int, lease_s: float, furthest_s: float) -> list[Tab]:
@@ -179,7 +178,8 @@ def check_size(key_id: str, limits: Limits, orders: Sequence[Order]) -> None:
 def _tab(member: bytes) -> Tab | None:
     """Of its name; None: it is no tab's."""
     try:
-        parts = member.decode().split(" ")
-    except UnicodeDecodeError:
+        key_id, queue, request_id = member.decode().split(" ")
+    except ValueError:  # UnicodeDecodeError too
         return None
-    return Tab(*parts) if len(parts) == 3 and all(parts) and not set("{}") & set(parts[0]) else None
+    is_name = key_id and queue and request_id and not set("{}") & set(key_id)
+    return Tab(key_id, queue, request_id) if is_name else None
