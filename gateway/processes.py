@@ -24,6 +24,10 @@ ABORT = signal.SIGQUIT
 """From the process that started the others: they are to end at once."""
 
 
+ABORTED = 130
+"""Exit status of who was told to stop twice."""
+
+
 class Work(Protocol):
     def __call__(self, place: int, lifeline: int, signals: Stopping) -> int:
         """What the process in `place` does; its exit status. It drains on SIGTERM, and once `lifeline` can be read:
@@ -39,7 +43,8 @@ def keep_running(count: int, work: Work, signals: Stopping, is_final: Callable[[
     without other threads and without an event loop.
 
     Returns:
-        The highest exit status of those that were told to stop, and of the one that was final.
+        The highest exit status of those that were told to stop, and of the one that was final; 128 and the number of
+        the signal for one that was killed meanwhile.
     """
     with _blocked(signals.numbers | {signal.SIGCHLD}), signals.waited_for():
         return _Processes(work, signals, is_final).run(count)
@@ -113,10 +118,11 @@ class _Processes:
         place = self._places.pop(pid)
         if self._is_final(status) and not self._is_stopping:
             self._stop()
+        if status < 0 or not self._is_stopping:
+            _log.error("process_ended", pid=pid, place=place, exit_status=status)
         if self._is_stopping:
-            self._status = max(self._status, status)
+            self._status = max(self._status, _reported(status))
             return
-        _log.error("process_ended", pid=pid, place=place, exit_status=status)
         self._due_s[place] = self._started_s[place] + RESTART_INTERVAL_S
 
     def _start(self, place: int) -> None:
@@ -128,6 +134,13 @@ class _Processes:
             _become(lambda: self._work(place, self._lifeline, self._signals), self._held, self._awaited)
         self._places[pid] = place
         _log.info("process_started", pid=pid, place=place)
+
+
+def _reported(status: int) -> int:
+    """What is said of a process that ended so: a signal as shells say it, but for the one that is no accident."""
+    if status == -ABORT:  # where it has no handler, as it begins or ends
+        return ABORTED
+    return 128 - status if status < 0 else status
 
 
 def _become(work: Callable[[], int], held: int, awaited: frozenset[signal.Signals]) -> None:

@@ -16,7 +16,7 @@ from penstock import stopping
 from penstock.gateway.exporting import exporting
 from penstock.gateway.http.certificate import certificate_of
 from penstock.gateway.http.guard import NUM_ON_TOP
-from penstock.gateway.processes import ABORT, keep_running
+from penstock.gateway.processes import ABORT, ABORTED, keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from penstock.producer.telemetry.sdk import Telemetry
 
 _log = structlog.get_logger(__name__)
-
-ABORTED = 130
-"""Exit status of who was told to stop twice."""
 
 REFUSED = 5
 """Exit status of who was refused by Redis for good, at the start or for too long; a worker's is the same."""
@@ -131,12 +128,14 @@ class _Process:
         telemetry = load_telemetry("penstock-gateway") if self.settings.otel else None
         server = GatewayServer(self.settings, self.max_connections, telemetry)
         loop = asyncio.get_running_loop()
+        stop = server.stop
         if lifeline is not None:
+            stop = server.drain  # it comes from a terminal's group too, sooner than from the process that decides
             loop.add_reader(lifeline, self._lose_parent, server, lifeline)
             loop.add_signal_handler(ABORT, server.abort)
         metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
         garbage.settle()  # a large body is enough for a collection of everything, which all streams would wait for
-        with signals.serving(loop, server.stop, server.reload):
+        with signals.serving(loop, stop, server.reload):
             await self._run(server, telemetry, metrics_listener)
         if server.force_exit:
             return ABORTED
@@ -153,7 +152,7 @@ class _Process:
 
     def _lose_parent(self, server: GatewayServer, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
-        server.stop()
+        server.drain()
 
 
 async def _check_redis(settings: GatewaySettings) -> None:

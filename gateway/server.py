@@ -77,7 +77,7 @@ class _Server(GuardedServer):
 
 
 class GatewayServer(_Server):
-    """Serves the application until `stop`, then drains for `drain_timeout_s`.
+    """Serves the application until `stop` or `drain`, then drains for `drain_timeout_s`.
 
     Args:
         settings: what can be set.
@@ -94,6 +94,7 @@ class GatewayServer(_Server):
         self.app = create_app(settings, self.metrics, provider, max_connections)
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_told = False  # to stop, by whoever runs it
         self.is_refused = False
         self._certificate = certificate = certificate_of(settings.tls_certificate, settings.tls_key)
         super().__init__(
@@ -118,7 +119,7 @@ class GatewayServer(_Server):
         """Redis has refused for too long: whoever starts the process is to see that it cannot go on."""
         await self.app.state.gateway.standing.must_drain.wait()
         self.is_refused = True
-        self.stop()
+        self.drain()
 
     async def _look_for_keys(self) -> None:
         """A process that knows of keys goes on asking for one, whatever becomes of Redis."""
@@ -158,21 +159,24 @@ class GatewayServer(_Server):
         self.metrics.set_trouble(gateway.standing.trouble)
 
     def stop(self) -> None:
-        """Begins the drain; a second time it ends it."""
+        """Begins the drain, where nothing else has; a second time it ends it."""
+        if self._is_told:
+            self.abort()
+        self._is_told = True
+        self.drain()
+
+    def drain(self) -> None:
+        """Begins the drain. One that has begun goes on."""
         if not self.should_exit:
             self.should_exit = self.app.state.is_draining = True
             _log.info("draining", connections=len(self.server_state.connections))
-        else:
-            self.force_exit = True
-            for connection in list(self.server_state.connections):
-                connection.cut()  # type: ignore[union-attr]  # all are those of the guard
 
     def abort(self) -> None:
         """Ends the drain, which it may have to begin first."""
-        if not self.should_exit:
-            self.stop()
-        if not self.force_exit:
-            self.stop()
+        self.drain()
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.cut()  # type: ignore[union-attr]  # all are those of the guard
 
     def reload(self) -> None:
         """Looks at the certificate and at those of Redis now. What can't be used is refused, and said again."""

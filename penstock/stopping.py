@@ -95,12 +95,12 @@ class Stopping:
         finally:
             self._is_over = True
 
-    def is_new_stop(self) -> bool:
-        """Notes a stop. False: it is the first one again."""
-        now = time.monotonic()
+    def is_new_stop(self, came_s: float | None = None) -> bool:
+        """Notes a stop that came then (monotonic; None: now). False: it is the first one again."""
+        came_s = time.monotonic() if came_s is None else came_s
         if self._stopped_s is not None:
-            return now - self._stopped_s >= SAME_STOP_S
-        self._stopped_s = now
+            return came_s - self._stopped_s >= SAME_STOP_S
+        self._stopped_s = came_s
         return True
 
     def has_hung_up(self) -> bool:
@@ -120,28 +120,28 @@ class Stopping:
         if self._is_over:
             return
         if self._loop is not None:
-            act = self._hang_up if number == signal.SIGHUP else self._end
+            act, came_s = self._hang_up if number == signal.SIGHUP else self._end, time.monotonic()
             with suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(act)
+                self._loop.call_soon_threadsafe(lambda: act(came_s))  # a busy loop comes to it later
         elif number != signal.SIGHUP or self.has_hung_up():
             os._exit(0)  # nothing was begun
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, came_s: float) -> None:
         if self._loop is not None and self._may_be_hanging_up():
-            self._loop.call_later(_HANG_UP_S, self._hung_up)
+            self._loop.call_later(_HANG_UP_S, lambda: self._hung_up(came_s))
         else:
-            self._hung_up()
+            self._hung_up(came_s)
 
-    def _hung_up(self) -> None:
+    def _hung_up(self, came_s: float) -> None:
         if self.is_stopping:
             return
         if self._is_hung_up():
-            self._end()
+            self._end(came_s)
         else:
             self._reload()
 
-    def _end(self) -> None:
-        if self.is_new_stop():
+    def _end(self, came_s: float) -> None:
+        if self.is_new_stop(came_s):
             self._stop()
 
 

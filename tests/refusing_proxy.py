@@ -62,6 +62,7 @@ class RefusingProxy(Forwarding):
         seen: how often each command came, by name.
         refused: how often each was answered here.
         greeting: what new connections are told before they are closed; None: they are taken.
+        on_command: called with the name of each command before it goes on.
         is_answering: while it is not set, no answer goes back; what came before is executed.
     """
 
@@ -78,6 +79,7 @@ class RefusingProxy(Forwarding):
         self.seen: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.greeting: str | None = None
+        self.on_command: Callable[[str], object] = str
         self.is_answering = asyncio.Event()
         self.is_answering.set()
 
@@ -158,6 +160,7 @@ class RefusingProxy(Forwarding):
                 continue
             name = name_of(command)
             self.seen[name] += 1
+            self.on_command(name)
             refusal = self._refusal_of(name)
             if refusal:
                 self.refused[name] += 1

@@ -92,6 +92,29 @@ def test_what_comes_in_which_order(
     assert heard == done
 
 
+@pytest.mark.parametrize("first", [TERM, HUP])
+def test_what_a_busy_loop_comes_to_late_came_when_it_came(
+    first: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the terminal has gone."""
+    clock = Clock()
+    monkeypatch.setattr(stopping, "time", clock)
+    terminals = iter([True])
+    monkeypatch.setattr(stopping, "is_at_terminal", lambda: next(terminals, False))
+    waiting: list[Callable[[], object]] = []
+    loop = FakeLoop()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", waiting.append)
+    heard: list[str] = []
+    signals = Stopping()
+    with signals.serving(loop, lambda: heard.append("stop"), lambda: heard.append("reload")):
+        signals._receive(first, None)
+        signals._receive(INT, None)
+        for callback in waiting:
+            callback()
+            clock.now += 10 * SAME_STOP_S
+    assert heard == ["stop"]
+
+
 async def test_a_worker_looks_at_files_of_redis_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = asyncio.Event()
     monkeypatch.setattr(renewal, "LOOK_S", 0.01)
@@ -257,6 +280,25 @@ async def test_a_hang_up_reloads_and_a_stop_that_comes_twice_drains(
             await redis.set(keys.cancel("q", "r"), 1)
         outcome = await finish(process)
     assert (outcome.status, "Traceback" in outcome.err) == (0, False)
+
+
+@pytest.mark.parametrize("name", ["worker", "gateway"])
+async def test_signals_at_each_function_from_the_first_stop_to_the_end_of_the_interpreter(
+    name: str, redis: RedisClient, redis_url: str
+) -> None:
+    words = [*FAKE_WORKER[1:], "--drain-timeout-s", "0.2"] if name == "worker" else COMMANDS["gateway"][2:]
+    command = [str(TESTS / "signalled_service.py"), *words, "--redis-url", redis_url, "--log-format", "json"]
+    async with running(*command) as process:
+        await until(process, READY[name])
+        if name == "worker":
+            await send(redis, prompt="x", id="r", max_tokens=10**6)
+            await read_until(redis, "r", lambda entry: isinstance(entry, ChunkEntry))
+        os.kill(process.pid, TERM)
+        outcome = await finish(process)
+    assert (outcome.status, "Traceback" in outcome.err, "reloaded" in outcome.err) == (0, False, False), outcome.err
+    if name == "worker":
+        pending = await redis.xpending(keys.requests("q"), keys.GROUP)
+        assert pending["consumers"] == [{"name": keys.WAITING, "pending": 1}]
 
 
 async def reload(process: Any, count: int) -> None:
