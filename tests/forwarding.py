@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Coroutine
+import struct
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from itertools import cycle
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +30,7 @@ class Forwarding:
         self._host, self._server_port, self._tls = host, server_port, tls
         self._server: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
+        self._reset: set[asyncio.Task[None]] = set()
         self.num_links = 0
         self.port = 0
 
@@ -33,6 +38,11 @@ class Forwarding:
         """Closes all connections there are."""
         for link in list(self._links):
             link.cancel()
+
+    def reset(self) -> None:
+        """Closes all connections there are with an RST: what is on its way is lost, either way."""
+        self._reset |= self._links
+        self.cut()
 
     async def listen(self) -> None:
         """Begins, on the same port as before if there was one. Connections that there are stay."""
@@ -58,6 +68,8 @@ class Forwarding:
         link = asyncio.create_task(self._serve(reader, writer))
         self._links.add(link)
         link.add_done_callback(self._links.discard)
+        link.add_done_callback(self._reset.discard)
+        link.add_done_callback(lambda _: writer.transport.abort())  # one that is cancelled before it began does nothing
         await asyncio.wait({link})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,6 +82,8 @@ class Forwarding:
         finally:
             for end in (writer, server):
                 if end is not None:
+                    if asyncio.current_task() in self._reset:
+                        _linger_not(end)
                     end.transport.abort()
 
     async def _forward(
@@ -81,6 +95,11 @@ class Forwarding:
     ) -> None:
         """Serves one connection until it is to be closed."""
         await until_one_ends(_copy(reader, server), _copy(server_reader, writer))
+
+
+def _linger_not(end: asyncio.StreamWriter) -> None:
+    with suppress(OSError):  # the other end was sooner
+        end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
@@ -98,3 +117,42 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while data := await reader.read(1 << 16):
         writer.write(data)
         await writer.drain()
+
+
+class Trickling(Forwarding):
+    """Passes on what comes in pieces, each a packet of its own.
+
+    Args:
+        host: of the server.
+        server_port: its port.
+        sizes: of the pieces in bytes, in turn.
+        pause_s: after each that goes to a client.
+    """
+
+    def __init__(self, host: str, server_port: int, sizes: Sequence[int], pause_s: float = 0.0) -> None:
+        super().__init__(host, server_port)
+        self._sizes, self._pause_s = sizes, pause_s
+
+    async def _forward(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+    ) -> None:
+        await until_one_ends(
+            _trickle(reader, server, self._sizes, 0.0), _trickle(server_reader, writer, self._sizes, self._pause_s)
+        )
+
+
+async def _trickle(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sizes: Sequence[int], pause_s: float
+) -> None:
+    size = cycle(sizes)
+    while data := await reader.read(1 << 16):
+        while data:
+            count = next(size)
+            writer.write(data[:count])
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+            data = data[count:]

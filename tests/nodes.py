@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from fakes import eventually
+from forwarding import Forwarding
 from patience import WAIT_S
 from redis.asyncio import Redis
 from refusing_proxy import RefusingProxy
@@ -17,7 +18,7 @@ from servers import SERVERS
 
 from penstock.worker.local.embedded import EmbeddedServer
 
-Proxy = TypeVar("Proxy", bound=RefusingProxy)
+Proxy = TypeVar("Proxy", bound=Forwarding)
 
 
 @contextmanager
@@ -42,7 +43,8 @@ def sentinel(folder: Path, master_port: int) -> Iterator[int]:
 
 @asynccontextmanager
 async def proxied_nodes(
-    servers: list[EmbeddedServer], kind: type[Proxy] = RefusingProxy
+    servers: list[EmbeddedServer],
+    kind: Callable[[str], Proxy] = RefusingProxy,  # type: ignore[assignment]
 ) -> AsyncIterator[tuple[str, list[Proxy]]]:
     """The URL of a cluster by way of a proxy before each node, which the nodes name to whoever asks for them."""
     async with AsyncExitStack() as stack:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fakes import eventually
+from forwarding import Trickling
 from nodes import sentinel
 from patience import TEST_S, WAIT_S
 from redis import exceptions
@@ -25,6 +26,7 @@ from penstock.producer.redis.connection import RedisClient, connect, connect_blo
 from penstock.producer.redis.pipeline import execute_one
 from penstock.producer.redis.silence import Wait, Watched, blocking
 from penstock.producer.redis.streams import read_streams
+from penstock.worker.local.embedded import EmbeddedServer
 
 NUM = 8
 
@@ -191,6 +193,19 @@ async def test_what_is_on_its_way_is_not_late(proxy: RefusingProxy, quick: None)
         proxy.hold("")
         async with asyncio.timeout(WAIT_S):
             await asked
+
+
+async def test_an_answer_that_trickles_is_not_late(
+    redis: RedisClient, redis_server: EmbeddedServer, quick: None, said: Callable[[], list[str]]
+) -> None:
+    await redis.set("x", "y" * 40)
+    async with Trickling("127.0.0.1", redis_server.port, [1], pause_s=silence.ANSWER_S / 10) as proxy:
+        client = connect(f"redis://127.0.0.1:{proxy.port}", decode=True)
+        try:
+            assert await client.get("x") == "y" * 40  # which takes four times as long as an answer may
+        finally:
+            await client.aclose()
+    assert said() == []
 
 
 async def test_a_half_closed_connection_is_not_used(proxy: RefusingProxy) -> None:
