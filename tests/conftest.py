@@ -17,6 +17,7 @@ from clocks import ShiftedServer
 from patience import TEST_S
 from redis import Redis as BlockingRedis
 from servers import KINDS, SERVERS, cluster_arguments, form_cluster
+from unclosed import unclosed_connections
 
 from penstock.producer.redis.connection import RedisClient, connect
 from penstock.worker.local.embedded import EmbeddedServer
@@ -85,11 +86,13 @@ def limit_times(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 BARE_NAMES = frozenset({"producer", "engine", "worker", "gateway"})
+"""A folder imported by its bare name is a second copy: its classes are not those of the package."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A folder imported by its bare name is a second copy: its classes are not those of the package."""
+    left_open = unclosed_connections()
+    assert not left_open, f"connections to Redis were left open: {left_open}"
     copies = sorted(BARE_NAMES & sys.modules.keys())
     assert not copies, f"imported by bare name: {', '.join(copies)}; import penstock.{copies[0]} instead"
 

@@ -98,8 +98,10 @@ class Forwarding:
 
 
 def _linger_not(end: asyncio.StreamWriter) -> None:
-    with suppress(OSError):  # the other end was sooner
-        end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connected = end.get_extra_info("socket")  # None: TLS has ended already
+    if connected is not None:
+        with suppress(OSError):  # the other end was sooner
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:

@@ -16,13 +16,13 @@ from fakes import LossyProxy, eventually
 from gateway_client import bare_client
 from gateway_harness import new_key, running_gateway
 from gateway_process import GatewayProcess
+from long_minute import lengthen_minute
 from patience import TEST_S, WAIT_S
 from worker_harness import QUICK, running_worker, serving
 from worker_process import WorkerProcess
 
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.gateway.keys import tabs
 from penstock.gateway.keys.secrets import Secret
 from penstock.gateway.store import names
 from penstock.producer import GenerateRequest, keys
@@ -48,12 +48,7 @@ SIZES: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def long_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was charged counts to the end of the test, however slow the machine is."""
-    for name in ("_RESERVE", "_SETTLE"):
-        script = getattr(tabs, name)
-        longer = script.replace("(second + 61)", "(second + 6100)").replace("'EXPIRE', key, 62", "'EXPIRE', key, 6200")
-        assert longer != script
-        monkeypatch.setattr(tabs, name, longer)
+    lengthen_minute(monkeypatch)
 
 
 def body(number: int, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Connections die silently, or are half closed, under a worker, a gateway and a client: all go on over new ones."""
+"""Connections die silently, or are half closed or reset, under worker, gateway and client: all go on over new ones."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ BREAKS: dict[str, Break] = {
     "black hole": lambda proxy: proxy.forget(),
     "takes nothing": lambda proxy: proxy.forget(reads_on=False),
     "half closed": lambda proxy: proxy.half_close(),
+    "reset": lambda proxy: proxy.reset(),
 }
 
 
@@ -56,7 +57,7 @@ async def test_work_over_tls_goes_on(redis_url: str, tmp_path: Path) -> None:
     certificate = Certificate.made_in(tmp_path)
     async with RefusingProxy(redis_url, tls_of(certificate)) as proxy:
         url = f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={certificate.file}"
-        await outlast(url, [proxy], ["black hole", "takes nothing"])
+        await outlast(url, [proxy], ["black hole", "takes nothing", "reset"])
 
 
 async def test_a_client_of_threads_goes_on(redis_url: str) -> None:
@@ -84,12 +85,12 @@ async def test_a_client_of_threads_goes_on(redis_url: str) -> None:
 async def test_work_behind_sentinel_goes_on(redis_url: str, tmp_path: Path) -> None:
     async with RefusingProxy(redis_url) as proxy:
         with sentinel(tmp_path, proxy.port) as port:
-            await outlast(f"redis+sentinel://127.0.0.1:{port}/service/0", [proxy], ["black hole"])
+            await outlast(f"redis+sentinel://127.0.0.1:{port}/service/0", [proxy], ["black hole", "reset"])
 
 
 async def test_work_on_a_cluster_goes_on(redis_cluster: list[EmbeddedServer]) -> None:
     async with proxied_nodes(redis_cluster) as (url, nodes):
-        await outlast(url, nodes, ["black hole"])
+        await outlast(url, nodes, ["black hole", "reset"])
 
 
 async def outlast(url: str, proxies: Sequence[RefusingProxy], breaks: Iterable[str]) -> None:
