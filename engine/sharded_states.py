@@ -55,9 +55,8 @@ class KernelDeltaNet(DeltaNet):
         slots = TokenSlots.of(
             positions, batch.reads, batch.ends, batch.writes, batch.rows, batch.offsets, cache.first_slot
         )
-        run = partial(
-            gated_delta_rule, num_writes=batch.writes.shape[0], eps=self.config.norm.eps, interpret=self.interpret
-        )
+        num_seqs = batch.reads.shape[0]
+        run = partial(gated_delta_rule, num_writes=num_seqs, eps=self.config.norm.eps, interpret=self.interpret)
         if self.placement is not None:
             run = self._over_devices(run, self.placement)
         results, arrays = run(tokens, self._weights(), slots, cache.arrays)

@@ -95,10 +95,12 @@ class Geometry:
         )
 
     def state_writes(self, num_tokens: int) -> int:
-        """States that a step of a token bucket may write: one for each row, and for each page's worth of tokens one
-        that is kept on the way.
+        """States that a step of a token bucket may write: one behind each row, and one at each page's end on the way.
+
+        So many suffice, however prompts are cut. A row of n tokens has ceil((n - 1) / page_size) ends of pages between
+        its first and its last token at most, which is one more than its pages' worth; and there is none in one token.
         """
-        return min(num_tokens, self.max_rows) + num_tokens // self.page_size if self.has_states else 0
+        return min(num_tokens, 2 * self.max_rows + num_tokens // self.page_size) if self.has_states else 0
 
     def extended_layout(self, num_rows: int) -> Layout:
         """Of the array that only steps with extended sampling upload."""

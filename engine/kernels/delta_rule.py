@@ -97,7 +97,7 @@ def gated_delta_rule(
     slots: TokenSlots,
     states: States,  # [slots, num_taps - 1, heads, dim] of q, k and v, and f32 [slots, value_heads, key_dim, value_dim]
     *,
-    num_writes: int,  # at most
+    num_writes: int,  # that its cost is estimated for
     eps: float,  # of the norm of results
     interpret: Any = False,  # as of pallas_call
 ) -> tuple[jax.Array, States]:

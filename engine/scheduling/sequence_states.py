@@ -88,19 +88,13 @@ class SequenceStates:
         rows = tuple(rows)
         if not self.are_used:
             return rows
-        room = sum(row.num_tokens for row in rows) // self._page_size
-        routed = []
-        for row in rows:
-            states = self._path(row, room if row.num_sampled <= 1 else 1)
-            if row.num_sampled <= 1:  # of several steps in one dispatch each row has room of its own
-                room -= len(states.writes) - 1 - len(row.drafts)
-            routed.append(row._replace(states=states))
+        routed = tuple(row._replace(states=self._path(row)) for row in rows)
         for row in rows:  # now that all slots of the step are handed out
             table = row.sequence.states
             if table.source:
                 self._states.release(table.source)
                 table.source = 0
-        return tuple(routed)
+        return routed
 
     def index_full(self, sequence: Sequence) -> None:
         """Makes states findable that a sequence has left behind, at ends of pages whose tokens are known."""
@@ -126,8 +120,8 @@ class SequenceStates:
             if sequence.num_computed not in sequence.states.held:
                 raise AssertionError(f"no state behind {sequence.num_computed} tokens in {sequence.states.held}")
 
-    def _path(self, row: Row, room: int) -> RowStates:
-        """Of one row, which keeps at most `room` states on its way."""
+    def _path(self, row: Row) -> RowStates:
+        """Of one row. In several steps of one dispatch it changes its slot once."""
         sequence, start = row.sequence, row.start
         held, num_drafts = sequence.states.held, len(row.drafts)
         end = start + row.num_tokens - num_drafts + max(0, row.num_sampled - 1)
@@ -136,7 +130,8 @@ class SequenceStates:
         read = sequence.states.source or held[start]
         own = held.pop(start) if sequence.states.source else self._writable(sequence, start)
         writes = []
-        for position in self._kept_between(sequence, start, end)[: max(0, room)]:
+        kept = self._kept_between(sequence, start, end)
+        for position in kept[:1] if row.num_sampled > 1 else kept:
             if not self._states.num_available:
                 break
             held[position] = self._states.allocate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate, takewhile
 
+from penstock.engine.execution.geometry import Geometry
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.page_pool import PagePool
@@ -55,6 +56,7 @@ class Harness:
         self.max_model_len = self.pool.needs.longest(self.pool.available, max_model_len)
         self.pace = Pace(decode_steps={max_num_seqs: decode_steps})
         self.max_batch_tokens = max_batch_tokens
+        self.geometry = Geometry(max_num_seqs, max_batch_tokens, self.max_model_len, PAGE, 100, has_states=True)
         self.max_rows = max_rows or max_num_seqs
         self.scheduler = Scheduler(
             self.pool,
@@ -128,7 +130,7 @@ class Harness:
         writes = [slot for row in plan.rows for _, slot in row.states.writes]
         assert len(set(writes)) == len(writes), "a slot is written twice"
         if plan.num_steps == 1:
-            assert len(writes) <= min(plan.num_tokens, self.max_rows) + plan.num_tokens // PAGE
+            assert len(writes) <= self.geometry.state_writes(plan.num_tokens)
         assert 0 not in writes
         for row in plan.rows:
             if row.start:

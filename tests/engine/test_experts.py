@@ -81,8 +81,9 @@ def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: 
 
 @pytest.mark.usefixtures("as_shipped")
 def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixture, x = experts(), tokens(9)
-    alone = mixture(x[:4])
+    """Whatever it holds. Among fewer rows XLA sums a row in another order: by jax 0.12 a router's of few features."""
+    mixture, x, is_real = experts(), tokens(9), jnp.arange(9) < 4
+    alone, expected = mixture(x[:4]), mixture(x, is_real)
     sizes, compute = [], GroupedMLP.__call__
 
     def recording(experts: GroupedMLP, rows: jax.Array, groups: RowGroups) -> jax.Array:
@@ -90,8 +91,9 @@ def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.Monke
         return compute(experts, rows, groups)
 
     monkeypatch.setattr(GroupedMLP, "__call__", recording)
-    padded = mixture(x.at[6].set(jnp.nan), jnp.arange(9) < 4)
-    np.testing.assert_array_equal(padded[:4], alone)
+    padded = mixture(x.at[6].set(jnp.nan), is_real)
+    np.testing.assert_array_equal(padded, expected)
+    np.testing.assert_allclose(padded[:4], alone, rtol=1e-5, atol=1e-6)
     assert not padded[4:].any()
     assert sizes == [4 * mixture.config.num_chosen]
 

@@ -44,6 +44,19 @@ def test_pages_of_a_sequence_hold_its_longest() -> None:
     assert replace(GEOMETRY, max_model_len=96).pages_per_seq == 6
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 5, 16, 300])
+def test_a_step_has_room_for_every_state_that_its_rows_could_leave(page_size: int) -> None:
+    """Each row begins at a page's last token: of its n tokens, all are ends but where the page is larger."""
+    geometry = replace(GEOMETRY, page_size=page_size, has_states=True)
+    for length in range(1, 256):
+        for num_rows in range(1, min(geometry.max_num_seqs, 256 // length) + 1):
+            on_the_way = len(range(page_size, page_size - 1 + length, page_size))
+            room = geometry.state_writes(geometry.token_bucket(num_rows * length))
+            assert num_rows * (1 + on_the_way) <= room
+    assert geometry.state_writes(96) == min(96, 2 * 48 + 96 // page_size)
+    assert replace(geometry, has_states=False).state_writes(96) == 0
+
+
 def test_what_is_packed_by_name_is_unpacked_by_name() -> None:
     layout = Layout(first=(2, 3), count=(1,), second=(4,))
     flat, parts = layout.empty()

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Harness
+from scheduler_harness import PAGE, Harness
 from test_scheduler_drafts import RIGHT, WRONG, Scripted
 
+from penstock.engine.scheduling import scheduler
 from penstock.engine.scheduling.state_pool import StatePool
 from penstock.engine.scheduling.step_plan import StepPlan
 
@@ -62,6 +63,38 @@ def test_a_prompt_goes_on_where_a_state_was_kept() -> None:
     shorter = harness.add(19)
     harness.run()
     assert shorter.num_cached == 12
+
+
+@pytest.mark.parametrize("num_beside", [0, 3])
+@pytest.mark.parametrize("chunk", [1, 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE - 1, 2 * PAGE, 13])
+def test_each_end_of_a_page_has_its_state_however_a_prompt_is_cut(chunk: int, num_beside: int) -> None:
+    """Alone, and beside decoding sequences that fill the batch."""
+    harness = of_states(64, max_batch_tokens=chunk + num_beside)
+    for number in range(num_beside):
+        harness.add(1, max_tokens=40, first_token=100 * (number + 1))
+        harness.run_for(2)
+    prompt = harness.add(34)
+    harness.run()
+    assert harness.scheduler.num_preemptions == 0
+    ends = range(PAGE, 34, PAGE)
+    assert {prompt.page_hash(end // PAGE - 1, PAGE) for end in ends} <= harness.pool.states.indexed
+    for end in ends:
+        follower = harness.add(end + 1, max_tokens=1)
+        harness.run()
+        assert follower.num_cached == end
+
+
+@pytest.mark.parametrize("chunk", [2, PAGE - 1, PAGE + 1])
+def test_sequences_that_pass_pages_in_one_step_keep_a_state_each(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = scheduler._chunk
+    monkeypatch.setattr(scheduler, "_chunk", lambda *arguments: min(chunk, whole(*arguments)))
+    harness = of_states(64, max_batch_tokens=4 * chunk)
+    for number in range(4):
+        harness.add(21, max_tokens=1, first_token=100 * number)
+    harness.run()
+    ends = range(PAGE, 21, PAGE)
+    kept = {sequence.page_hash(end // PAGE - 1, PAGE) for sequence in harness.sequences for end in ends}
+    assert kept <= harness.pool.states.indexed
 
 
 def test_where_prompts_part_is_where_the_third_begins() -> None:
