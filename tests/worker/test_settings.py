@@ -190,6 +190,7 @@ def test_settings_become_configs(tmp_path: Path) -> None:
 
 def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert load_settings({}).engine_config().compile_cache_dir == Path("/home/someone/.cache/penstock/compile")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert load_settings({}).engine_config().compile_cache_dir == Path("/cache/penstock/compile")
