@@ -270,6 +270,8 @@ class WorkerService:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
                     await driver.stop()
+            self._redis = None  # the last scrape would make a connection that nobody closes
+            await self._refresh()  # nor does one that is under way
             await redis.aclose()
             await blocking.aclose()
 
