@@ -40,6 +40,17 @@ def check_key(file: str | Path) -> None:
         raise ValueError(f"the key in {str(file)!r} needs a password: give one that needs none")
 
 
+def check_pair(certificate: str | Path, key: str | Path | None) -> None:
+    """Passes if both are there. Raises as `check_certificates`.
+
+    Args:
+        certificate: the file of the certificate.
+        key: that of its key; None: the same.
+    """
+    check_certificates(certificate)
+    check_key(certificate if key is None else key)
+
+
 def _content(file: str | Path) -> bytes:
     path = Path(file)
     found = path.stat()

@@ -136,6 +136,20 @@ async def name_queue_until_cancelled(reply: ScriptedReply) -> None:
     await reply.end("cancelled")
 
 
+class Held:
+    """Begins an answer and ends it when it may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, reply: ScriptedReply) -> None:
+        await reply.own()
+        await reply.chunk("sparrows ")
+        await self.may_end.wait()
+        await reply.chunk("sleep")
+        await reply.end("stop")
+
+
 class ScriptedWorker:
     """Takes requests from a real queue and answers each as `behave` says; speaks the wire, knows no model.
 

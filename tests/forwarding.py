@@ -94,7 +94,15 @@ class Forwarding:
         server: asyncio.StreamWriter,
     ) -> None:
         """Serves one connection until it is to be closed."""
-        await until_one_ends(_copy(reader, server), _copy(server_reader, writer))
+        await until_one_ends(self._pass(reader, server), self._pass(server_reader, writer, to_client=True))
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool = False
+    ) -> None:
+        """One way of a connection, to its end."""
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
 
 
 def _linger_not(end: asyncio.StreamWriter) -> None:
@@ -115,12 +123,6 @@ async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(1 << 16):
-        writer.write(data)
-        await writer.drain()
-
-
 class Trickling(Forwarding):
     """Passes on what comes in pieces, each a packet of its own.
 
@@ -135,26 +137,14 @@ class Trickling(Forwarding):
         super().__init__(host, server_port)
         self._sizes, self._pause_s = sizes, pause_s
 
-    async def _forward(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        server_reader: asyncio.StreamReader,
-        server: asyncio.StreamWriter,
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool = False
     ) -> None:
-        await until_one_ends(
-            _trickle(reader, server, self._sizes, 0.0), _trickle(server_reader, writer, self._sizes, self._pause_s)
-        )
-
-
-async def _trickle(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sizes: Sequence[int], pause_s: float
-) -> None:
-    size = cycle(sizes)
-    while data := await reader.read(1 << 16):
-        while data:
-            count = next(size)
-            writer.write(data[:count])
-            await writer.drain()
-            await asyncio.sleep(pause_s)
-            data = data[count:]
+        size, pause_s = cycle(self._sizes), self._pause_s if to_client else 0.0
+        while data := await reader.read(1 << 16):
+            while data:
+                count = next(size)
+                writer.write(data[:count])
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+                data = data[count:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from penstock.producer.pem import check_certificates, check_key
+from penstock.producer.pem import check_pair
 from penstock.producer.renewal import Renewal
 
 
@@ -21,8 +21,7 @@ def certificate_of(certificate: Path | None, key: Path | None) -> Renewal[ssl.SS
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
-    check_certificates(certificate)
-    check_key(key)
+    check_pair(certificate, key)
     # A new one each time: one that exists would keep a pair of another kind of key beside the new one.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key, "")  # without a password it would be asked for at the terminal

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from penstock.producer.errors import BadAddress
 from penstock.producer.hosts import is_host
-from penstock.producer.pem import check_certificates, check_key
+from penstock.producer.pem import check_certificates, check_pair
 
 Kind = Literal["single", "unix", "cluster", "sentinel"]
 
@@ -278,8 +278,7 @@ def check_files(address: Address) -> None:
             raise BadAddress("ssl_keyfile of the Redis URL needs ssl_certfile too")
         return
     try:
-        check_certificates(certificate)
-        check_key(certificate if key is None else key)
+        check_pair(certificate, key)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, "")
     except (OSError, ValueError) as error:
         files = f"ssl_certfile {certificate}" + ("" if key is None else f" and ssl_keyfile {key}")

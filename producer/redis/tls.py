@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 
-from penstock.producer.pem import check_certificates, check_key
+from penstock.producer.pem import check_certificates, check_pair
 from penstock.producer.renewal import Renewal
 
 _Wanted: TypeAlias = tuple[str | None, str | None, str | None, ssl.VerifyMode, bool]
@@ -62,8 +62,7 @@ def _made(wanted: _Wanted) -> ssl.SSLContext:
     if authorities is not None:
         check_certificates(authorities)
     if certificate is not None:
-        check_certificates(certificate)
-        check_key(certificate if key is None else key)
+        check_pair(certificate, key)
     # Without a password it would be asked for at the terminal.
     of_library = RedisSSLContext(
         ca_certs=authorities, certfile=certificate, keyfile=key, check_hostname=check_hostname, password=""

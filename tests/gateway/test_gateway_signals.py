@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
+from fakes import Held, ScriptedWorker, eventually
 from gateway_harness import Listening, announce, running_gateway
 from patience import WAIT_S
 from structlog.testing import capture_logs
@@ -37,20 +37,6 @@ from penstock.stopping import Stopping
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "x"}], "stream": True}
-
-
-class Held:
-    """Begins an answer and ends it when it may."""
-
-    def __init__(self) -> None:
-        self.may_end = asyncio.Event()
-
-    async def __call__(self, reply: ScriptedReply) -> None:
-        await reply.own()
-        await reply.chunk("sparrows ")
-        await self.may_end.wait()
-        await reply.chunk("sleep")
-        await reply.end("stop")
 
 
 @pytest.fixture

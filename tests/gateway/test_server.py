@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
+from fakes import Held, ScriptedWorker, eventually
 from gateway_client import openai_client
 from gateway_harness import Running, announce, running_gateway
 from patience import WAIT_S
@@ -23,20 +23,6 @@ from penstock.producer.redis.connection import RedisClient
 
 SECRET = "the sparrow sings at midnight"
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": SECRET}]}
-
-
-class Held:
-    """Begins an answer and ends it when it may."""
-
-    def __init__(self) -> None:
-        self.may_end = asyncio.Event()
-
-    async def __call__(self, reply: ScriptedReply) -> None:
-        await reply.own()
-        await reply.chunk("sparrows ")
-        await self.may_end.wait()
-        await reply.chunk("sleep")
-        await reply.end("stop")
 
 
 @pytest.fixture
