@@ -95,6 +95,7 @@ class GatewayServer(_Server):
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
         self._is_told = False  # to stop, by whoever runs it
+        self._is_over = False  # and what leads to Redis is closed
         self.is_refused = False
         self._certificate = certificate = certificate_of(settings.tls_certificate, settings.tls_key)
         super().__init__(
@@ -140,9 +141,9 @@ class GatewayServer(_Server):
         return render(self.metrics.registry, accept)
 
     async def refresh_metrics(self) -> None:
-        """Brings up to date what is looked up."""
+        """Brings up to date what is looked up; after the end, which would open connections again, nothing is."""
         gateway = getattr(self.app.state, "gateway", None)
-        if gateway is not None:  # the lifespan has begun
+        if gateway is not None and not self._is_over:  # the lifespan has begun
             await self._look_at(gateway)
 
     async def _look_at(self, gateway: Gateway) -> None:
@@ -205,6 +206,7 @@ class GatewayServer(_Server):
             if self.force_exit:
                 await self.lifespan.shutdown()  # which uvicorn leaves out then: connections would be left open
         finally:
+            self._is_over = True
             ending.cancel()
             await end_tasks(self._tasks)
 

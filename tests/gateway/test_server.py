@@ -307,3 +307,11 @@ async def read_events(stream: httpx.Response) -> list[dict[str, Any]]:
 
 def text_of(event: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", []))
+
+
+async def test_the_last_push_of_metrics_opens_no_connection(redis: RedisClient, redis_url: str) -> None:
+    async with running_gateway(redis_url) as gateway:
+        pass
+    num_connected = (await redis.info("stats"))["total_connections_received"]
+    await gateway.server.refresh_metrics()
+    assert (await redis.info("stats"))["total_connections_received"] == num_connected
