@@ -296,9 +296,13 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._stand(self._places.leaving, LINGER_S, self.cut)
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:  # the client had left before it was told: its kernel has reset the connection meanwhile
+            self.cut()
+        else:
+            self._stand(self._places.leaving, LINGER_S, self.cut)
 
     def turn_away(self) -> None:
         """Says that the server is full, where an answer would be read as one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -19,6 +21,7 @@ MAX = 3
 NUM_KEPT = NUM_LEAVING = 4
 MANY = 30  # more than all of them together
 PROBE = b"/probe"
+NO_LINGER = struct.pack("ii", 1, 0)  # closing resets
 
 
 @pytest.fixture(autouse=True)
@@ -97,11 +100,11 @@ class Served:
     def __init__(self, app: App, server: GuardedServer, port: int) -> None:
         self.app = app
         self.server = server
-        self._port = port
+        self.port = port
         self.clients: list[Client] = []
 
     async def send(self, data: bytes) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self._port))
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         self.clients.append(client)
         client.writer.write(data)
         return client
@@ -182,6 +185,24 @@ async def test_a_body_that_is_refused_at_its_head_is_not_waited_for(served: Serv
     await asyncio.wait_for(client.ended, WAIT_S)
     assert client.status == b"503"
     assert served.app.num_begun == MAX
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize("fill", ["silence", "slow bodies", "slow chunks"])
+async def test_turning_away_whoever_has_just_left_harms_nobody(served: Served, fill: str, is_reset: bool) -> None:
+    """The newcomer for whom it happens is served. The server has not heard yet that the other one left: it learns that
+    as it writes, and a kernel that says so resets the connection before `write` returns.
+    """
+    at = served.server.config.places
+    where = at.waiting if fill == "silence" else at.reading
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(FILLS[fill])
+        await eventually(lambda: where)
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+    next(iter(where)).turn_away()
+    assert not where
+    await eventually(lambda: not (at.leaving or served.server.server_state.connections))
 
 
 async def test_no_other_method_and_no_other_path_is_a_probe(served: Served) -> None:
