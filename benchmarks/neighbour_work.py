@@ -32,7 +32,7 @@ class Site(NamedTuple):
     queue: str
     model: str
     gateway_url: str
-    health_url: str
+    metrics_urls: tuple[str, ...]  # of the worker and the gateway
 
 
 Work = Callable[[Site], Awaitable[None]]
@@ -40,7 +40,10 @@ Work = Callable[[Site], Awaitable[None]]
 
 def do(name: str, site: Site) -> float:
     """One of `WORK`, in a process of its own; seconds of that process."""
-    return asyncio.run(_timed(WORK[name](site)))
+    try:
+        return asyncio.run(_timed(WORK[name](site)))
+    except Exception as error:  # many errors of libraries do not reach another process whole
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 async def _timed(work: Awaitable[None]) -> float:
@@ -71,8 +74,8 @@ def _gets(*, count: int) -> Work:
     async def work(site: Site) -> None:
         async with httpx.AsyncClient(timeout=60.0) as http:
             for _ in range(count):
-                for url in (site.health_url, site.gateway_url):
-                    (await http.get(f"{url}/metrics")).raise_for_status()
+                for url in site.metrics_urls:
+                    (await http.get(url)).raise_for_status()
 
     return work
 

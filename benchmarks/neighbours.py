@@ -176,7 +176,7 @@ async def _first_token_s(client: AsyncClient, num_tokens: int) -> float:
 async def _site(stack: AsyncExitStack, arguments: argparse.Namespace) -> Site:
     server = stack.enter_context(EmbeddedServer())
     model = stack.enter_context(_checkpoint(arguments.model, arguments.dtype))
-    port = _free_port()
+    port, gateways_port = _free_port(), _free_port()
     settings = {
         "queue": QUEUE, "name": NAME, "model": model, "dtype": arguments.dtype, "max_model_len": CONTEXT,
         "max_batch_tokens": STEP_TOKENS, "kv_cache_bytes": "2GiB", "max_n": 16, "heartbeat_ttl_s": TTL_S,
@@ -187,10 +187,12 @@ async def _site(stack: AsyncExitStack, arguments: argparse.Namespace) -> Site:
         settings["prefill_share"] = arguments.prefill_share
     worker = await stack.enter_async_context(local_worker(server.url, settings))
     await wait_joined(worker, server.url, QUEUE, NAME)
-    gateway_url = await stack.enter_async_context(local_gateway(server.url))
+    gateway_url = await stack.enter_async_context(local_gateway(server.url, metrics_port=gateways_port))
     async with httpx.AsyncClient() as http:
         name = (await http.get(f"{gateway_url}/v1/models")).json()["data"][0]["id"]
-    return Site(server.url, QUEUE, name, gateway_url, f"http://127.0.0.1:{port}")
+    return Site(
+        server.url, QUEUE, name, gateway_url, tuple(f"http://127.0.0.1:{each}/metrics" for each in (port, gateways_port))
+    )
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 from penstock.producer.tasks import end_tasks
 from penstock.worker.local.processes import running
@@ -18,13 +19,13 @@ class GatewayEnded(Exception):
 
 
 @contextlib.asynccontextmanager
-async def local_gateway(redis_url: str) -> AsyncIterator[str]:
+async def local_gateway(redis_url: str, **settings: Any) -> AsyncIterator[str]:
     """Runs `penstock gateway` on a free port; its URL. It ends with the block, or if this process is killed.
 
     Raises:
         GatewayEnded: it did not start.
     """
-    settings = {**_SETTINGS, "redis_url": redis_url}
+    settings = {**_SETTINGS, "redis_url": redis_url, **settings}
     async with running("gateway", settings, stderr=asyncio.subprocess.PIPE) as process:
         assert process.stderr is not None  # noqa: S101  it is a pipe
         url = await _listening(process.stderr)
