@@ -191,7 +191,11 @@ async def _site(stack: AsyncExitStack, arguments: argparse.Namespace) -> Site:
     async with httpx.AsyncClient() as http:
         name = (await http.get(f"{gateway_url}/v1/models")).json()["data"][0]["id"]
     return Site(
-        server.url, QUEUE, name, gateway_url, tuple(f"http://127.0.0.1:{each}/metrics" for each in (port, gateways_port))
+        server.url,
+        QUEUE,
+        name,
+        gateway_url,
+        tuple(f"http://127.0.0.1:{each}/metrics" for each in (port, gateways_port)),
     )
 
 

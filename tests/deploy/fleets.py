@@ -26,7 +26,7 @@ from penstock.worker.local.embedded import dies_with_parent
 
 ROOT = Path(__file__).parents[2]
 HAND_BACK_S = 10  # what a program may take after its drain timeout
-LAUNCHER = Path(__file__).parent / "fleet_process.py"
+LAUNCHER = Path("tests/deploy/fleet_process.py")  # in a tree, for one whose modules lie elsewhere
 
 CHANGES = {  # what a next version may add within version 1 of the wire, and send and write at once
     "requests.py": [
@@ -79,6 +79,9 @@ class Worker:
         await eventually(lambda: self.status.exists() and self.status.read_text())
         assert self.status.read_text() == "0"
 
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
 
 @dataclass
 class Workers:
@@ -89,6 +92,7 @@ class Workers:
     url: str
     folder: Path
     launcher: asyncio.subprocess.Process
+    heartbeat_ttl_s: float
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def start(self) -> Worker:
@@ -96,7 +100,7 @@ class Workers:
         name = f"{self.version}-{next(self._numbers)}"
         config = {
             "queue": "q", "name": name, "health_port": None, "block_ms": 100, "reclaim_interval_s": 0.1,
-            "flush_interval_ms": 5, "drain_timeout_s": 0.2, "heartbeat_ttl_s": 60.0,
+            "flush_interval_ms": 5, "drain_timeout_s": 0.2, "heartbeat_ttl_s": self.heartbeat_ttl_s,
         }  # fmt: skip
         status = self.folder / f"{name}.status"
         assert self.launcher.stdin is not None
@@ -115,13 +119,15 @@ class Workers:
 
 
 @contextlib.asynccontextmanager
-async def workers_of(version: str, tree: Path, redis: RedisClient, url: str, folder: Path) -> AsyncIterator[Workers]:
+async def workers_of(
+    version: str, tree: Path, redis: RedisClient, url: str, folder: Path, *, heartbeat_ttl_s: float = 60.0
+) -> AsyncIterator[Workers]:
     launcher = await asyncio.create_subprocess_exec(
-        *dies_with_parent(), sys.executable, str(LAUNCHER),
+        *dies_with_parent(), sys.executable, str((tree if (tree / LAUNCHER).exists() else ROOT) / LAUNCHER),
         env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        yield Workers(version, redis, url, folder, launcher)
+        yield Workers(version, redis, url, folder, launcher, heartbeat_ttl_s)
     finally:
         os.killpg(launcher.pid, signal.SIGKILL)  # the workers too
         await launcher.wait()

@@ -1,0 +1,104 @@
+"""Clients that never stop asking, and an update of the workers and gateways that answer them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx2
+import openai
+from fakes import eventually
+from fleets import Gateway, Worker
+
+from penstock.worker.chaos.fake_engine import expected_text
+
+CLIENTS, REPLICAS = 4, 2
+LENGTHS = (5, 60)  # tokens; the long ones outlast a worker's time to drain
+
+
+@dataclass
+class Service:
+    """Sends requests to the gateways that are ready, as a Service of Kubernetes does, and keeps what came of them.
+
+    Half of the clients open a connection for each request and try once; the others keep theirs, as OpenAI's client
+    does, which tries again where one was closed as it sent.
+    """
+
+    gateways: list[Gateway] = field(default_factory=list)
+    num_answered: int = 0
+    is_over: bool = False
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _clients: dict[tuple[str, bool], openai.AsyncOpenAI] = field(default_factory=dict)
+
+    async def ask_until_over(self, keeps_connections: bool) -> None:
+        while not self.is_over:
+            number = next(self._numbers)
+            gateway = self.gateways[number % len(self.gateways)]
+            await self._ask(self._client(gateway, keeps_connections), number)
+            self.num_answered += 1
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    async def _ask(self, client: openai.AsyncOpenAI, number: int) -> None:
+        length = LENGTHS[number % len(LENGTHS)]
+        prompt = f"request {number}"
+        stream = await client.completions.create(
+            model="q", prompt=prompt, max_tokens=length, seed=number, stream=True, temperature=0,
+            extra_headers={"Idempotency-Key": f"key-{number}"},
+        )  # fmt: skip
+        chunks = [chunk.choices[0] async for chunk in stream if chunk.choices]
+        assert "".join(chunk.text for chunk in chunks) == expected_text(prompt, number, length)
+        assert chunks[-1].finish_reason == "length"
+
+    def _client(self, gateway: Gateway, keeps_connections: bool) -> openai.AsyncOpenAI:
+        place = (gateway.url, keeps_connections)
+        if place not in self._clients:
+            limits = httpx2.Limits(max_keepalive_connections=None if keeps_connections else 0)
+            self._clients[place] = openai.AsyncOpenAI(
+                base_url=f"{gateway.url}/v1",
+                api_key="none",
+                max_retries=2 if keeps_connections else 0,
+                http_client=httpx2.AsyncClient(limits=limits, timeout=60),
+            )
+        return self._clients[place]
+
+
+@asynccontextmanager
+async def under_load(service: Service) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Fails at the first error that a client sees. What it gives out waits for an answer to each client."""
+    async with asyncio.TaskGroup() as clients:
+        for number in range(CLIENTS):
+            clients.create_task(service.ask_until_over(keeps_connections=number % 2 == 1))
+
+        async def go_on() -> None:
+            goal = service.num_answered + CLIENTS
+            await eventually(lambda: service.num_answered >= goal)
+
+        yield go_on
+        service.is_over = True
+    await service.close()
+
+
+@dataclass
+class Fleet:
+    """A Deployment of workers and one of gateways: a new pod is ready before an old one is stopped."""
+
+    service: Service
+    workers: list[Worker] = field(default_factory=list)
+
+    async def roll_workers(self, start: Callable[[], Awaitable[Worker]]) -> None:
+        for old in list(self.workers):
+            self.workers.append(await start())
+            self.workers.remove(old)
+            await old.stop()
+
+    async def roll_gateways(self, start: Callable[[], Awaitable[Gateway]]) -> None:
+        for old in list(self.service.gateways):
+            self.service.gateways.append(await start())
+            self.service.gateways.remove(old)  # while its preStop hook sleeps, the cluster learns of it
+            await old.stop()

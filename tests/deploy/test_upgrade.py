@@ -1,0 +1,176 @@
+"""Processes of this version beside those of an earlier one: `make test-upgrade`, which names the earlier commit.
+
+Whatever one of them writes (replies, leases, lanes, cards, keys), the other one reads, in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import eventually
+from fleets import ROOT, Workers, environment, start_gateway, workers_of
+from patience import WAIT_S
+from rolling_load import CLIENTS, REPLICAS, Fleet, Service, under_load
+
+from penstock.producer import keys
+from penstock.producer.redis.connection import RedisClient
+from penstock.worker.chaos.fake_engine import expected_text, expected_tokens
+
+pytestmark = pytest.mark.upgrade
+
+NUM_REQUESTS, NUM_TOKENS, NUM_KILLS = 48, 40, 6
+CLIENT = Path(__file__).parent / "fleet_client.py"
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    earlier = os.environ["UPGRADE_FROM"]
+    folder = tmp_path_factory.mktemp("earlier")
+    packed = subprocess.run(["git", "archive", earlier], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return {"old": folder, "new": ROOT}
+
+
+async def test_a_fleet_is_updated_under_load_and_back(
+    redis_url: str, redis: RedisClient, tmp_path: Path, trees: dict[str, Path]
+) -> None:
+    service = Service()
+    fleet = Fleet(service)
+    async with AsyncExitStack() as stack:
+        old, new = [
+            await stack.enter_async_context(workers_of(version, tree, redis, redis_url, tmp_path))
+            for version, tree in trees.items()
+        ]
+        fleet.workers = [await old.start() for _ in range(REPLICAS)]
+        service.gateways = [await start_gateway(trees["old"], redis_url) for _ in range(REPLICAS)]
+        async with under_load(service) as go_on:
+            await go_on()
+            await fleet.roll_workers(new.start)
+            await go_on()
+            await fleet.roll_gateways(lambda: start_gateway(trees["new"], redis_url))
+            await go_on()
+            await fleet.roll_gateways(lambda: start_gateway(trees["old"], redis_url))
+            await go_on()
+            await fleet.roll_workers(old.start)
+            await go_on()
+        await eventually(lambda: is_empty(redis))
+        assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
+        for each in (*fleet.workers, *service.gateways):
+            await each.stop()
+    assert service.num_answered > 5 * CLIENTS
+
+
+async def test_a_mixed_fleet_is_killed_in_the_middle(
+    redis_url: str, redis: RedisClient, tmp_path: Path, trees: dict[str, Path]
+) -> None:
+    """Two workers and a client of each version. Each kill takes one that has begun replies, of each version in turn."""
+    asked = {version: requests_of(version) for version in trees}
+    async with AsyncExitStack() as stack:
+        fleets = {
+            version: await stack.enter_async_context(
+                workers_of(version, tree, redis, redis_url, tmp_path, heartbeat_ttl_s=2.0)
+            )
+            for version, tree in trees.items()
+        }
+        clients = [asyncio.create_task(replies_to(asked[version], trees[version], redis_url)) for version in trees]
+        await kill_in_turn(redis, list(fleets.values()), clients)
+        replies = dict(zip(trees, await asyncio.gather(*clients), strict=True))
+    for version, requests in asked.items():
+        for request, choices in zip(requests, replies[version], strict=True):
+            assert choices == expected(request), request["id"]
+    owners = [await owners_of(redis, request["id"]) for requests in asked.values() for request in requests]
+    took_over = {pair for names in owners for pair in itertools.pairwise(name.partition("-")[0] for name in names)}
+    assert took_over >= {("old", "new"), ("new", "old")}
+    await eventually(lambda: is_empty(redis))
+    assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
+
+
+def requests_of(version: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"{version}{number}", "prompt": f"{version} {number}", "seed": number, "n": 1 + number % 2,
+            "max_tokens": NUM_TOKENS, "tenant": f"tenant{number % 3}", "priority": number % 4 - 1, "timeout_s": 600,
+        }
+        for number in range(NUM_REQUESTS)
+    ]  # fmt: skip
+
+
+def expected(request: dict[str, Any]) -> list[Any]:
+    prompt, seed = request["prompt"], request["seed"]
+    return [
+        [expected_tokens(prompt.encode(), seed, index, NUM_TOKENS), expected_text(prompt, seed, NUM_TOKENS, index)]
+        for index in range(request["n"])
+    ]
+
+
+async def replies_to(requests: list[dict[str, Any]], tree: Path, url: str) -> list[Any]:
+    """What the client library of `tree` says to them."""
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, str(CLIENT), url, env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    out, _ = await client.communicate(json.dumps(requests).encode())
+    assert client.returncode == 0
+    replies: list[Any] = json.loads(out)
+    return replies
+
+
+async def kill_in_turn(redis: RedisClient, fleets: list[Workers], clients: list[asyncio.Task[Any]]) -> None:
+    """Always two workers of each version, until enough have been killed; then they go on to the end."""
+    serving = [[await fleet.start(), await fleet.start()] for fleet in fleets]
+    for number in range(NUM_KILLS):
+        fleet, workers = fleets[number % 2], serving[number % 2]
+        victim = workers.pop(0)
+        await eventually(partial(has_begun, redis, victim.name))
+        victim.kill()
+        workers.append(await fleet.start())
+    await asyncio.wait_for(asyncio.wait(clients), WAIT_S)
+
+
+async def has_begun(redis: RedisClient, worker: str) -> bool:
+    """Whether a reply that has not ended yet is written by `worker`."""
+    async for key in redis.scan_iter("penstock:q:*:reply"):
+        entries = [entry for _, entry in await redis.xrange(key)]
+        owners = [entry["worker"] for entry in entries if entry["type"] == "own"]
+        if owners[-1:] == [worker] and entries[-1]["type"] == "chunk":
+            return True
+    return False
+
+
+async def is_empty(redis: RedisClient) -> bool:
+    """Whether no request is left: a worker removes one just after the end of its reply."""
+    return await redis.xlen(keys.requests("q")) == 0
+
+
+async def owners_of(redis: RedisClient, request_id: str) -> list[str]:
+    entries = [entry for _, entry in await redis.xrange(keys.reply("q", request_id))]
+    return [entry["worker"] for entry in entries if entry["type"] == "own"]
+
+
+@pytest.mark.parametrize(("of", "by"), [("old", "new"), ("new", "old")])
+async def test_operators_of_each_version_see_the_workers_of_the_other(
+    redis_url: str, redis: RedisClient, tmp_path: Path, trees: dict[str, Path], of: str, by: str
+) -> None:
+    async with workers_of(of, trees[of], redis, redis_url, tmp_path) as workers:
+        worker = await workers.start()
+        for command in (["workers"], ["card"], ["tenants", "list"], ["top", "--json"], ["doctor"]):
+            seen = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "penstock", *command, "--redis-url", redis_url, "--queue", "q",
+                env=environment(trees[by]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            said, _ = await asyncio.wait_for(seen.communicate(), WAIT_S)
+            assert seen.returncode == 0, (command, said)
+            assert command[0] not in ("workers", "top") or worker.name in said.decode()
+        await worker.stop()
