@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 import structlog
 from clocks import ShiftedServer
-from patience import TEST_S
+from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 from servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from unclosed import unclosed_connections
@@ -186,6 +186,16 @@ def own_logs() -> Iterator[None]:
     """What a command that a test runs by itself sets up for its logs ends with the test."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def patient_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape of a worker or gateway in the test's own process waits for Redis for as long as a test does.
+
+    On a busy machine it would show the values of the scrape before.
+    """
+    for module in ("penstock.gateway.server", "penstock.worker.service"):
+        monkeypatch.setattr(f"{module}.SCRAPE_TIMEOUT_S", WAIT_S)
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from penstock.producer.redis.connection import RedisClient, ensure_group
 from penstock.worker.chaos.fake_engine import FakeEngine
 from penstock.worker.delivery import measuring
 
+pytestmark = pytest.mark.usefixtures("patient_scrapes")
+
 MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/components/keda/scaling.yaml"
 DOCS = Path(__file__).parents[2] / "docs"
 TOLERANCE = 0.1  # of Kubernetes: a ratio this near to 1 changes nothing

@@ -30,6 +30,8 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, Say, WorkerService
 
+pytestmark = pytest.mark.usefixtures("patient_scrapes")
+
 
 async def http(port: int | None, path: str, method: str = "GET") -> tuple[int, str]:
     assert port is not None

@@ -21,6 +21,8 @@ from penstock.gateway.metrics import MOST_CODES, Metrics
 from penstock.producer import ConnectionLost, keys
 from penstock.producer.redis.connection import RedisClient
 
+pytestmark = pytest.mark.usefixtures("patient_scrapes")
+
 SECRET = "the sparrow sings at midnight"
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": SECRET}]}
 
