@@ -1,4 +1,4 @@
-"""Models: the families whose checkpoints can be served, and the decoder that all of them are."""
+"""Models: the families whose checkpoints can be served, and the one decoder that computes all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model hands to attention, and what it gets back: the border between models/ and attention/."""
+"""The interface between models/ and attention/: what a model hands to attention, and what it gets back."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ LayerCache = Any
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StackedCache:
-    """The LayerCache of a stacked decoder: all of them in one, which no layer may copy."""
+    """The LayerCache of a stacked decoder: one array for all layers, which no layer may copy."""
 
-    pages: LayerCache  # of arrays [arrays * num_pages, ...]
-    first_page: jax.Array  # i32: where the pages of this layer's array begin
+    pages: LayerCache  # arrays [arrays * num_pages, ...]
+    first_page: jax.Array  # i32: index of the first page of this layer's array
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Which token belongs to which sequence and page: the metadata of the ragged paged attention kernel in JAX.
+    """The metadata of a step: which token belongs to which sequence and page, as for JAX's ragged paged attention
+    kernel.
 
-    Sequence i owns the tokens `[cu_q_lens[i], cu_q_lens[i + 1])`; they are the last ones of its `kv_lens[i]`. Only the
-    first `num_seqs` sequences are real, and each of those has at least one token; tokens behind theirs are padding.
-    A sequence whose tokens point into page 0 is over: nothing of it may be written to its pages.
+    Sequence i owns the tokens `[cu_q_lens[i], cu_q_lens[i + 1])`, which are the last ones of its `kv_lens[i]`. Only the
+    first `num_seqs` sequences are real, and each of them has at least one token; the tokens after theirs are padding. A
+    sequence whose tokens point into page 0 has ended: nothing of it may be written to its pages.
     """
 
     slots: jax.Array  # i32 [num_tokens]: page * page_size + place in the page; padding tokens point into page 0
@@ -39,15 +40,17 @@ class RaggedBatch:
 
 
 class GroupCache(NamedTuple):
-    """A layer's share of the KV cache: an array of pages, of which those in the table of its group are its own."""
+    """A layer's share of the KV cache: an array of pages. The table of the layer's group lists the pages that belong to
+    it.
+    """
 
     pages: LayerCache
     group: int | jax.Array
 
 
 class QKV(NamedTuple):
-    """Queries, keys and values of this step's tokens. Without keys and values: those are in the pages already, as an
-    earlier layer of the step has written them.
+    """Queries, keys and values of this step's tokens. Keys and values are None when an earlier layer of the step has
+    already written them to the pages.
     """
 
     q: jax.Array  # [num_tokens, num_heads, head_dim]
@@ -59,7 +62,7 @@ KV_SCALES_DTYPE = "float8_e4m3fn"
 
 
 class KVScales(NamedTuple):
-    """What a layer's keys and values are divided by in pages of KV_SCALES_DTYPE, where a checkpoint says so."""
+    """The divisors of a layer's keys and values in pages of KV_SCALES_DTYPE, if the checkpoint has any."""
 
     keys: jax.Array  # f32 [num_kv_heads]
     values: jax.Array  # f32 [num_kv_heads]
@@ -67,9 +70,9 @@ class KVScales(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How queries and keys become weights. Static: steps are compiled for these values."""
+    """How queries and keys become attention weights. Static: steps are compiled for these values."""
 
-    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
+    sliding_window: int | None = None  # number of last tokens that a token sees, itself included; None: all before it
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
 
@@ -78,12 +81,11 @@ class AttentionOptions:
 
 
 class Attend(Protocol):
-    """Attention of this step's tokens over everything their sequences hold, themselves included.
+    """Computes attention of this step's tokens over everything that their sequences hold, these tokens included.
 
-    Writes keys and values into `cache`, where it is given any. Returns the attended values, shaped as the queries, and
-    the new cache.
-    `sinks` are the scores, already scaled, of one more key that each query of a head sees and that has no value.
-    `kv_scales` are for pages of fp8 alone; without them each token has its own, as in int8.
+    Writes keys and values into `cache` if it is given any. Returns the attended values, shaped like the queries, and
+    the new cache. `sinks` are the scores, already scaled, of one more key that each query of a head sees and that has
+    no value. `kv_scales` are only for pages of fp8; without them each token has a scale of its own, as in int8.
     """
 
     def __call__(
@@ -98,7 +100,9 @@ class Attend(Protocol):
 
 
 class NativeAttend(ABC):
-    """The Attend of the C++ kernel, which a block can also call as a part of its own kernel, with the tables."""
+    """The Attend of the C++ kernel. It exposes the step's tables, so that a block can make attention a part of its own
+    kernel call.
+    """
 
     @abstractmethod
     def __call__(
@@ -114,8 +118,8 @@ class NativeAttend(ABC):
     @property
     @abstractmethod
     def num_tokens(self) -> jax.Array:
-        """Of the step, i32 [1], without padding."""
+        """Number of the step's tokens without padding, i32 [1]."""
 
     @abstractmethod
     def batch_of(self, group: int | jax.Array) -> RaggedBatch:
-        """The step as layers of a group have it."""
+        """Returns the step's metadata for the layers of a group."""

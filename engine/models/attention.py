@@ -1,4 +1,4 @@
-"""Attention as blocks have it: projections, norms of queries and keys, rotary positions."""
+"""Attention inside a block: projections, norms of queries and keys, rotary positions."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from penstock.engine.models.rope import Rotary, query_scales, rotate
 
 
 class SumParts(Protocol):
-    """A matmul that ends in a sum over devices, in parts of what it gives."""
+    """A matmul that ends in a sum over devices, with its result in parts."""
 
     def __call__(self, x: jax.Array, kernels: tuple[jax.Array, ...], *, ends_layer: bool) -> tuple[jax.Array, ...]:
-        """`x @ kernel`, `[num_tokens, out]`, with the kernel in one part or two: of two, the sum of the first travels
-        while the second is multiplied, and that of the second while what follows begins, if it does not end the layer.
+        """Returns `x @ kernel`, `[num_tokens, out]`, with the kernel in one or two parts. With two, the sum of the
+        first travels while the second is multiplied. The sum of the second travels while the next matmuls begin, unless
+        it ends the layer.
         """
 
 
 class StepInputs(NamedTuple):
-    """What all layers of a step are given beside their tokens."""
+    """The inputs that all layers of a step get beside their tokens."""
 
     positions: jax.Array  # i32 [num_tokens]
-    rotary: Mapping[RopeConfig, Rotary]  # of every rope that the model has
+    rotary: Mapping[RopeConfig, Rotary]  # for every rope of the model
     attend: Attend
-    is_real: jax.Array | None = None  # bool [num_tokens]: which are not padding; None: all
-    num_rows: jax.Array | None = None  # i32 [1]: of those whose end is wanted, behind the last attention; None: all
-    layer: jax.Array | None = None  # i32 []: which of the layers whose experts a block holds; None: it holds its own
-    states: StateBatch | None = None  # which are read and written; None: the model keeps none
-    sum_parts: SumParts | None = None  # of the matmuls that end in a sum over devices; None: they are not in parts
+    is_real: jax.Array | None = None  # bool [num_tokens]: which tokens are not padding; None: all
+    num_rows: jax.Array | None = None  # i32 [1]: rows that are wanted after the last attention; None: all
+    layer: jax.Array | None = None  # i32 []: the layer, where a block holds all layers' experts; None: only its own
+    states: StateBatch | None = None  # the states that are read and written; None: the model keeps none
+    sum_parts: SumParts | None = None  # for matmuls that end in a sum over devices; None: not in parts
     per_layer: jax.Array | None = None  # [num_tokens, size]: each token's vector for this layer; None: layers have none
 
 
@@ -80,18 +81,20 @@ class Attention(nnx.Module):
         return self.out(attended), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """What `inputs` multiply by, each `[num_tokens, heads * head_dim]`."""
+        """Returns the results of the matmuls in `inputs`, each `[num_tokens, heads * head_dim]`."""
         return [linear(x) for linear in self.inputs]
 
     @property
     def inputs(self) -> tuple[Linear, ...]:
-        """The matmuls of what it is given: for queries, and as far as there are such for keys, values and the gate."""
+        """The input matmuls: queries, then keys, values and the gate, where they exist."""
         return tuple(linear for linear in (self.q, self.k, self.v, self.gate) if linear is not None)
 
     def attended(
         self, projected: Sequence[jax.Array], step: StepInputs, cache: GroupCache
     ) -> tuple[jax.Array, GroupCache]:
-        """What is between the matmuls: `[num_tokens, heads * head_dim]`, of what `project` gives."""
+        """Computes what lies between the matmuls: takes the results of `project`, returns `[num_tokens, heads *
+        head_dim]`.
+        """
         config, parts = self.config, list(projected)
         gate = parts.pop() if config.has_gate else None
         options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
@@ -110,12 +113,14 @@ class Attention(nnx.Module):
         return q * query_scales(step.positions, self.config.query_scale).astype(q.dtype)[:, None, None]
 
     def _keys_and_values(self, parts: Sequence[jax.Array], step: StepInputs) -> tuple[jax.Array, jax.Array]:
-        """Each `[num_tokens, num_kv_heads, head_dim]`, of what the matmuls of both give, or of that of the keys."""
+        """Returns keys and values, each `[num_tokens, num_kv_heads, head_dim]`. `parts` are the results of both
+        matmuls, or of the one for keys, which then gives the values too.
+        """
         values = parts[-1].reshape(parts[-1].shape[0], -1, self.config.head_dim)
         return self._turned(parts[0], (self.k_projection_norm, self.k_norm), step), normed(self.v_norm, values)
 
     def _turned(self, x: jax.Array, norms: tuple[Norm | None, Norm | None], step: StepInputs) -> jax.Array:
-        """Normed, all heads together or each by itself, and rotated."""
+        """Norms `x`, all heads together or each by itself, and rotates it."""
         rope, (of_all, of_head) = self.config.rope, norms
         x = normed(of_head, normed(of_all, x).reshape(x.shape[0], -1, self.config.head_dim))
         return x if rope is None else rotate(x, step.rotary[rope], interleaved=rope.interleaved)

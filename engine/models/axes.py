@@ -10,9 +10,9 @@
 | mlp | features inside the feed-forward |
 | experts | experts of a mixture |
 | expert_mlp | features inside each expert |
-| channels | of a convolution, each by itself |
-| key_heads | key heads of a delta rule, each so many features wide |
-| value_heads | its value heads, each so many features wide, or one number each |
+| channels | channels of a convolution, each by itself |
+| key_heads | key heads of a delta rule, each key_dim wide |
+| value_heads | value heads of a delta rule, each value_dim wide, or one number each |
 | layers | layers of a stacked decoder |
 """
 
@@ -24,12 +24,12 @@ from types import MappingProxyType
 from penstock.engine.formats.packing import BY_GROUP, LEAVES
 
 ParamPath = tuple[str | int, ...]
-"""Where a parameter is in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
+"""The path of a parameter in a Decoder, for example `("blocks", 0, "attention", "q", "kernel")`."""
 
 Axes = tuple[str | None, ...]
 
 KV_SCALES = ("k_scale", "v_scale")
-"""Of an attention: what its keys, and its values, are divided by in pages of fp8."""
+"""The parameters of an attention that divide its keys and its values in pages of fp8."""
 
 _KERNELS: Mapping[ParamPath, Axes] = MappingProxyType(
     {
@@ -86,13 +86,13 @@ _NORMS: Mapping[ParamPath, Axes] = MappingProxyType(
 
 
 def logical_axes(path: ParamPath, num_dims: int) -> Axes:
-    """The axes of the parameter at `path`, which in a stacked decoder has a leading one for its layers."""
+    """Returns the axes of the parameter at `path`. In a stacked decoder it has a leading axis for its layers."""
     axes = _axes(path)
     return ("layers", *axes) if num_dims == len(axes) + 1 else axes
 
 
 def row_axis(path: ParamPath, num_dims: int) -> int:
-    """The axis that parameters which are fused in one tensor stand side by side along, counted from the last."""
+    """Returns the axis along which the parameters fused in one tensor stand side by side, counted from the last."""
     axes = logical_axes(path, num_dims)
     return max(place for place, axis in enumerate(axes) if axis is not None) - len(axes)
 

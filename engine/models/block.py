@@ -27,11 +27,11 @@ from penstock.engine.models.recurrence import StateCache
 from penstock.engine.models.short_conv import ShortConv
 
 Cache = TypeVar("Cache", GroupCache, StateCache)
-"""What a block has of its sequences' past: pages, or states."""
+"""A block's view of its sequences' past: pages, or states."""
 
 
 class PerLayer(nnx.Module):
-    """What a layer makes of its vector of a token: a gate of the residual stream, the vector, a matmul and a norm."""
+    """A layer's use of its per-token vector: a gate from the residual stream times the vector, a matmul and a norm."""
 
     def __init__(
         self, config: PerLayerConfig, norm: NormConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
@@ -46,12 +46,12 @@ class PerLayer(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward, one after the other or both at once, and a residual connection around each. Attention
-    may have something in its place that keeps states.
+    """Attention and feed-forward, one after the other or in parallel, with a residual connection around each. A
+    recurrence that keeps states may take the place of attention.
     """
 
     attention: Attention
-    """Of a block that has it; then `recurrence` is None."""
+    """Set only if the block has attention; `recurrence` is then None."""
 
     def __init__(self, config: BlockConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         def norm(*, exists: bool) -> Norm | None:
@@ -86,8 +86,8 @@ class Block(nnx.Module):
     def attend(
         self, x: jax.Array, step: StepInputs, cache: Cache, squares: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
-        """The first half: `x` and what attention, or what is in its place, adds to it. `squares` is the sum of those of
-        `x`, if it is at hand.
+        """Computes the first half: adds attention, or the recurrence, to `x`. `squares` is the sum of the squares of
+        `x`, if the caller has it.
         """
         norm = self.attention_norm
         read = norm(x, squares) if isinstance(norm, RMSNorm) else normed(norm, x)
@@ -100,15 +100,15 @@ class Block(nnx.Module):
         return x + scaled(normed(self.attention_out_norm, attended), self.residual_scale), cache
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
-        """The second half: `x` and what the feed-forward adds to it, and what the block ends with. `before` is what the
-        block was given.
+        """Computes the second half: adds the feed-forward to `x`, then applies what the block ends with. `before` is
+        the input of the block.
         """
         read = normed(self.attention_norm, before) if self.is_parallel else normed(self.mlp_norm, x)
         y = self.mlp(read, step.is_real, step.layer, x) if isinstance(self.mlp, Experts) else self.mlp(read)
         return self.ended(x + scaled(normed(self.mlp_out_norm, y), self.residual_scale), step)
 
     def ended(self, x: jax.Array, step: StepInputs) -> jax.Array:
-        """What the block gives, of what it has behind the feed-forward."""
+        """Applies what comes after the feed-forward, and returns the block's result."""
         if self.per_layer is not None and step.per_layer is not None:
             x = x + self.per_layer(x, step.per_layer)
         return x if self.scalar is None else x * self.scalar[...]

@@ -1,4 +1,4 @@
-"""What a decoder of any supported family is made of, as frozen values: a model states its blocks, one per layer."""
+"""The parts of a decoder of any supported family, as frozen values: a model states its blocks, one per layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.engine.formats.packing import Packing
 from penstock.engine.length_rule import LengthRule
 
 Packed = tuple[tuple[tuple[str, ...], Packing], ...]
-"""The matmuls whose weights are quantized, by where they are in their layer or decoder, and how they are held."""
+"""The matmuls with quantized weights, by their path in the layer or decoder, and the packing of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class RopeConfig:
     read by the kinds that name them.
     """
 
-    dim: int  # features of a head that rotate, from its beginning; an odd one is rounded up
+    dim: int  # number of leading features of a head that rotate; an odd one is rounded up
     theta: float = 10_000.0
     kind: str = "default"
     factor: float = 1.0
@@ -35,21 +35,21 @@ class RopeConfig:
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn
-    short_factors: tuple[float, ...] = ()  # longrope: of each pair of features
+    short_factors: tuple[float, ...] = ()  # longrope: one for each pair of features
     long_factors: tuple[float, ...] = ()  # longrope
-    interleaved: bool = False  # each feature is paired with its neighbour, not with the one half of them further on
-    num_turning: int = 0  # proportional: of the pairs, how many turn, from the first on; the others stand still
+    interleaved: bool = False  # each feature is paired with its neighbour, not with one in the other half
+    num_turning: int = 0  # proportional: number of leading pairs that rotate; the others do not
 
     @property
     def length_rule(self) -> LengthRule | None:
-        """None: the same frequencies for every length."""
+        """The rule by which frequencies depend on length; None if they are the same for every length."""
         is_ruled = self.kind in ("dynamic", "longrope")
         return LengthRule(self.original_max_position, switches=self.kind == "longrope") if is_ruled else None
 
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """Queries grow with their position: `1 + beta * log(1 + position // original_max_position)` times as large."""
+    """Scaling of queries with position: by `1 + beta * log(1 + position // original_max_position)`."""
 
     beta: float
     original_max_position: int
@@ -57,12 +57,12 @@ class QueryScale:
 
 @dataclass(frozen=True, slots=True)
 class NormConfig:
-    """A norm: root-mean-square, or `kind` `layer`, which takes the mean away too. Neither has a bias."""
+    """A norm: root-mean-square, or with `kind` `layer` one that subtracts the mean too. Neither has a bias."""
 
     eps: float
     kind: str = "rms"
-    unit_offset: bool = False  # rms: its weights are stored less 1
-    scales_in_f32: bool = False  # rms: multiplied by its weights before it is rounded to the model's type
+    unit_offset: bool = False  # rms: weights are stored minus 1
+    scales_in_f32: bool = False  # rms: multiplies by the weights before rounding to the model's type
     has_weights: bool = True  # rms
 
 
@@ -70,47 +70,47 @@ class NormConfig:
 class AttentionConfig:
     """Grouped-query attention over everything before a token, or over a sliding window.
 
-    A layer may read the keys and values of an earlier one: then it has none of its own, and no pages.
+    A layer may read the keys and values of an earlier one. It then has neither keys and values nor pages of its own.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeConfig | None  # None: no positions
+    rope: RopeConfig | None  # None: no positional encoding
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: NormConfig | None = None  # of each head's queries and keys
-    qk_projection_norm: NormConfig | None = None  # of the queries of all heads together, and of the keys
-    sliding_window: int | None = None  # a token sees itself and the others of the last so many; None: all before it
-    sinks: bool = False  # each head has a learned score that takes its share of the weights, and has no value
+    qk_norm: NormConfig | None = None  # for each head's queries and keys
+    qk_projection_norm: NormConfig | None = None  # for all heads' queries together, and all keys together
+    sliding_window: int | None = None  # number of last tokens that a token sees, itself included; None: all before it
+    sinks: bool = False  # each head has a learned score that takes a share of the weights but has no value
     scale: float | None = None  # of scores; None: head_dim ** -0.5
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
     query_scale: QueryScale | None = None
-    has_kv_scales: bool = False  # what pages of fp8 hold is divided by scales of each KV head, not of each token
-    kv_copies: int = 1  # times that each of the checkpoint's KV heads is in `num_kv_heads`, for more devices than heads
-    has_gate: bool = False  # what is attended is scaled by learned sigmoids, one of each of its features
-    v_norm: NormConfig | None = None  # of each head's values
-    has_v: bool = True  # a matmul for values; else they are the keys, as that of the keys gives them
-    kv_layer: int | None = None  # the layer whose keys and values it reads; None: it has its own
+    has_kv_scales: bool = False  # fp8 pages are scaled per KV head, not per token
+    kv_copies: int = 1  # copies of each of the checkpoint's KV heads, if there are more devices than heads
+    has_gate: bool = False  # the result is multiplied by learned sigmoids, one per feature
+    v_norm: NormConfig | None = None  # for each head's values
+    has_v: bool = True  # a matmul for values; otherwise values are the result of the matmul for keys
+    kv_layer: int | None = None  # the layer whose keys and values are read; None: its own
 
     @property
     def has_kv(self) -> bool:
-        """Whether it has keys and values of its own."""
+        """Whether the layer has keys and values of its own."""
         return self.kv_layer is None
 
     @property
     def num_mixed(self) -> int:
-        """Features that its last matmul reads."""
+        """Number of features that the output matmul reads."""
         return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class StateArray:
-    """What a layer keeps of all of a sequence's tokens together: one array, of the same size however many they are."""
+    """One array that a layer keeps for a whole sequence, of the same size however long the sequence is."""
 
     shape: tuple[int, ...]
     dtype: str
-    axes: tuple[str | None, ...]  # logical, as of parameters: what parallelism splits
+    axes: tuple[str | None, ...]  # logical axes, as for parameters: parallelism splits by them
 
     @property
     def num_elements(self) -> int:
@@ -119,44 +119,46 @@ class StateArray:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvConfig:
-    """A gated convolution over a token and the few before it, each channel by itself, in the place of attention.
+    """A gated convolution over a token and the few before it, each channel by itself, in place of attention.
 
-    From a token's features come three vectors of `channels`: an input, a gate in front of the convolution, and one
-    behind it. What it keeps of a sequence is the last inputs, which later tokens convolve over.
+    A token's features give three vectors of `channels`: an input, a gate before the convolution, and one after it. The
+    state of a sequence is its last inputs, which later tokens convolve over.
     """
 
     channels: int
-    num_taps: int  # tokens that one of its results follows from, itself included: 2 at least
+    num_taps: int  # number of tokens that a result depends on, its own included: at least 2
     bias: bool = False  # of the projections and of the convolution
 
     def states(self, dtype: str) -> tuple[StateArray, ...]:
-        """Of a model of type `dtype`: the inputs of the last `num_taps - 1` tokens, in order."""
+        """Returns the state in a model of type `dtype`: the inputs of the last `num_taps - 1` tokens, in order."""
         return (StateArray((self.num_taps - 1, self.channels), dtype, (None, "channels")),)
 
     @property
     def num_mixed(self) -> int:
-        """Features that its last matmul reads."""
+        """Number of features that the output matmul reads."""
         return self.channels
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetConfig:
-    """A gated delta rule in the place of attention: heads that remember values by keys, in a matrix each.
+    """A gated delta rule in place of attention: each head stores values by keys in a matrix.
 
-    Queries, keys and values go through a short convolution first. A key head serves `num_value_heads / num_key_heads`
-    value heads that stand together.
+    Queries, keys and values pass through a short convolution first. A key head serves `num_value_heads / num_key_heads`
+    adjacent value heads.
     """
 
     num_key_heads: int
     num_value_heads: int
-    key_dim: int  # of a head, of queries too
+    key_dim: int  # per head; queries have it too
     value_dim: int  # of a head
-    num_taps: int  # of the convolution: 2 at least
-    norm: NormConfig  # of each head's result
-    activation: str = "silu"  # behind the convolution
+    num_taps: int  # of the convolution: at least 2
+    norm: NormConfig  # for each head's result
+    activation: str = "silu"  # after the convolution
 
     def states(self, dtype: str) -> tuple[StateArray, ...]:
-        """Of a model of type `dtype`: what the convolution reads of queries, keys and values; and the matrices."""
+        """Returns the states in a model of type `dtype`: the convolution inputs of queries, keys and values, then the
+        matrices.
+        """
         kept = self.num_taps - 1
         keys = StateArray((kept, self.num_key_heads, self.key_dim), dtype, (None, "key_heads", None))
         values = StateArray((kept, self.num_value_heads, self.value_dim), dtype, (None, "value_heads", None))
@@ -165,12 +167,12 @@ class DeltaNetConfig:
 
     @property
     def num_mixed(self) -> int:
-        """Features that its last matmul reads."""
+        """Number of features that the output matmul reads."""
         return self.num_value_heads * self.value_dim
 
 
 Recurrence: TypeAlias = ShortConvConfig | DeltaNetConfig
-"""What may be in the place of attention: layers that keep states, and no pages."""
+"""The alternatives to attention: mixers that keep states and have no pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,14 @@ class MLPConfig:
 
 
 NormPlacement = Literal["before", "after", "around"]
-"""Where a layer's norms stand: on what attention and feed-forward take in, on what they give, or both."""
+"""Position of a layer's norms: on the inputs of attention and feed-forward, on their results, or on both."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiGLU:
-    """`gate * sigmoid(alpha * gate) * (up + 1)`, of a gate up to `limit` and an up within `limit` of 0."""
+    """Computes `gate * sigmoid(alpha * gate) * (up + 1)`, with the gate capped at `limit` and `up` clamped to within
+    `limit` of 0.
+    """
 
     alpha: float
     limit: float
@@ -196,7 +200,7 @@ class ClampedSwiGLU:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of gated feed-forwards, of which a router chooses a few for each token."""
+    """A mixture of gated feed-forwards. A router chooses a few of them for each token."""
 
     num_experts: int
     num_chosen: int  # for each token
@@ -204,22 +208,22 @@ class ExpertsConfig:
     activation: str = "silu"
     clamped: ClampedSwiGLU | None = None  # in place of `activation`
     bias: bool = False  # of the router, and of each expert
-    scores: str = "softmax"  # of the router's logits, over all experts, or `sigmoid`, each for itself
+    scores: str = "softmax"  # applied to the router's logits: over all experts, or `sigmoid` for each alone
     normalized: bool = False  # the scores of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
-    has_correction: bool = False  # a learned value of each expert is added to its score, for choosing alone
-    num_groups: int = 1  # of experts, of which only the best `groups_chosen` can be chosen from
+    has_correction: bool = False  # a learned value per expert is added to its score, only for the choice
+    num_groups: int = 1  # groups of experts; only the best `groups_chosen` of them are eligible
     groups_chosen: int = 1
     shared: MLPConfig | None = None  # a feed-forward that every token goes through as well
-    has_shared_gate: bool = False  # the shared one's result is scaled by a learned sigmoid
-    num_padding: int = 0  # experts that no token can choose, so that devices hold equally many
-    beside: NormConfig | None = None  # the mixture is a branch beside `shared`: see `Branches`; None: it is not
-    has_expert_scales: bool = False  # the weight of each expert is multiplied by a learned value of its own
+    has_shared_gate: bool = False  # the shared feed-forward's result is scaled by a learned sigmoid
+    num_padding: int = 0  # experts that no token can choose, so that all devices hold equally many
+    beside: NormConfig | None = None  # the norm of branches, if the mixture is one beside `shared` (`Branches`)
+    has_expert_scales: bool = False  # each expert's weight is multiplied by a learned value
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerConfig:
-    """What a layer adds of a vector of each token that is this layer's alone, beside the residual stream."""
+    """What a layer adds to the residual stream from a per-token vector that belongs to this layer alone."""
 
     size: int  # of the vector
     activation: str  # of the gate that it is multiplied by
@@ -227,43 +231,43 @@ class PerLayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerTable:
-    """Where all layers' vectors of a token come from: a table, and a matmul of its embedding."""
+    """The source of all layers' per-token vectors: a table, and a matmul of the token's embedding."""
 
     num_layers: int
     size: int  # of the vector of one layer
-    norm: NormConfig  # of each vector that the matmul gives
+    norm: NormConfig  # for each vector from the matmul
     scale: float  # of the table's rows
-    projection_scale: float  # of what the matmul gives
-    sum_scale: float  # of both together
+    projection_scale: float  # of the matmul's result
+    sum_scale: float  # of the sum of both
 
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """One layer. Layers that are equal are compiled once, where a decoder is stacked."""
+    """One layer. A stacked decoder compiles equal layers once."""
 
-    mixer: AttentionConfig | Recurrence  # what a token learns of those before it by
+    mixer: AttentionConfig | Recurrence  # how a token reads the tokens before it
     mlp: MLPConfig | ExpertsConfig
     norm: NormConfig
     norm_placement: NormPlacement = "before"
-    parallel: bool = False  # attention and feed-forward read the same norm, and both are added to what it read
+    parallel: bool = False  # attention and feed-forward read the same norm, and both are added to its input
     residual_scale: float = 1.0  # of what attention and feed-forward add
     packed: Packed = ()
-    per_layer: PerLayerConfig | None = None  # what is added behind the feed-forward
-    has_scalar: bool = False  # all that the layer gives is multiplied by one learned number
+    per_layer: PerLayerConfig | None = None  # added after the feed-forward
+    has_scalar: bool = False  # the layer's result is multiplied by one learned number
 
     @property
     def attention(self) -> AttentionConfig:
-        """Of a layer that has pages.
+        """The layer's attention.
 
         Raises:
-            TypeError: it keeps a state instead.
+            TypeError: the layer keeps a state instead.
         """
         if not isinstance(self.mixer, AttentionConfig):
             raise TypeError(f"a layer of {self.mixer} has no attention")
         return self.mixer
 
     def with_attention(self, **changes: Any) -> Self:
-        """With other values in fields of its attention; a layer without attention as it is."""
+        """Returns the block with fields of its attention changed; a block without attention is returned as it is."""
         return replace(self, mixer=replace(self.attention, **changes)) if self.has_attention else self
 
     @property
@@ -272,11 +276,11 @@ class BlockConfig:
 
     @property
     def has_pages(self) -> bool:
-        """Whether it has attention with keys and values of its own."""
+        """Whether the layer has attention with keys and values of its own."""
         return isinstance(self.mixer, AttentionConfig) and self.mixer.has_kv
 
     def states(self, dtype: str) -> tuple[StateArray, ...]:
-        """What it keeps of a sequence beside pages, in a model of type `dtype`."""
+        """Returns what the layer keeps of a sequence beside pages, in a model of type `dtype`."""
         return () if isinstance(self.mixer, AttentionConfig) else self.mixer.states(dtype)
 
 
@@ -285,8 +289,8 @@ class ModelConfig:
     """A decoder: embedding, blocks, final norm, head.
 
     Raises:
-        ConfigError: no block has attention, their rules of lengths differ, or one reads the keys and values of a layer
-            that has none, or others than it could read.
+        ConfigError: no block has attention, their length rules differ, or one reads the keys and values of a layer
+            that has none, or has some of another shape, window or rope.
     """
 
     family: str
@@ -300,11 +304,11 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
-    packed: Packed = ()  # of what is around the blocks
-    kv_dtype: str | None = None  # that the checkpoint's keys and values are to be kept in; None: it says nothing
-    num_draft_layers: int = 0  # that checkpoints hold behind the others, and that nothing here computes
-    vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary, for devices that do not divide it
-    per_layer: PerLayerTable | None = None  # None: no layer is given a vector of its own
+    packed: Packed = ()  # of the parameters around the blocks
+    kv_dtype: str | None = None  # type for keys and values that the checkpoint asks for; None: it asks for none
+    num_draft_layers: int = 0  # layers that checkpoints hold after the others, and that are not computed
+    vocab_padding: int = 0  # extra rows of embedding and head, so that devices divide them evenly
+    per_layer: PerLayerTable | None = None  # None: no layer has per-token vectors
 
     def __post_init__(self) -> None:
         if not self.attentions:
@@ -323,7 +327,7 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Of the layers that have it, in order."""
+        """Attention of the layers that have it, in order."""
         return tuple(block.attention for block in self.blocks if block.has_attention)
 
     @property
@@ -333,7 +337,7 @@ class ModelConfig:
 
     @property
     def kept(self) -> tuple[AttentionConfig, ...]:
-        """Of the layers that have pages, in order."""
+        """Attention of the layers that have pages, in order."""
         return tuple(attention for attention in self.attentions if attention.has_kv)
 
     @property
@@ -347,7 +351,7 @@ class ModelConfig:
 
     @property
     def vocab_rows(self) -> int:
-        """Of embedding and head, padding included."""
+        """Number of rows of embedding and head, padding included."""
         return self.vocab_size + self.vocab_padding
 
     @property
@@ -360,10 +364,10 @@ class ModelConfig:
         return {rope.length_rule for rope in ropes if rope is not None and rope.length_rule is not None}
 
     def of_layers(self, num_layers: int) -> Self:
-        """A model of the first layers alone."""
+        """Returns a model of only the first layers."""
         return replace(self, blocks=self.blocks[:num_layers])
 
 
 def _read_by(attention: AttentionConfig) -> tuple[object, ...]:
-    """What layers have in common of which one reads the keys and values of the other."""
+    """Returns what must be equal in two layers if one reads the keys and values of the other."""
     return attention.num_kv_heads, attention.head_dim, attention.sliding_window, attention.rope

@@ -1,4 +1,6 @@
-"""The decoder that all families are: embed, blocks of attention and feed-forward, final norm, language-model head."""
+"""The decoder that all families share: embedding, blocks of attention and feed-forward, final norm, language-model
+head.
+"""
 
 from __future__ import annotations
 
@@ -29,40 +31,39 @@ from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 from penstock.engine.models.streams import Parts, Whole
 
 Shapes = Mapping[ParamPath, Any]
-"""An array's shape and type, by its path."""
+"""Shape and type of each array, by its path."""
 
 
 class Wanted(NamedTuple):
-    """The tokens of a step whose hidden states somebody reads."""
+    """The tokens of a step whose hidden states are wanted."""
 
-    tokens: jax.Array  # i32 [num_wanted]: their places in the step, some of them behind `num`
+    tokens: jax.Array  # i32 [num_wanted]: their places in the step; those after the first `num` are padding
     num: jax.Array  # i32 [1]
 
 
 class Overlap(NamedTuple):
-    """How sums over devices travel while others are computed."""
+    """How sums over devices overlap with computation."""
 
-    pays: Callable[[int], bool]  # in a step of so many tokens
+    pays: Callable[[int], bool]  # whether overlap pays off in a step of this many tokens
     sum_parts: SumParts
 
 
 class Decoder(nnx.Module):
-    """A causal language model. Calling it gives hidden states; `logits` turns chosen rows of them into logits.
+    """A causal language model. A call returns hidden states; `logits` turns chosen rows of them into logits.
 
-    Its blocks are one per layer, each traced and compiled for itself; or, `stacked`, one per layer of the patterns that
-    its layers repeat, with a leading axis of layers on each parameter: what it takes to compile then does not grow with
-    depth.
+    There is one block per layer, each traced and compiled for itself. If `stacked`, there is one per layer of the
+    repeating patterns, and each parameter has a leading axis of layers: compile time then does not grow with depth.
     """
 
     overlap: Overlap | None = None
-    """None: nothing is computed while sums over devices travel. Of stacked layers that `Parts.serve` alone."""
+    """Set only for stacked layers that `Parts.serve`; None: sums over devices overlap with nothing."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, stacked: bool = False) -> None:
         dtype = jnp.dtype(config.dtype)
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        # None where it is the head's, which alone holds it.
+        # None if only the head holds the table.
         self.embedding: Any = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
@@ -97,9 +98,9 @@ class Decoder(nnx.Module):
         caches: tuple[LayerCache, ...],
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
-        lengths: jax.Array | None = None,  # i32 [num_tokens]: by the model's rule of lengths; None: up to each token
+        lengths: jax.Array | None = None,  # i32 [num_tokens]: for the model's length rule; None: up to each token
         wanted: Wanted | None = None,  # None: all tokens, in order
-        states: StateBatch | None = None,  # None: of a model that keeps none
+        states: StateBatch | None = None,  # None: the model keeps none
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_wanted, hidden]` and the caches with what this step adds."""
         x = scaled(self._embedded(token_ids), self.config.embedding_scale)
@@ -141,11 +142,11 @@ class Decoder(nnx.Module):
     def _scan(
         self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], vectors: jax.Array | None
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """All layers: one loop per run, which carries the caches, so that they are updated where they are."""
+        """Computes all layers in one loop per run. The loop carries the caches, so that they are updated in place."""
         groups, blocks, in_parts = layer_groups(self.config), iter(self.blocks), self.overlap is not None
         num_kinds = len(groups.page_kinds)
         sizes = [kind.size for kind in groups.page_kinds] + [kind.num_layers for kind in groups.state_kinds]
-        # Of each cache, the pages in one of its arrays, or the slots of one layer.
+        # For each cache, the number of pages in one of its arrays, or of slots in one layer.
         strides = [jax.tree.leaves(held)[0].shape[0] // size for held, size in zip(caches, sizes, strict=True)]
         stream: Whole | Parts = Parts.of(x, 2 if self.overlaps(x.shape[0]) else 1) if in_parts else Whole.of(x)
         if self.overlap is not None:
@@ -191,7 +192,7 @@ class Decoder(nnx.Module):
         return stream.end(), caches
 
     def _per_layer(self, x: jax.Array, token_ids: jax.Array) -> jax.Array | None:
-        """Each layer's vectors of the tokens, `[layers, num_tokens, size]`, of their embeddings `x`."""
+        """Returns each layer's vectors of the tokens, `[layers, num_tokens, size]`, from their embeddings `x`."""
         config = self.config.per_layer
         if config is None or self.per_layer_embedding is None or self.per_layer_projection is None:
             return None
@@ -201,7 +202,7 @@ class Decoder(nnx.Module):
         return scaled(normed(self.per_layer_norm, projected) + known, config.sum_scale).swapaxes(0, 1)
 
     def overlaps(self, num_tokens: int) -> bool:
-        """Whether a step of so many computes while sums over devices travel."""
+        """Whether a step of `num_tokens` overlaps sums over devices with computation."""
         return self.overlap is not None and self.overlap.pays(num_tokens)
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
@@ -218,22 +219,24 @@ class Decoder(nnx.Module):
 
     @property
     def is_native(self) -> bool:
-        """Whether the CPU's kernels compute all its matmuls: a row then gets the same whatever other rows there are."""
+        """Whether the CPU's kernels compute all matmuls: the result of a row then does not depend on other rows."""
         linears = (module for _, module in nnx.iter_modules(self) if isinstance(module, Linear | GroupedLinear))
         return self.unembedding.is_native and all(linear.is_native for linear in linears)
 
     @property
     def unembedding(self) -> Unembedding:
-        """What gives logits, by itself: with the same parameters."""
+        """The part that computes logits, as a module of its own with the same parameters."""
         return Unembedding(self.config, self.embedding if self.head is None else self.head)
 
 
 class Unembedding(nnx.Module):
-    """Turns hidden states into logits. A call that is given its parameters alone is made sooner than one with all."""
+    """Turns hidden states into logits. A call with only these parameters has less overhead than one with the whole
+    model's.
+    """
 
     def __init__(self, config: ModelConfig, table: Any) -> None:
         self.config = config
-        self.table = table  # the head, or the embedding where that is the head too
+        self.table = table  # the head, or the embedding if the two are tied
 
     @property
     def is_native(self) -> bool:
@@ -251,8 +254,10 @@ class Unembedding(nnx.Module):
 def _taken(
     x: jax.Array, before: jax.Array, step: StepInputs, wanted: Wanted | None
 ) -> tuple[jax.Array, jax.Array, StepInputs]:
-    """What the last feed-forward is given. Without a choice of tokens, programs round what they would choose from as
-    those with one do: XLA leaves out a rounding where the next operation is wider again.
+    """Returns the inputs of the last feed-forward.
+
+    Without a choice of tokens a barrier makes programs round these inputs as the choice would: XLA leaves out a
+    rounding if the next operation is wider again.
     """
     if wanted is not None:
         return x[wanted.tokens], before[wanted.tokens], of_wanted(step, wanted)
@@ -262,14 +267,16 @@ def _taken(
 
 
 def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
-    """For the last feed-forward: nothing comes behind it that would need the other tokens."""
+    """Restricts the step to the wanted tokens for the last feed-forward: nothing after it needs the others."""
     is_real = jnp.arange(wanted.tokens.shape[0]) < wanted.num
     vectors = None if step.per_layer is None else step.per_layer[wanted.tokens]
     return step._replace(is_real=is_real, num_rows=wanted.num, per_layer=vectors)
 
 
 def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any, Any]:
-    """A stack of layers' structure, the parameters that each layer is given whole, and those that it has a slice of."""
+    """Splits a stack of layers into its structure, the parameters that each layer gets whole, and those that it gets a
+    slice of.
+    """
     reads_stack = isinstance(block.mlp, Experts) and block.mlp.experts.is_read_in_stack
     linears = _read_in_stack(block, all_linears=all_linears)
 
@@ -283,17 +290,17 @@ def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any
 
 
 _Carry: TypeAlias = tuple[jax.Array, Whole | Parts, tuple[LayerCache, ...]]
-"""From layer to layer of a loop: its number, the residual stream, pages and states."""
+"""The state carried from layer to layer of a loop: its number, the residual stream, pages and states."""
 
 
 def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Linear | GroupedLinear]:
-    """The matmuls that are given the weights of all layers, by their paths."""
+    """Returns the matmuls that get the weights of all layers, by their paths."""
     found = {path: module for path, module in nnx.iter_modules(block) if isinstance(module, Linear | GroupedLinear)}
     return {path: linear for path, linear in found.items() if all_linears or linear.is_read_in_stack}
 
 
 def _of_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Block:
-    """Tells matmuls which layer's weights are meant; experts are told with their rows."""
+    """Tells matmuls which layer's weights to use; experts are told with their rows."""
     for linear in _read_in_stack(block, all_linears=all_linears).values():
         if isinstance(linear, Linear):
             linear.layer = layer
@@ -301,18 +308,18 @@ def _of_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Bl
 
 
 class _Places(NamedTuple):
-    """Where the layers that one loop computes have their keys and values, or their states."""
+    """Location of the keys and values, or states, of the layers that one loop computes."""
 
-    array: int  # of the first: of a page, or its number among layers that keep such states
-    arrays: jax.Array | None  # i32 [layers]; None where they count up, which a loop does without reading from memory
+    array: int  # of the first layer: its array in a page, or its number among layers with such states
+    arrays: jax.Array | None  # i32 [layers]; None if they count up, which a loop does without reading memory
     group: int = 0  # of the first
-    groups: jax.Array | None = None  # i32 [layers]; None where all are in one
+    groups: jax.Array | None = None  # i32 [layers]; None if all are in one group
     kind: int = 0  # of their pages or states
     has_states: bool = False  # instead of pages
 
 
 def _places(places: Sequence[LayerPlace | StatePlace]) -> _Places:
-    """Of layers that are alike, so that what they keep is of one kind."""
+    """Returns the location for layers of one kind of pages or states."""
     arrays = tuple(place.number if isinstance(place, StatePlace) else place.array for place in places)
     is_counting = arrays == tuple(range(arrays[0], arrays[0] + len(arrays)))
     counted = None if is_counting else jnp.asarray(arrays, jnp.int32)
@@ -324,8 +331,9 @@ def _places(places: Sequence[LayerPlace | StatePlace]) -> _Places:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Of a checkpoint of this geometry: each KV head counts once, however often devices hold it; padding and scales of
-    the KV cache never.
+    """Counts the parameters of a checkpoint of this geometry.
+
+    Each KV head counts once, however many devices hold it. Padding and scales of the KV cache do not count.
     """
     around = _num_elements(outer_shapes(replace(config, packed=(), vocab_padding=0)))
     blocks = Counter(replace(_as_stored(block), packed=()) for block in config.blocks)
@@ -333,7 +341,7 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Those of them that one token goes through: all but the experts that are not chosen."""
+    """Counts the parameters that one token passes through: all but the experts that are not chosen."""
     asleep = matmul_parameters(config, lambda experts: experts.num_experts) - matmul_parameters(
         config, lambda experts: experts.num_chosen
     )
@@ -341,9 +349,10 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig], float] | None = None) -> float:
-    """Of the matmuls of all layers, KV heads as often as devices hold them: norms, biases and tables are left out.
+    """Counts the parameters of all layers' matmuls, without norms, biases and tables. KV heads count as often as
+    devices hold them.
 
-    Experts count as often as `num_experts` says, which is how many of a mixture are held where it is None.
+    A mixture counts `num_experts(config)` experts; if that is None, as many as are held.
     """
     counts = Counter(replace(block, packed=()) for block in config.blocks)
     table = config.per_layer
@@ -352,7 +361,7 @@ def matmul_parameters(config: ModelConfig, num_experts: Callable[[ExpertsConfig]
 
 
 def layer_shapes(block: BlockConfig, config: ModelConfig) -> Shapes:
-    """Of the parameters of one layer, by where they are in it."""
+    """Returns the parameter shapes of one layer, by path in the layer."""
     return _block_shapes(block, config.hidden_size, config.dtype)
 
 
@@ -365,7 +374,7 @@ def _block_shapes(config: BlockConfig, hidden_size: int, dtype: str) -> Shapes:
 
 @lru_cache(maxsize=64)
 def outer_shapes(config: ModelConfig) -> Shapes:
-    """Of the parameters around the layers."""
+    """Returns the parameter shapes around the layers."""
     one = replace(config, blocks=(replace(next(block for block in config.blocks if block.has_pages), packed=()),))
     flat: Any = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: Decoder(one, rngs=nnx.Rngs(0)))))
     return MappingProxyType({path: leaf for path, leaf in flat if path[0] != "blocks"})
@@ -400,7 +409,7 @@ def _as_stored(block: BlockConfig) -> BlockConfig:
 
 
 def _stack(blocks: Sequence[Block]) -> Block:
-    """One block whose parameters are those of `blocks`, stacked."""
+    """Returns one block whose parameters are those of `blocks`, stacked."""
     states = [nnx.state(block) for block in blocks]
     block: Block = nnx.merge(nnx.graphdef(blocks[0]), jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
     return block

@@ -1,4 +1,4 @@
-"""Gated delta nets, in the place of attention."""
+"""Gated delta nets, in place of attention."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ F32 = jnp.float32
 
 
 class DeltaNet(nnx.Module):
-    """`out(norm(delta_rule(q, k, v)) * silu(gate(x)))` (Yang et al., arXiv 2412.06464): what each value head keeps of a
-    sequence is a matrix, which forgets by `decay`, and in which the value of a token's key is moved towards `v` by as
-    much as `beta` says.
+    """Computes `out(norm(delta_rule(q, k, v)) * silu(gate(x)))` (Yang et al., arXiv 2412.06464).
 
-    Its states are what the convolutions of queries, keys and values still read, in the model's type, and the matrices.
-    Between its matmuls all is computed token by token, in f32.
+    Each value head keeps a matrix per sequence. The matrix forgets by `decay`, and the value stored for a token's key
+    moves towards `v` by the fraction `beta`.
+
+    The states are the inputs that the convolutions of queries, keys and values still read, in the model's type, and the
+    matrices. Everything between the matmuls is computed token by token, in f32.
     """
 
     def __init__(self, config: DeltaNetConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
@@ -32,7 +33,7 @@ class DeltaNet(nnx.Module):
             return Linear(num_in, num_out, bias=False, dtype=dtype, rngs=rngs)
 
         def taps(channels: int) -> nnx.Param[jax.Array]:
-            # As checkpoints hold a convolution by channels: the newest token's factor is last.
+            # The layout of a depthwise convolution in checkpoints: the newest token's factor is last.
             return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (channels, 1, config.num_taps), dtype))
 
         keys, values = config.num_key_heads * config.key_dim, config.num_mixed
@@ -61,19 +62,21 @@ class DeltaNet(nnx.Module):
     def through(
         self, inputs: DeltaInputs, positions: jax.Array, batch: StateBatch, cache: StateCache
     ) -> tuple[jax.Array, StateCache]:
-        """All that is between the matmuls: results `[num_tokens, value_heads, value_dim]`, and the states."""
+        """Computes everything between the matmuls: results `[num_tokens, value_heads, value_dim]`, and the states."""
         return over_tokens(self._token, inputs, jnp.zeros_like(inputs.gate), positions, batch, cache)
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """Queries, keys and values before their convolutions, and the gate, each `[num_tokens, heads * head_dim]`."""
+        """Returns queries, keys and values before their convolutions, and the gate, each `[num_tokens, heads *
+        head_dim]`.
+        """
         return self.q(x), self.k(x), self.v(x), self.gate(x)
 
     def rates(self, x: jax.Array) -> Sequence[jax.Array]:
-        """What beta and decay are made of, each f32 `[num_tokens, value_heads]`."""
+        """Returns the inputs of beta and decay, each f32 `[num_tokens, value_heads]`."""
         return self.beta.wide(x), self.decay.wide(x)
 
     def _token(self, inputs: DeltaInputs, states: States) -> tuple[jax.Array, States]:
-        """The result, `[value_heads, value_dim]`, of one token, and the states behind it."""
+        """Computes one token's result, `[value_heads, value_dim]`, and the states after it."""
         (*kept, matrices), config = states, self.config
         windows = [jnp.concatenate([taps, new[None]]) for taps, new in zip(kept, inputs[:3], strict=True)]
         all_taps = (self.q_taps[...], self.k_taps[...], self.v_taps[...])
@@ -87,7 +90,7 @@ class DeltaNet(nnx.Module):
         return result.astype(inputs.gate.dtype), (*(window[1:] for window in windows), matrices)
 
     def _convolved(self, window: jax.Array, taps: jax.Array) -> jax.Array:  # [num_taps, heads, head_dim] -> f32
-        """The convolution of one token's inputs with those before, summed oldest first."""
+        """Convolves one token's inputs with those before it, summed oldest first."""
         factors = taps.astype(F32).reshape(*window.shape[1:], -1)
         total = window[0].astype(F32) * factors[..., 0]
         for place in range(1, window.shape[0]):
@@ -96,7 +99,7 @@ class DeltaNet(nnx.Module):
 
 
 class DeltaInputs(NamedTuple):
-    """Of a step's tokens, or of one of them, without the first axis."""
+    """The inputs of a step's tokens; of a single token, without the first axis."""
 
     q: jax.Array  # [num_tokens, key_heads, key_dim]
     k: jax.Array  # [num_tokens, key_heads, key_dim]
@@ -114,10 +117,10 @@ def delta_rule(
     decay: jax.Array,  # f32 [heads]
     matrices: jax.Array,  # f32 [heads, key_dim, value_dim]
 ) -> tuple[jax.Array, jax.Array]:
-    """What one token's query reads, `[heads, value_dim]`, and the matrices with its value.
+    """Returns what one token's query reads, `[heads, value_dim]`, and the matrices with its value added.
 
-    The result is read from what was there before, and what the token adds to it is added: so matrices are read once for
-    key and query, and once to be changed.
+    The result is read from the old matrices, and the token's own contribution is added to it. So matrices are read
+    once, for key and query together, and once more to be updated.
     """
     read = jnp.einsum(
         "hnk,hkv->hnv",
@@ -133,5 +136,5 @@ def delta_rule(
 
 
 def _of_length_1(x: jax.Array) -> jax.Array:
-    """Each head's vector."""
+    """Scales each head's vector to length 1."""
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)

@@ -13,9 +13,10 @@ from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear, norm_of
 
 
 class Branches(nnx.Module):
-    """What a mixture has that is a branch beside the shared feed-forward (Gemma 4): a norm of the residual stream for
-    its experts, another for its router, whose logits are those divided by the square root of the features, and a norm
-    of what each branch gives.
+    """The norms of a mixture that is a branch beside the shared feed-forward (Gemma 4).
+
+    There is one of the residual stream for the experts, another for the router, and one of each branch's result. The
+    router's logits are divided by the square root of the number of features.
     """
 
     def __init__(self, config: NormConfig, hidden: int, *, dtype: jnp.dtype) -> None:
@@ -25,7 +26,7 @@ class Branches(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """The weighted sum of what a token's experts make of it, and of what the shared one does, where there is one."""
+    """The weighted sum of the results of a token's experts, plus that of the shared feed-forward, if there is one."""
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.router = Linear(hidden, config.num_experts, bias=config.bias, dtype=dtype, rngs=rngs)
@@ -41,8 +42,8 @@ class Experts(nnx.Module):
         self,
         x: jax.Array,  # [num_tokens, hidden]
         is_real: jax.Array | None = None,  # bool [num_tokens]: padding costs no expert time; None: there is none
-        layer: jax.Array | None = None,  # i32 []: whose experts, of those that are held; None: there is one layer's
-        stream: jax.Array | None = None,  # [num_tokens, hidden]: what `x` is the norm of; for branches alone
+        layer: jax.Array | None = None,  # i32 []: the layer, if all layers' experts are held; None: one layer's are
+        stream: jax.Array | None = None,  # [num_tokens, hidden]: the input of the norm that gave `x`; only for branches
     ) -> jax.Array:
         branches = self.branches
         if branches is None or stream is None:
@@ -53,7 +54,7 @@ class Experts(nnx.Module):
         return y if self.shared is None else branches.shared_out_norm(self._of_shared(self.shared, x)) + y
 
     def _mixed(self, x: jax.Array, routed: jax.Array, is_real: jax.Array | None, layer: jax.Array | None) -> jax.Array:
-        """What the experts make of `x`, those that the router chooses by `routed`."""
+        """Computes the experts' weighted sum for `x`; the router chooses by `routed`."""
         correction = None if self.correction is None else self.correction[...]
         chosen, weights = self.experts.route(self.router.wide(routed), correction, self.config)
         if self.expert_scale is not None:
@@ -70,22 +71,23 @@ class Experts(nnx.Module):
 
 
 MOST_FETCHED_AHEAD = 32 * 2**20
-"""Bytes of a layer's experts, of one of their matrices and on one device, that are cut out of the stack of all layers.
+"""Upper limit, in bytes per device, of one of a layer's expert matrices that is cut out of the stack of all layers.
 
-As compiled, XLA fetches 50 MB into VMEM ahead of their use for v5e, and copies some of as many within HBM for v6e, and
-100 MB for both. Beyond this a grouped matmul is given the stack as it is, of which it reads the experts that have rows.
-That is not for all, because what it does before it begins takes time for each group of the stack, empty ones too.
+On v5e, compiled XLA fetches 50 MB into VMEM ahead of use. On v6e it copies some matrices of that size within HBM, and
+on both it copies ones of 100 MB. Above the limit a grouped matmul gets the whole stack, and reads the experts that have
+rows. Smaller matrices are cut out, because a grouped matmul's setup takes time for each group of the stack, empty ones
+included.
 """
 
 
 class RowGroups(NamedTuple):
-    """Rows that are in the order of their experts."""
+    """Rows sorted by their experts."""
 
-    sizes: jax.Array  # i32 [num_experts]: rows of each; those behind them all hold anything
-    layer: jax.Array | None = None  # i32 []: whose experts, where those of all layers are held
+    sizes: jax.Array  # i32 [num_experts]: rows of each; rows after them are undefined
+    layer: jax.Array | None = None  # i32 []: the layer, if all layers' experts are held
 
     def of_all_layers(self, num_layers: int) -> jax.Array:
-        """The sizes of the groups of all layers' experts: the others have no rows."""
+        """Returns the group sizes for the experts of all layers: those of other layers have no rows."""
         sizes = jnp.zeros((num_layers, *self.sizes.shape), jnp.int32)
         placed: jax.Array = jax.lax.dynamic_update_index_in_dim(sizes, self.sizes, self.layer, 0)
         return placed.reshape(-1)
@@ -113,38 +115,38 @@ class GroupedMLP(nnx.Module):
 
     @property
     def is_read_in_stack(self) -> bool:
-        """Whether a layer, of a stack of them, is given the matrices of all; quantized ones are unpacked by layer."""
+        """Whether a layer of a stack gets the matrices of all layers. Quantized ones are unpacked by layer."""
         kernels = [linear.kernel for linear in (self.gate, self.up, self.down) if type(linear) is GroupedLinear]
         sizes = [kernel.size // kernel.shape[0] * kernel.dtype.itemsize for kernel in kernels]
         return max(sizes, default=0) // self.num_shares > MOST_FETCHED_AHEAD
 
     @property
     def num_shares(self) -> int:
-        """Devices that they are divided over."""
+        """Number of devices that share the experts."""
         return 1
 
     def route(
         self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
     ) -> tuple[jax.Array, jax.Array]:
-        """As the function `route`."""
+        """Calls the function `route`."""
         return route(logits, correction, config)
 
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
-        """As the function `mix`."""
+        """Calls the function `mix`."""
         return mix(self, x, chosen, weights, self.num_experts, layer)
 
 
 class GroupedLinear(nnx.Module):
     """A matrix per expert; each row is multiplied by its expert's.
 
-    A stacked decoder may give it the matrices of all layers, `[layers, experts, in, out]`. A grouped matmul reads those
-    that have rows from where they are; what is cut out of the stack for it is copied first, used or not.
+    A stacked decoder may pass it the matrices of all layers, `[layers, experts, in, out]`. A grouped matmul reads the
+    ones that have rows in place; anything cut out of the stack for it is copied first, used or not.
     """
 
     is_native = False
-    """Whether it is computed by the CPU's kernels."""
+    """Whether the CPU's kernels compute it."""
     is_read_in_stack = False
-    """Whether a stacked decoder gives it those in any case."""
+    """Whether a stacked decoder always passes it the matrices of all layers."""
 
     def __init__(
         self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
@@ -158,7 +160,7 @@ class GroupedLinear(nnx.Module):
         rows: jax.Array,  # [num_rows, in], in the order of their experts
         groups: RowGroups,
     ) -> jax.Array:
-        """In f32, as it was summed."""
+        """Returns the result in f32, as it was summed."""
         y = self.product(rows, groups)
         if self.bias is None:
             return y
@@ -166,14 +168,14 @@ class GroupedLinear(nnx.Module):
         return y + jnp.repeat(biases, groups.sizes, axis=0, total_repeat_length=rows.shape[0])
 
     def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        """Without biases."""
+        """Returns the matmuls' results without biases."""
         kernels, sizes = self.kernels(rows.dtype), groups.sizes
         if kernels.ndim == 4:
             kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
         return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out], or of all layers; for rows of `dtype`
-        del dtype  # they are held as they are multiplied
+        del dtype  # they are held in the type that they are multiplied in
         return self.kernel[...]
 
 
@@ -183,9 +185,10 @@ def clamped_swiglu(gate: jax.Array, up: jax.Array, config: ClampedSwiGLU) -> jax
 
 
 def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
-    """Each token's experts, i32 `[num_tokens, num_chosen]`, and their weights in f32, from f32 `[num_tokens, experts]`.
+    """Returns each token's experts, i32 `[num_tokens, num_chosen]`, and their weights in f32, from f32 `[num_tokens,
+    experts]`.
 
-    Of equal scores the expert with the lower number wins; `torch.topk` leaves open which.
+    Ties go to the expert with the lower number; `torch.topk` leaves them open.
     """
     is_plain = config.scores == "softmax" and correction is None and config.num_groups == 1
     chosen, weights = _of_softmax(logits, config) if is_plain else _of_scores(logits, correction, config)
@@ -193,7 +196,7 @@ def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
 
 
 def _of_softmax(logits: jax.Array, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
-    """By logits, which are ordered as their softmax is: the first that is chosen is the largest of all."""
+    """Chooses by logits, which have the order of their softmax: the first chosen is the largest of all."""
     best, chosen = jax.lax.top_k(logits, config.num_chosen)
     if config.normalized:
         powers = jnp.exp(best - best[:, :1])
@@ -215,7 +218,7 @@ def _of_scores(logits: jax.Array, correction: jax.Array | None, config: ExpertsC
 
 
 def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
-    """Those of other groups become -inf. A group is as good as its two best experts together."""
+    """Sets the experts of all but the best groups to -inf. A group's score is the sum of its two best experts."""
     grouped = choice.reshape(choice.shape[0], config.num_groups, -1)
     best_two, _ = jax.lax.top_k(grouped, 2)
     _, groups = jax.lax.top_k(best_two.sum(axis=-1), config.groups_chosen)
@@ -226,12 +229,12 @@ def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
 def mix(
     experts: GroupedMLP,
     x: jax.Array,  # [num_tokens, hidden]
-    chosen: jax.Array,  # i32 [num_tokens, num_chosen]; a number that no expert has adds nothing
+    chosen: jax.Array,  # i32 [num_tokens, num_chosen]; numbers without an expert add nothing
     weights: jax.Array,  # f32 [num_tokens, num_chosen]
     num_experts: int,
     layer: jax.Array | None = None,  # i32 []: as in Experts
 ) -> jax.Array:
-    """Sorts the tokens by expert, so that each expert's weights are read once, and sums what comes back, in f32.
+    """Sorts the tokens by expert, so that each expert's weights are read once, and sums the weighted results in f32.
 
     A token's sum is taken in the order of its choice, whatever other tokens there are.
     """

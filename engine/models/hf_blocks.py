@@ -1,4 +1,4 @@
-"""What families read alike from a Hugging Face `config.json`: the parts of their blocks, and what is around them."""
+"""Reads what families share from a Hugging Face `config.json`: the parts of blocks, and what is around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.engine.models.hf_config import HFConfig, checked_dtype
 from penstock.engine.models.hf_rope import read_rope
 from penstock.engine.models.layers import ACTIVATIONS
 
-# What transformers reads for every family, though none has it as a field, and what of it changes nothing.
+# Fields that transformers reads for every family, though none declares them, with the values that change nothing.
 CHANGES_ANY_FAMILY: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "per_layer_config": (None, {}),
@@ -31,7 +31,8 @@ def read_model(
     norm: NormConfig,
     is_read: str | None = None,
 ) -> ModelConfig:
-    """A model of these blocks and with this final norm. `is_read` is a field of CHANGES_ANY_FAMILY that the family has.
+    """Returns a model of these blocks and this final norm. `is_read` is a field of CHANGES_ANY_FAMILY that the family
+    reads.
 
     Raises:
         ConfigError: a field is missing, or asks for a computation that is not implemented.
@@ -63,7 +64,7 @@ def read_attention(
     out_bias: bool = False,
     qk_norm: NormConfig | None = None,
 ) -> AttentionConfig:
-    """Attention to everything before, the same in all layers. `rope` is read for the size of a head.
+    """Reads attention over everything before a token, the same in all layers. `rope` is called with the head size.
 
     Raises:
         ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
@@ -87,29 +88,29 @@ def read_attention(
 
 
 def read_mlp(config: HFConfig, *, bias: bool = False, activation: str = "hidden_act") -> MLPConfig:
-    """`activation` is the name of the field that has it."""
+    """Reads a gated feed-forward. `activation` is the name of the activation's field."""
     return MLPConfig(config.integer("intermediate_size"), read_activation(config, activation), bias=bias)
 
 
 def sliding(block: BlockConfig, windows: Iterable[int | None]) -> list[BlockConfig]:
-    """One such block for each window."""
+    """Returns one such block for each window."""
     return [block.with_attention(sliding_window=window) for window in windows]
 
 
 def without_positions(block: BlockConfig) -> BlockConfig:
-    """The same block, whose queries and keys do not rotate."""
+    """Returns the block without rotary positions."""
     return block.with_attention(rope=None)
 
 
 def full_layers(config: HFConfig, block: BlockConfig) -> list[BlockConfig]:
-    """One such block for each layer, in a family that knows no windows; fields that ask for one are refused."""
+    """Returns one such block for each layer, for a family without windows; fields that ask for one are refused."""
     windows = every_layer(config, None)
-    config.refuse_unless("sliding_window", None)  # the cache of transformers follows it in any family
+    config.refuse_unless("sliding_window", None)  # transformers' cache obeys it in any family
     return sliding(block, windows)
 
 
 def every_layer(config: HFConfig, window: int | None) -> tuple[int | None, ...]:
-    """The same window for all layers; a `layer_types` that says otherwise is refused."""
+    """Returns the same window for all layers; a `layer_types` that says otherwise is refused."""
     num_layers = config.integer("num_hidden_layers")
     kind = "full_attention" if window is None else "sliding_attention"
     config.refuse_unless("layer_types", None, [kind] * num_layers)
@@ -117,7 +118,7 @@ def every_layer(config: HFConfig, window: int | None) -> tuple[int | None, ...]:
 
 
 def mixed_layers(config: HFConfig) -> tuple[int | None, ...]:
-    """Qwen's rule: `layer_types` says which layers slide; without it, those from `max_window_layers` on do."""
+    """Applies Qwen's rule: `layer_types` says which layers slide; without it, those from `max_window_layers` on do."""
     window = optional_window(config)
     first = config.get("max_window_layers")
     if window is None or config.get("layer_types") is not None:
@@ -128,13 +129,13 @@ def mixed_layers(config: HFConfig) -> tuple[int | None, ...]:
 
 
 def optional_window(config: HFConfig) -> int | None:
-    """That of layers that slide, where `use_sliding_window` says that some may."""
+    """Returns the window of sliding layers, if `use_sliding_window` allows any."""
     slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
     return config.integer("sliding_window") if slides else None
 
 
 def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """`layer_types` says which layers slide; without it, `slides` does."""
+    """Returns each layer's window: `layer_types` says which layers slide; without it, `slides` does."""
     num_layers = config.integer("num_hidden_layers")
     layer_types = config.get("layer_types")
     if layer_types is None:
@@ -145,7 +146,9 @@ def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], 
 
 
 def blocks_by_type(config: HFConfig, full: BlockConfig, local: BlockConfig, full_every: int) -> list[BlockConfig]:
-    """One of the two for each layer: `local` with a window, and `full` without, by default every so many layers."""
+    """Returns one of two blocks for each layer: `local` with a window, or `full` without, by default every
+    `full_every`th layer.
+    """
     can_do_without = config.get("sliding_window") is None and config.get("layer_types") is not None
     window = None if can_do_without else config.integer("sliding_window")
     windows = listed_layers(config, window, lambda layer: (layer + 1) % full_every != 0)

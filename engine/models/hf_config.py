@@ -11,7 +11,7 @@ from penstock.engine.errors import ConfigError, shown
 
 DTYPES = ("bfloat16", "float16", "float32")
 
-# What a field may be at most: far above what models have, and below what takes long or a lot of memory to refuse later.
+# Upper bounds of fields: far above what models have, but low enough that a later refusal is quick and cheap in memory.
 AT_MOST: Mapping[str, int] = MappingProxyType(
     {
         "vocab_size": 2**24,
@@ -54,7 +54,8 @@ _T = TypeVar("_T", int, float)
 
 @dataclass(frozen=True, slots=True)
 class HFConfig:
-    """The fields of a `config.json`. An absent one takes the value that the family's `transformers` class gives it.
+    """The fields of a `config.json`. An absent field has the default of the family's configuration class in
+    `transformers`.
 
     Every reader raises ConfigError, naming the field and its value, for a field that is missing or of another type.
     """
@@ -66,7 +67,7 @@ class HFConfig:
         return self.fields[name] if name in self.fields else self.defaults.get(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; `default` stands in for null."""
+        """Reads a positive whole number; `default` stands in for null."""
         value = self.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -74,11 +75,11 @@ class HFConfig:
         return _at_most(AT_MOST.get(name, MAX_INTEGER), name, value)
 
     def whole(self, name: str) -> int:
-        """A whole number; null is 0."""
+        """Reads a whole number; null is 0."""
         return 0 if self.get(name) in (None, 0) else self.integer(name)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number above 0; `default` stands in for null."""
+        """Reads a number above 0; `default` stands in for null."""
         value = self.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
@@ -86,7 +87,7 @@ class HFConfig:
         return float(_at_most(AT_MOST.get(name, MAX_NUMBER), name, value))
 
     def optional_number(self, name: str) -> float | None:
-        """A number above 0; null is none."""
+        """Reads a number above 0, or None for null."""
         return None if self.get(name) is None else self.number(name)
 
     def flag(self, name: str) -> bool:
@@ -103,7 +104,9 @@ class HFConfig:
 
 
 def text_fields(config: HFConfig) -> Mapping[str, Any]:
-    """The fields of the text part of a model that also takes images, with what is said of it around them."""
+    """Returns the fields of the text part of a model that also takes images, with the fields around it that concern
+    text.
+    """
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise ConfigError(f"config.json: text_config must be a table, not {shown(text)}")

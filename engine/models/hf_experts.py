@@ -1,4 +1,4 @@
-"""Mixtures of experts as a Hugging Face `config.json` states them."""
+"""Reads mixtures of experts from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.engine.models.hf_config import HFConfig
 
 
 def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normalized: bool) -> ExpertsConfig:
-    """Softmax over all experts, whose number one of the fields `counts` states.
+    """Reads experts scored by a softmax over all of them. One of the fields `counts` states their number.
 
     Raises:
         ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
@@ -32,11 +32,11 @@ def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normali
 
 
 def read_sigmoid_experts(config: HFConfig) -> ExpertsConfig:
-    """DeepSeek-V3's experts (arXiv 2412.19437): scores are sigmoids, corrected for choosing, from the best groups
-    alone, and shared experts stand beside them.
+    """Reads DeepSeek-V3's experts (arXiv 2412.19437). Scores are sigmoids, with a correction for the choice, which is
+    from the best groups only. Shared experts stand beside them.
 
     Raises:
-        ConfigError: as `read_experts`; or groups that cannot be made of these experts, or hold too few of them.
+        ConfigError: as `read_experts`; or the experts cannot be split into these groups, or the groups hold too few.
     """
     experts = read_experts(
         config,
@@ -58,13 +58,15 @@ def read_sigmoid_experts(config: HFConfig) -> ExpertsConfig:
 
 
 def dense_first(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
-    """A feed-forward per layer: the first `first_k_dense_replace` have no experts."""
+    """Returns a feed-forward per layer: the first `first_k_dense_replace` have no experts."""
     num_dense = config.whole("first_k_dense_replace")
     return [dense if layer < num_dense else experts for layer in range(config.integer("num_hidden_layers"))]
 
 
 def sparse_layers(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
-    """Qwen's rule, a feed-forward per layer: every `decoder_sparse_step`th layer has experts, if not named as dense."""
+    """Returns a feed-forward per layer by Qwen's rule: every `decoder_sparse_step`th has experts, unless it is listed
+    as dense.
+    """
     num_layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
     named = config.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
@@ -73,7 +75,7 @@ def sparse_layers(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) ->
 
 
 def _groups(config: HFConfig, experts: ExpertsConfig) -> tuple[int, int]:
-    """How many there are, and how many of them may be chosen from."""
+    """Returns the number of groups, and the number of them that may be chosen from."""
     num_groups, groups_chosen = config.integer("n_group"), config.integer("topk_group")
     per_group, rest = divmod(experts.num_experts, num_groups)
     if rest or (num_groups > 1 and per_group < 2):
@@ -89,7 +91,7 @@ def _groups(config: HFConfig, experts: ExpertsConfig) -> tuple[int, int]:
 
 
 def _count(config: HFConfig, names: tuple[str, ...]) -> int:
-    """Of experts: dialects call it differently, and a config.json may have several as long as they agree."""
+    """Returns the number of experts. Its field differs by dialect, and a config.json may have several that agree."""
     stated = {name: config.integer(name) for name in names if config.fields.get(name) is not None}
     if len(set(stated.values())) > 1:
         raise ConfigError(f"config.json: the number of experts is stated as {shown(stated)}")

@@ -1,4 +1,4 @@
-"""Rotary positions as a Hugging Face `config.json` states them."""
+"""Reads rotary positions from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.engine.models.hf_config import HFConfig
 from penstock.engine.models.rope import ROPE_KINDS, rotary_frequencies
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""The types that `layer_types` gives layers."""
+"""The layer types in `layer_types`."""
 
 
 def read_rope(config: HFConfig, head_dim: int) -> RopeConfig:
-    """The one of all layers, which rotates all features of each head.
+    """Reads the rope of all layers, which rotates all features of each head.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
@@ -30,12 +30,12 @@ def read_rope(config: HFConfig, head_dim: int) -> RopeConfig:
 
 
 def read_neighbours_rope(config: HFConfig, head_dim: int) -> RopeConfig:
-    """As `read_rope`, for a family in which each feature rotates with its neighbour."""
+    """Reads the rope like `read_rope`, for a family in which each feature rotates with its neighbour."""
     return replace(read_rope(config, head_dim), interleaved=True)
 
 
 def read_partial_rope(config: HFConfig, head_dim: int) -> RopeConfig:
-    """The one of all layers, which rotates the `partial_rotary_factor` of each head that comes first.
+    """Reads the rope of all layers, which rotates the first `partial_rotary_factor` of each head.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
@@ -49,7 +49,7 @@ def read_partial_rope(config: HFConfig, head_dim: int) -> RopeConfig:
 
 
 def flat_rope_table(config: HFConfig) -> Mapping[str, Any]:
-    """A `rope_table` that does not differ between layers."""
+    """Returns a `rope_table` that does not differ between layers."""
     table = rope_table(config)
     if any(isinstance(value, dict) for value in table.values()):
         raise ConfigError(f"config.json: rotary parameters must be one flat table for all layers, not {shown(table)}")
@@ -57,9 +57,10 @@ def flat_rope_table(config: HFConfig) -> Mapping[str, Any]:
 
 
 def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig:
-    """That of the layers of one type, where `rope_parameters` has a table for each.
+    """Reads the rope of one type of layers, if `rope_parameters` has a table for each type.
 
-    In the older dialect `rope_theta` and `rope_scaling` are the full layers', `rope_local_base_freq` the sliding ones'.
+    In the older dialect `rope_theta` and `rope_scaling` belong to full layers, and `rope_local_base_freq` to sliding
+    ones.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
@@ -73,8 +74,10 @@ def read_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig
 
 
 def read_proportional_rope_of(layer_type: str, config: HFConfig, head_dim: int) -> RopeConfig:
-    """That of the layers of one type, where `rope_parameters` has a table for each, which may be `proportional`: then
-    all features of a head are paired, and the `partial_rotary_factor` of the pairs that comes first turns.
+    """Reads the rope of one type of layers, if `rope_parameters` has a table for each type.
+
+    In a `proportional` table all features of a head are paired, and the first `partial_rotary_factor` of the pairs
+    rotates.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
@@ -83,7 +86,7 @@ def read_proportional_rope_of(layer_type: str, config: HFConfig, head_dim: int) 
     fields = _table_of(layer_type, config)
     table, share = HFConfig(fields, {}), "partial_rotary_factor"
     if table.get("rope_type") != "proportional":
-        table.refuse_unless(share, None, 1)  # transformers passes over it
+        table.refuse_unless(share, None, 1)  # transformers ignores it
         return rope_from(config, {"rope_theta": table.number("rope_theta"), **fields}, head_dim)
     num_turning = int(table.number(share, default=1.0) * head_dim // 2)
     if not 0 < num_turning <= head_dim // 2:
@@ -95,7 +98,7 @@ def read_proportional_rope_of(layer_type: str, config: HFConfig, head_dim: int) 
 
 
 def _refuse_beside_tables(config: HFConfig) -> None:
-    """What counts inside the table of a type of layers alone, or is not meant for both types."""
+    """Refuses fields that only count inside the table of a layer type, or that are not meant for both types."""
     config.refuse_unless("partial_rotary_factor", None, 1)
     config.refuse_unless("original_max_position_embeddings", None)
 
@@ -113,12 +116,12 @@ def _scaling_by_its_name(config: HFConfig) -> Mapping[str, Any]:
 def _table_of(layer_type: str, config: HFConfig) -> Mapping[str, Any]:
     tables = {name: table for name, table in _table(config, "rope_parameters").items() if table is not None}
     by_type = {name: table for name, table in tables.items() if name in (FULL, SLIDING) and isinstance(table, dict)}
-    if len(by_type) < min(len(tables), 2):  # with both there, transformers passes over whatever else there is
+    if len(by_type) < min(len(tables), 2):  # if both are there, transformers ignores everything else
         raise ConfigError(
             f"config.json: rope_parameters must have a table for {FULL} and one for {SLIDING}, not {shown(tables)}"
         )
     found = by_type.get(layer_type, {})
-    for table in (tables, found):  # transformers looks for it beside the tables alone, for both of them
+    for table in (tables, found):  # transformers looks for it only beside the tables, for both of them
         HFConfig(table, {}).refuse_unless("truncate", None, True)
     return found
 
@@ -131,7 +134,7 @@ def _table(config: HFConfig, name: str) -> Mapping[str, Any]:
 
 
 def rope_table(config: HFConfig) -> Mapping[str, Any]:
-    """Both dialects: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5 that holds all."""
+    """Reads both dialects: `rope_theta` with `rope_scaling`, and the single `rope_parameters` of transformers 5."""
     config.number("rope_theta", default=10_000.0)  # must make sense even where the table's own wins
     table = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(table, dict):
@@ -140,7 +143,7 @@ def rope_table(config: HFConfig) -> Mapping[str, Any]:
 
 
 def rope_from(config: HFConfig, table: Mapping[str, Any], dim: int) -> RopeConfig:
-    """What a flat table of rotary parameters says, for `dim` features of each head.
+    """Reads a flat table of rotary parameters, for `dim` features of each head.
 
     Raises:
         ConfigError: a field makes no sense, or asks for what is not implemented.
@@ -175,7 +178,7 @@ def _scaled(config: HFConfig, rope: HFConfig, kind: str, plain: RopeConfig) -> R
 
 
 def _finite(rope: RopeConfig) -> RopeConfig:
-    """Numbers that each make sense can still be without any together."""
+    """Checks that the frequencies are finite: valid numbers can still give invalid ones together."""
     try:
         with np.errstate(all="ignore"):
             frequencies, scale = rotary_frequencies(rope)

@@ -1,15 +1,15 @@
 """Which layers share a page of the KV cache, and where each layer finds what it keeps of a sequence.
 
-Pages are of one kind for all layers with as many KV heads of the same size, so that memory goes where it is needed: a
-page has `size` arrays, each of which holds some tokens of one layer. Layers that see the same window are put into
-groups of at most that many, and a sequence has a list of pages per group. A group with a window gives back what lies
-behind it; the others keep everything.
+All layers with the same number and size of KV heads use one kind of page, so that memory goes where it is needed. A
+page has `size` arrays, and each array holds some tokens of one layer. Layers with the same window are put into groups
+of at most `size`, and a sequence has a list of pages per group. A group with a window frees the pages behind it; other
+groups keep everything.
 
-Layer j of a group is in array j of its pages, whatever the group. What a group has fewer layers than `size`, its pages
-leave unused. Layers whose KV heads are of other numbers or sizes have groups, and pages, of another kind: a page holds
-as many tokens in all kinds, and not as many bytes. A layer that reads the keys and values of another is where that is.
+Layer j of a group uses array j of the group's pages. If a group has fewer layers than `size`, its pages leave arrays
+unused. Layers with another number or size of KV heads have groups and pages of another kind. A page holds the same
+number of tokens in all kinds, but not of bytes. A layer that reads another layer's keys and values shares its place.
 
-Layers without attention have no part of a page. They keep states, each kind of them in arrays of its own.
+Layers without attention have no part of a page. They keep states, each kind in arrays of its own.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from penstock.engine.models.config import ModelConfig, StateArray
 from penstock.engine.models.runs import stacked_layers
 
 MOST_GROUPS = 8
-"""Each takes the host's time in every step, for a table of pages."""
+"""Upper limit of groups: each costs host time in every step, for a page table."""
 
 FORGONE = 0.02
-"""Of memory, for fewer groups."""
+"""Share of memory that may be given up for fewer groups."""
 
 
 class LayerPlace(NamedTuple):
-    """Where a layer's keys and values are."""
+    """Location of a layer's keys and values."""
 
     group: int
-    array: int  # of each page of the group
+    array: int  # in each page of the group
     kind: int = 0  # of these pages
 
 
 class StatePlace(NamedTuple):
-    """Where a layer's states are."""
+    """Location of a layer's states."""
 
     kind: int
-    number: int  # of the layer, among those of its kind
+    number: int  # index of the layer among those of its kind
 
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Pages whose arrays are of one shape."""
+    """Pages whose arrays have one shape."""
 
     num_kv_heads: int
     head_dim: int
-    size: int  # arrays in a page, as many as its largest group has layers
+    size: int  # arrays in a page: the number of layers in the largest group
 
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
     """Layers that keep states of the same shapes."""
 
-    arrays: tuple[StateArray, ...]  # of each of them
+    arrays: tuple[StateArray, ...]  # of each layer
     num_layers: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """The groups of a model's layers with the kinds of their pages, and the kinds of states of those without."""
+    """A model's groups of layers with the kinds of their pages, and the kinds of states of layers without pages."""
 
     page_kinds: tuple[PageKind, ...]
     windows: tuple[int | None, ...]  # of each group
@@ -73,22 +73,26 @@ class LayerGroups:
 
     @property
     def pages(self) -> tuple[LayerPlace, ...]:
-        """The places of the layers with attention, in order."""
+        """Places of the layers with attention, in order."""
         return tuple(place for place in self.places if isinstance(place, LayerPlace))
 
     def page_array(self, place: LayerPlace) -> int:
-        """Which of the caches of a decoder that is not stacked has this layer's keys and values: kind by kind."""
+        """Returns the index of the cache with this layer's keys and values, in a decoder that is not stacked: kind by
+        kind.
+        """
         return sum(kind.size for kind in self.page_kinds[: place.kind]) + place.array
 
     def state_array(self, place: StatePlace) -> int:
-        """Which of the caches of a decoder that is not stacked has this layer's states: they come behind the pages."""
+        """Returns the index of the cache with this layer's states, in a decoder that is not stacked: they come after
+        the pages.
+        """
         num_pages = sum(kind.size for kind in self.page_kinds)
         return num_pages + sum(kind.num_layers for kind in self.state_kinds[: place.kind]) + place.number
 
 
 @cache
 def layer_groups(config: ModelConfig) -> LayerGroups:
-    """The groups for a model: one, where all layers have the same KV heads and see the same window."""
+    """Returns the groups of a model: a single one, if all layers have the same KV heads and window."""
     windows: list[int | None] = []
     page_kinds: list[PageKind] = []
     kinds: list[int] = []
@@ -118,8 +122,10 @@ def layer_groups(config: ModelConfig) -> LayerGroups:
 
 
 def _layers_by_kind(config: ModelConfig) -> dict[tuple[int, int], dict[int | None, list[int]]]:
-    """The layers of each window, by the number and the size of their KV heads. Those that a stacked decoder computes in
-    one loop stand together: where they are in one group, it need not choose among tables in each round.
+    """Returns the layers of each window, by the number and size of their KV heads.
+
+    Layers that a stacked decoder computes in one loop stand together: if they are in one group, no iteration has to
+    choose among tables.
     """
     attentions = {layer: block.attention for layer, block in enumerate(config.blocks) if block.has_pages}
     kinds: dict[tuple[int, int], dict[int | None, list[int]]] = {}
@@ -135,7 +141,7 @@ def _layers_by_kind(config: ModelConfig) -> dict[tuple[int, int], dict[int | Non
 
 
 def _state_kinds(config: ModelConfig) -> dict[tuple[StateArray, ...], list[int]]:
-    """The layers without attention by what they keep, those of one loop together."""
+    """Returns the layers without attention by what they keep, those of one loop together."""
     kinds: dict[tuple[StateArray, ...], list[int]] = {}
     if config.has_states:
         for layer in chain.from_iterable(stacked_layers(config)):
@@ -145,9 +151,10 @@ def _state_kinds(config: ModelConfig) -> dict[tuple[StateArray, ...], list[int]]
 
 
 def _best_size(counts: dict[int | None, int], context: int) -> int:
-    """How many layers a group has, so that a sequence of `context` tokens takes little memory, unused arrays included:
-    the sum over all groups of size x tokens that they keep. Of the sizes that take about the least the largest, for
-    fewer tables.
+    """Returns the number of layers per group.
+
+    The cost of a size is the memory of a sequence of `context` tokens, unused arrays included: the sum over all groups
+    of size x kept tokens. Among the sizes that cost about the least, the largest is chosen, for fewer tables.
     """
 
     def num_groups(size: int) -> int:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from penstock.engine.models.config import MLPConfig, NormConfig
 
-# By the names that `hidden_act` in config.json may have.
+# Keyed by the values of `hidden_act` in config.json.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
@@ -25,16 +25,16 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Linear(nnx.Module):
-    """`x @ kernel + bias`, accumulated in f32 whatever the weights' type.
+    """Computes `x @ kernel + bias`, accumulated in f32 whatever the weights' type.
 
-    The explicit accumulation type is also what keeps XLA on CPU in its fast bfloat16 path.
+    The explicit accumulation type also keeps XLA on CPU in its fast bfloat16 path.
     """
 
     is_native = False
-    """Whether it is computed by the CPU's kernels."""
+    """Whether the CPU's kernels compute it."""
     is_read_in_stack = False
-    """Whether a stacked decoder leaves it the weights of all layers, and tells it which is meant."""
-    layer: jax.Array | None = None  # i32 []; None: it has its own weights alone
+    """Whether a stacked decoder gives it the weights of all layers, and tells it which layer's to use."""
+    layer: jax.Array | None = None  # i32 []; None: it only has its own weights
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(0.02)
@@ -45,12 +45,12 @@ class Linear(nnx.Module):
         return self.wide(x).astype(x.dtype)
 
     def wide(self, x: jax.Array) -> jax.Array:
-        """In f32, as it was summed."""
+        """Returns the result in f32, as it was summed."""
         y = jnp.dot(x, self.kernel[...], preferred_element_type=jnp.float32)
         return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
 
     def columns(self, numbers: jax.Array) -> jax.Array:
-        """Of the kernel, `[len(numbers), in]`."""
+        """Returns columns of the kernel, `[len(numbers), in]`."""
         return self.kernel[...][:, numbers].T
 
 
@@ -63,7 +63,7 @@ class RMSNorm(nnx.Module):
         self.config = config
 
     def __call__(self, x: jax.Array, squares: jax.Array | None = None) -> jax.Array:
-        """`squares` is `sum_of_squares(x)`, where the caller has it."""
+        """Norms `x`. `squares` is `sum_of_squares(x)`, if the caller has it."""
         squares = sum_of_squares(x) if squares is None else squares
         normed = x.astype(jnp.float32) * self.inverse(squares, x.shape[-1])
         if self.scale is None:
@@ -73,11 +73,13 @@ class RMSNorm(nnx.Module):
         return (normed * self.factors(normed.dtype)).astype(x.dtype)
 
     def inverse(self, squares: jax.Array, size: int) -> jax.Array:
-        """Of the root of the mean of `size` squares whose sum is given: what a norm multiplies a token by."""
+        """Returns the norm's factor for a token: the inverse root of the mean of `size` squares, from their sum."""
         return jax.lax.rsqrt(squares / size + self.config.eps)
 
     def factors(self, dtype: DTypeLike, part: tuple[int, int] = (0, 1)) -> jax.Array:
-        """What it multiplies each feature by, `[size]`: of the part of that number, of so many."""
+        """Returns the factor of each feature, `[size]`. `part` is the number of a part of the features, and how many
+        there are.
+        """
         if self.scale is None:
             raise TypeError("a norm without weights has no factors")
         number, num_parts = part
@@ -116,17 +118,17 @@ def normed(norm: Norm | None, x: jax.Array) -> jax.Array:
 
 
 def scaled(x: jax.Array, factor: float) -> jax.Array:
-    """`factor * x`, rounded once; a factor of 1 adds nothing to the program."""
+    """Returns `factor * x`, rounded once; a factor of 1 adds nothing to the program."""
     return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
 def soft_capped(x: jax.Array, cap: float | None) -> jax.Array:
-    """Within `cap` of 0, nearly unchanged where far below it."""
+    """Limits `x` to within `cap` of 0; values far below it are nearly unchanged."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 class GatedMLP(nnx.Module):
-    """`down(act(gate(x)) * up(x))` (Shazeer, arXiv 2002.05202)."""
+    """Computes `down(act(gate(x)) * up(x))` (Shazeer, arXiv 2002.05202)."""
 
     def __init__(self, config: MLPConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         intermediate, bias = config.intermediate_size, config.bias

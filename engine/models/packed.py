@@ -1,4 +1,4 @@
-"""A decoder whose matmuls are the CPU kernel's in `penstock.engine.native`, with weights packed for it once."""
+"""A decoder's modules with the CPU kernel's matmuls (`penstock.engine.native`); weights are packed for it once."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from penstock.engine.models.short_conv import ShortConv
 from penstock.engine.native import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width, value_or_empty
 
 GATES = {"silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu": 3, "relu": 4}
-"""The activations that the kernel has in it, by the numbers that it knows them by (`Gate` in matmul.h)."""
+"""The activations that the kernel has built in, by its numbers for them (`Gate` in matmul.h)."""
 
 NOT_GATED = 0
 
 
 def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
-    """Beside quantized layers, an embedding that is the head too is held as that alone."""
+    """Packs the head. Beside quantized layers, an embedding that is also the head is held only as the head."""
     width = panel_width(library)
     if model.head is not None:
         model.head = _packed(model.head, width)
     elif not isinstance(model.embedding, QuantizedEmbedding):
-        model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx took None for a constant
+        model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx treated None as a constant
         if model.config.is_packed:
             model.embedding = None
     elif has_kernel(model.embedding):
@@ -50,7 +50,7 @@ def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
 
 
 def can_pack(config: ModelConfig) -> bool:
-    """The kernel takes f32, f16 and, with an even number of features, bf16."""
+    """Checks whether the kernel can take the model: f32, f16 and, with an even number of features, bf16."""
     features = {config.hidden_size}
     for block in config.blocks:
         features |= {block.mixer.num_mixed, *_inner_features(block.mlp)}
@@ -64,9 +64,9 @@ def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
 
 
 class PackedLinear(Linear):
-    """`x @ kernel + bias` like Linear, for one or several kernels side by side.
+    """Computes `x @ kernel + bias` like Linear, for one or several kernels side by side.
 
-    With a `gate`, of two kernels of the same shape, it gives `activation(x @ first) * (x @ second)`.
+    With a `gate` and two kernels of the same shape it returns `activation(x @ first) * (x @ second)`.
     """
 
     is_native = True
@@ -97,16 +97,16 @@ class PackedLinear(Linear):
         return cls([(embedding, None)], width, transposed=True)
 
     def columns(self, numbers: jax.Array) -> jax.Array:
-        """Of the kernel, `[len(numbers), in]`."""
+        """Returns columns of the kernel, `[len(numbers), in]`."""
         width = self.weights.shape[2]
-        found = self.weights[...][numbers // width, :, numbers % width]  # of bf16 with an axis for its pairs
+        found = self.weights[...][numbers // width, :, numbers % width]  # bf16 has an axis for pairs
         return found.reshape(len(numbers), -1)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self._multiply(x, x.dtype)
 
     def wide(self, x: jax.Array) -> jax.Array:
-        """In f32, as it was summed."""
+        """Returns the result in f32, as it was summed."""
         return self._multiply(x, jnp.dtype(jnp.float32))
 
     def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -170,7 +170,7 @@ class PackedDeltaNet(DeltaNet):
 
 
 class PackedMLP(GatedMLP):
-    """`down(activation(gate(x)) * up(x))` in two matmuls."""
+    """Computes `down(activation(gate(x)) * up(x))` in two matmuls."""
 
     def __init__(self, mlp: GatedMLP, width: int) -> None:
         self.gate_up = _joined(width, mlp.gate, mlp.up, gate=GATES[mlp.activation])
@@ -181,7 +181,7 @@ class PackedMLP(GatedMLP):
 
 
 class PackedExperts(GroupedMLP):
-    """The feed-forwards of all experts in two matmuls, which read the weights of those alone that have rows."""
+    """The feed-forwards of all experts in two matmuls, which only read the weights of experts with rows."""
 
     def __init__(self, experts: GroupedMLP, width: int) -> None:
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
@@ -225,14 +225,14 @@ class PackedExperts(GroupedMLP):
 
 
 class PackedGroups(GroupedLinear):
-    """A matrix per expert, of one GroupedLinear or of several side by side; `gate` as of PackedLinear."""
+    """A matrix per expert, from one GroupedLinear or several side by side; `gate` is as for PackedLinear."""
 
     is_native = True
 
     def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gate: int = NOT_GATED) -> None:
         self.gate, gated = gate, gate != NOT_GATED
         self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))
-        # [experts, in, out] of each -> [experts, panels, in, width], of bf16 with pairs of rows interleaved
+        # [experts, in, out] of each -> [experts, panels, in, width], with pairs of rows interleaved for bf16
         kernels = zip(*(linear.kernel[...] for linear in linears), strict=True)
         self.weights = nnx.Param(jnp.stack([_pack(_columns(parts, width, gated=gated), width) for parts in kernels]))
         biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
@@ -253,8 +253,8 @@ def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 
 
 def pack_halves(block: Block, width: int) -> None:
-    """Packs what attention, or what is in its place, and feed-forward multiply by. Quantized layers that no kernel has
-    a form for stay.
+    """Packs the matmuls of attention, or of the recurrence in its place, and of the feed-forward. Quantized layers that
+    no kernel supports are left as they are.
     """
     if block.recurrence is None:
         _pack_attention(block, width)
@@ -290,7 +290,7 @@ def _packed_recurrence(module: ShortConv | DeltaNet, width: int) -> ShortConv | 
 
 
 def _split(joined: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """The columns of each of several matmuls."""
+    """Splits the result of joined matmuls into the columns of each."""
     return jnp.split(joined, np.cumsum(sizes[:-1]).tolist(), axis=1)
 
 
@@ -313,14 +313,14 @@ def _packed(linear: Linear, width: int) -> Linear:
 
 
 def _joined(width: int, *layers: Linear, gate: int = NOT_GATED) -> PackedLinear | PackedQuantizedLinear:
-    """One matmul of several."""
+    """Joins several matmuls into one."""
     if _are_plain(*layers):
         return PackedLinear.of(width, *layers, gate=gate)
     return PackedQuantizedLinear(width, *cast("tuple[QuantizedLinear, ...]", layers), gate=gate)
 
 
 def _joined_groups(width: int, *linears: GroupedLinear, gate: int = NOT_GATED) -> PackedGroups | PackedQuantizedGroups:
-    """As `_joined`, of a matrix per expert."""
+    """Joins like `_joined`, for a matrix per expert."""
     if _are_plain(*linears):
         return PackedGroups(linears, width, gate=gate)
     return PackedQuantizedGroups(cast("tuple[QuantizedGroupedLinear, ...]", linears), width, gate=gate)
@@ -347,13 +347,13 @@ def _pack_experts(experts: Experts, width: int) -> None:
 
 @partial(jax.jit, static_argnames=("width", "gated", "transposed"))
 def _panels(kernels: Sequence[jax.Array], width: int, *, gated: bool, transposed: bool) -> jax.Array:
-    """Compiled, so that nothing is in memory between the kernels and the panels."""
+    """Packs kernels into panels. Compiled, so that no intermediate arrays are in memory."""
     parts = [kernel.T for kernel in kernels] if transposed else kernels
     return _pack(_columns(parts, width, gated=gated), width)
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:
-    """The columns of all parts, one part after the other; gated, half a panel of each part alternately."""
+    """Returns the columns of all parts, one part after the other; if gated, half a panel of each part in turn."""
     if not gated:
         return _padded(jnp.concatenate(parts, axis=1), width)
     halves = [_padded(part, width // 2) for part in parts]
@@ -366,7 +366,7 @@ def _padded(columns: jax.Array, width: int) -> jax.Array:
 
 
 def _pack(kernel: jax.Array, width: int) -> jax.Array:
-    """[in, out] -> [panels, in, width], of bf16 with pairs of rows interleaved: [panels, in / 2, width, 2]."""
+    """Packs [in, out] to [panels, in, width]; bf16, with pairs of rows interleaved, to [panels, in / 2, width, 2]."""
     depth = kernel.shape[0]
     panels = kernel.reshape(depth, -1, width).transpose(1, 0, 2)
     if kernel.dtype != jnp.bfloat16:

@@ -1,4 +1,4 @@
-"""A decoder's blocks in calls of a CPU kernel, `engine/native/block.cc`: all of them in one where that is possible."""
+"""A decoder's blocks as calls of a CPU kernel, `engine/native/block.cc`: one call for all of them if possible."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from penstock.engine.native import HALVES, panel_width, value_or_empty
 
 Packed = PackedLinear | PackedQuantizedLinear
 Linears = tuple[Packed, ...]
-"""What a half multiplies by, in order."""
+"""The matmuls of a half, in order."""
 _SILU = ("silu", "swish")
 
 
 def pack_blocks(model: Decoder, library: ctypes.CDLL) -> Decoder:
-    """The same model, which is not stacked, with packed blocks. They take the places of the others one at a time: only
+    """Returns the model, which must not be stacked, with packed blocks. Blocks are replaced one at a time, so that only
     one is ever in memory twice.
 
     Queries, keys and values become one matmul; gate and up another, with the activation in it.
@@ -56,7 +56,7 @@ def pack_blocks(model: Decoder, library: ctypes.CDLL) -> Decoder:
 
 
 class PackedDecoder(Decoder):
-    """A decoder that computes all its layers in one call, if the kernel has all of them, and else one by one."""
+    """A decoder that computes all its layers in one call if the kernel supports all of them, otherwise one by one."""
 
     def __init__(self, model: Decoder) -> None:
         _take_over(self, model)
@@ -73,13 +73,15 @@ class PackedDecoder(Decoder):
         if halves is None:
             return super()._layers(x, step, caches, wanted, vectors)
         x, changed = _run(x, halves[:-1])
-        if wanted is not None:  # the last feed-forward is computed for these tokens alone
+        if wanted is not None:  # the last feed-forward is computed only for these tokens
             x, step = x[wanted.tokens], of_wanted(step, wanted)
         written = dict(zip(self._arrays, changed, strict=True))
         return self.blocks[-1].feed_forward(x, x, step), tuple(written[array] for array in range(len(caches)))
 
     def _halves(self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...]) -> list[Half] | None:
-        """Of all layers in order; None where one has none, or has pages in an array that another one has changed."""
+        """Returns the halves of all layers in order. None if a layer lacks one, or if two layers have their pages in
+        one array.
+        """
         arrays, places = self._arrays, layer_groups(self.config).places
         if len(set(arrays)) < len(arrays):
             return None
@@ -94,7 +96,7 @@ class PackedDecoder(Decoder):
 
     @property
     def _arrays(self) -> list[int]:
-        """Of each layer, which of the caches has its pages or states."""
+        """Index, for each layer, of the cache with its pages or states."""
         groups = layer_groups(self.config)
         return [
             groups.state_array(place) if isinstance(place, StatePlace) else groups.page_array(place)
@@ -103,15 +105,15 @@ class PackedDecoder(Decoder):
 
 
 class Half(NamedTuple):
-    """Of a block, as the kernel takes it."""
+    """Half of a block, as the kernel takes it."""
 
     operands: tuple[jax.Array, ...]
-    num_kept: int  # of `operands`, from the first: pages or states, which are changed where they are
+    num_kept: int  # number of leading `operands` that are pages or states, updated in place
     numbers: _Numbers
 
 
 class _Numbers(NamedTuple):
-    """`Integers` and `Floats` of block.cc, in their order."""
+    """The `Integers` and `Floats` of block.cc, in their order."""
 
     kind: int  # as below
     is_layer_norm: bool
@@ -138,11 +140,11 @@ class _Numbers(NamedTuple):
 
 _NUM_INTEGERS = _Numbers._fields.index("eps")
 _FEED_FORWARD, _ATTENTION, _SHORT_CONV, _DELTA_NET = range(4)
-"""Kinds of halves, by their places in `kRuns` of block.cc."""
+"""Kinds of halves, by their index in `kRuns` of block.cc."""
 
 
 def _run(x: jax.Array, halves: Sequence[Half]) -> tuple[jax.Array, list[LayerCache]]:
-    """What the residual stream `x` becomes, and the pages or states of the halves that have any."""
+    """Runs the halves on the residual stream `x`. Returns it, and the pages or states of the halves that have any."""
     operands, results, aliases = [x], [jax.typeof(x)], {0: 0}
     for half in halves:
         for place, array in enumerate(half.operands[: half.num_kept], len(operands)):
@@ -160,7 +162,7 @@ def _run(x: jax.Array, halves: Sequence[Half]) -> tuple[jax.Array, list[LayerCac
 
 
 class PackedBlock(Block):
-    """A block that computes each half in one call, if the kernel has all of it, and else as any block does."""
+    """A block that computes each half in one call if the kernel supports all of it, and otherwise like any block."""
 
     def __init__(self, block: Block) -> None:
         _take_over(self, block)
@@ -194,11 +196,11 @@ class PackedBlock(Block):
 
     @property
     def has_end(self) -> bool:
-        """Whether there is anything behind the feed-forward, which the kernel does not have."""
+        """Whether anything follows the feed-forward, which the kernel does not support."""
         return self.per_layer is not None or self.scalar is not None
 
     def attention_half(self, step: StepInputs, cache: GroupCache) -> Half | None:
-        """None where the kernel does not have all of it."""
+        """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         linears = _of_attention(self.attention)
         if linears is None or not isinstance(step.attend, NativeAttend):
             return None
@@ -218,7 +220,7 @@ class PackedBlock(Block):
         return Half(operands, len(cache.pages), self._numbers(_ATTENTION, linears, columns, 0, _of_heads(config)))
 
     def recurrence_half(self, step: StepInputs, cache: StateCache) -> Half | None:
-        """None where the kernel does not have all of it."""
+        """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         module = self.recurrence
         linears = None if module is None else _of_recurrence(module)
         if linears is None or step.states is None or not isinstance(step.attend, NativeAttend):
@@ -240,7 +242,7 @@ class PackedBlock(Block):
         )
 
     def feed_forward_half(self, before: jax.Array, step: StepInputs) -> Half | None:
-        """None where the kernel does not have all of it."""
+        """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         linears = _of_mlp(self.mlp)
         if linears is None or not isinstance(step.attend, NativeAttend):
             return None
@@ -265,14 +267,14 @@ class PackedBlock(Block):
 
 
 def _take_over(module: nnx.Module, other: nnx.Module) -> None:
-    """Gives it all that the other one has."""
+    """Copies the attributes of `other` to `module`, except private ones."""
     for name, value in vars(other).items():
         if not name.startswith("_"):
             setattr(module, name, value)
 
 
 def _of_attention(attention: Attention) -> Linears | None:
-    """What the kernel multiplies by, if it has all else that this attention does."""
+    """Returns the matmuls for the kernel, if it supports everything else that this attention does."""
     config = attention.config
     has_one_norm = config.qk_norm is None or config.qk_projection_norm is None
     is_usual = has_one_norm and config.v_norm is None and config.has_v and config.has_kv
@@ -282,7 +284,7 @@ def _of_attention(attention: Attention) -> Linears | None:
 
 
 def _of_recurrence(module: ShortConv | DeltaNet) -> Linears | None:
-    """As `_of_attention`; of a delta net, what makes its rates is between the two."""
+    """Returns the matmuls like `_of_attention`; those for a delta net's rates are between the first and the last."""
     if isinstance(module, PackedShortConv):
         return _packed(module.joined, module.out)
     if not isinstance(module, PackedDeltaNet) or module.config.activation not in _SILU:
@@ -295,7 +297,7 @@ def _of_mlp(mlp: GatedMLP | Experts) -> Linears | None:
 
 
 def _packed(*linears: Linear) -> Linears | None:
-    """None where one of them has no kernel."""
+    """Returns the matmuls, or None if one of them has no kernel."""
     found = tuple(linear for linear in linears if isinstance(linear, PackedLinear | PackedQuantizedLinear))
     return found if len(found) == len(linears) else None
 
@@ -309,7 +311,7 @@ def _of_packing(name: str, linear: Packed) -> dict[str, Any]:
 
 
 def _operands(linear: Packed) -> tuple[jax.Array, ...]:
-    """Weights or codes, their scales and offsets, and biases."""
+    """Returns weights or codes, their scales and offsets, and biases."""
     if isinstance(linear, PackedLinear):
         weights, bias = linear.operands
         return weights, value_or_empty(None), value_or_empty(None), bias
@@ -318,14 +320,14 @@ def _operands(linear: Packed) -> tuple[jax.Array, ...]:
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array] | None]:
-    """Of queries and keys: as many as are normed together, a head's or all."""
+    """Returns the factors of the norms of queries and keys: for one head, or for all if those are normed together."""
     if attention.q_norm is not None:
         return [_factors_of(attention.q_norm), _factors_of(attention.k_norm)]
     return [_factors_of(attention.q_projection_norm), _factors_of(attention.k_projection_norm)]
 
 
 def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array] | None:
-    """What the kernel multiplies by, in f32."""
+    """Returns a norm's factors in f32, as the kernel takes them."""
     if norm is None or norm.scale is None:
         return None
     factors = norm.scale[...].astype(jnp.float32)
@@ -334,7 +336,9 @@ def _factors_of(norm: RMSNorm | LayerNorm | None) -> nnx.Param[jax.Array] | None
 
 
 def _recurrence_factors(module: ShortConv | DeltaNet) -> list[nnx.Param[jax.Array] | None]:
-    """In f32, those of convolutions place by place: what the kernel reads of all channels at once."""
+    """Returns a recurrence's factors in f32. Those of convolutions are ordered by tap: the kernel reads one tap of all
+    channels at once.
+    """
     if isinstance(module, ShortConv):
         bias = module.taps_bias
         return [_by_place(module.taps), None if bias is None else nnx.Param(bias[...].astype(jnp.float32))]

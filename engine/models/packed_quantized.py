@@ -22,11 +22,11 @@ Quantized = QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear
 
 OUTER_BYTES, SECOND_BYTE = np.uint32(0xFF0000FF), np.uint32(0xFF00)  # of a lane
 OUTER_NIBBLES, SECOND_NIBBLES = np.uint32(0xF00FF00F), np.uint32(0x00F000F0)  # of its halves
-MOST_FEATURES = 2**17  # so many products of 8 bits fit into a sum of 32
+MOST_FEATURES = 2**17  # the number of 8-bit products that fit into a 32-bit sum
 
 
 def has_kernel(*layers: nnx.Module) -> bool:
-    """Whether one call can do the matmuls of all of them, side by side."""
+    """Checks whether one call can compute the matmuls of all layers, side by side."""
     first = layers[0]
     if not isinstance(first, Quantized):
         return False
@@ -50,14 +50,14 @@ def _is_supported(packing: Packing, num_in: int) -> bool:
 
 
 def features_in_lane(packing: Packing) -> int:
-    """A lane has 32 bits."""
+    """Returns the number of features in a lane of 32 bits."""
     return 32 // PLANES[packing.code][0]
 
 
 class Panels(nnx.Module):
-    """The weights of one or several matmuls side by side, each of one matrix or one per expert, as the kernel has them.
+    """The weights of one or several matmuls side by side, each of one matrix or one per expert, in the kernel's layout.
 
-    With a `gate`, of two of the same shape, the kernel gives `activation(x @ first) * (x @ second)`.
+    With a `gate` and two matmuls of the same shape, the kernel returns `activation(x @ first) * (x @ second)`.
     """
 
     def __init__(self, layers: Sequence[Quantized], width: int, *, gate: int = 0) -> None:
@@ -74,7 +74,7 @@ class Panels(nnx.Module):
         self.bias = _biases(layers, order)
 
     def multiply(self, x: jax.Array, dtype: DTypeLike, group_sizes: jax.Array | None = None) -> jax.Array:
-        """`x`, `[rows, in]`, by the weights; with `group_sizes`, in the order of the experts that each row is for."""
+        """Multiplies `x`, `[rows, in]`, by the weights; with `group_sizes`, rows are in the order of their experts."""
         num_rows, num_in = x.shape
         num_quantized = num_rows if self.packing.has_int8_activations else 0
         results = (
@@ -100,7 +100,7 @@ class Panels(nnx.Module):
         return self.splits[0] if self.gate else sum(self.splits)
 
     def columns(self, numbers: jax.Array) -> jax.Array:
-        """Of the weights, f32 `[len(numbers), in]`."""
+        """Returns columns of the weights, f32 `[len(numbers), in]`."""
         width = self.codes.shape[-1]
         at = numbers // width, slice(None), numbers % width
         codes = _unpacked(self.codes[...][at], self.packing)
@@ -114,7 +114,7 @@ class Panels(nnx.Module):
 
 
 class PackedQuantizedLinear(Linear):
-    """As PackedLinear, of quantized weights."""
+    """A PackedLinear with quantized weights."""
 
     is_native = True
 
@@ -134,7 +134,7 @@ class PackedQuantizedLinear(Linear):
 
 
 class PackedQuantizedEmbedding(QuantizedEmbedding):
-    """As QuantizedEmbedding, of a table that is the head too."""
+    """A QuantizedEmbedding of a table that is the head too."""
 
     is_native = True
 
@@ -149,7 +149,7 @@ class PackedQuantizedEmbedding(QuantizedEmbedding):
 
 
 class PackedQuantizedGroups(GroupedLinear):
-    """As PackedGroups, of quantized weights."""
+    """A PackedGroups with quantized weights."""
 
     is_native = True
 
@@ -164,9 +164,9 @@ class PackedQuantizedGroups(GroupedLinear):
 
 
 def column_order(splits: Sequence[int], width: int, *, gated: bool) -> np.ndarray:
-    """i64 `[panels, width]`: which of the columns, counted through all parts, a panel has where; -1 where it has none.
+    """Returns, i64 `[panels, width]`, the column in each place of a panel, counted through all parts; -1 for none.
 
-    Gated, half a panel is of the first part and half of the second.
+    If gated, half of each panel is from the first part and half from the second.
     """
     total = sum(splits)
     if not gated:
@@ -177,7 +177,7 @@ def column_order(splits: Sequence[int], width: int, *, gated: bool) -> np.ndarra
 
 
 def _packed_codes(parts: Sequence[np.ndarray], order: np.ndarray, packing: Packing) -> jax.Array:
-    """Of codes `[..., out, bytes]`, each 4 bytes a lane, u32 `[..., panels, lanes, width]`: a panel at a time."""
+    """Packs codes `[..., out, bytes]`, 4 bytes per lane, to u32 `[..., panels, lanes, width]`, a panel at a time."""
     lanes = [part.view("<u4") for part in parts]
     *leading, _, depth = lanes[0].shape
     packed = device_buffer((*leading, order.shape[0], depth, order.shape[1]), np.dtype(np.uint32))
@@ -189,7 +189,7 @@ def _packed_codes(parts: Sequence[np.ndarray], order: np.ndarray, packing: Packi
 
 
 def _by_group(parts: Sequence[np.ndarray], order: np.ndarray, dtype: np.dtype) -> jax.Array:
-    """Of `[..., out, groups]`, `[..., panels, groups, width]`."""
+    """Packs `[..., out, groups]` to `[..., panels, groups, width]`."""
     *leading, _, groups = parts[0].shape
     packed = device_buffer((*leading, order.shape[0], groups, order.shape[1]), dtype)
     for place in np.ndindex(*leading):
@@ -199,7 +199,7 @@ def _by_group(parts: Sequence[np.ndarray], order: np.ndarray, dtype: np.dtype) -
 
 
 def _rows(parts: Sequence[np.ndarray], numbers: np.ndarray) -> np.ndarray:
-    """Counted through all parts; zeros for -1."""
+    """Returns rows by number, counted through all parts; zeros for -1."""
     rows = np.zeros((len(numbers), *parts[0].shape[1:]), parts[0].dtype)
     first = 0
     for part in parts:
@@ -210,7 +210,9 @@ def _rows(parts: Sequence[np.ndarray], numbers: np.ndarray) -> np.ndarray:
 
 
 def _in_halves(lanes: Any, packing: Packing) -> Any:
-    """Codes in order, the first in the low bits, to those of even features in the low half; `_in_order` undoes it."""
+    """Reorders codes, the first of which is in the low bits: those of even features go to the low half. `_in_order`
+    undoes it.
+    """
     return _swapped(_swapped_nibbles(lanes) if packing.code == "int4" else lanes)
 
 
@@ -220,17 +222,17 @@ def _in_order(lanes: Any, packing: Packing) -> Any:
 
 
 def _swapped(lanes: Any) -> Any:
-    """The two bytes in the middle, exchanged."""
+    """Swaps the two middle bytes."""
     return (lanes & OUTER_BYTES) | ((lanes & SECOND_BYTE) << 8) | ((lanes >> 8) & SECOND_BYTE)
 
 
 def _swapped_nibbles(lanes: Any) -> Any:
-    """Of either half, the two in the middle."""
+    """Swaps the two middle nibbles of each half."""
     return (lanes & OUTER_NIBBLES) | ((lanes & SECOND_NIBBLES) << 4) | ((lanes >> 4) & SECOND_NIBBLES)
 
 
 def _unpacked(lanes: jax.Array, packing: Packing) -> jax.Array:
-    """u32 `[rows, lanes]` to codes, f32 `[rows, in]`; what is constant has been subtracted."""
+    """Unpacks u32 `[rows, lanes]` to codes, f32 `[rows, in]`, with constant zero points subtracted."""
     bits = PLANES[packing.code][0]
     shifts = jnp.arange(0, 32, bits, dtype=jnp.uint32)
     codes: jax.Array = (_in_order(lanes, packing)[..., None] >> shifts).astype(jnp.uint8).reshape(lanes.shape[0], -1)
@@ -249,7 +251,7 @@ def _held(layer: Quantized, name: str) -> np.ndarray:
 
 
 def _biases(layers: Sequence[Quantized], order: np.ndarray) -> nnx.Param[jax.Array] | None:
-    """f32 `[..., panels * width]`."""
+    """Returns biases, f32 `[..., panels * width]`."""
     held = [getattr(layer, "bias", None) for layer in layers]
     found = next((bias for bias in held if bias is not None), None)
     if found is None:
@@ -259,7 +261,7 @@ def _biases(layers: Sequence[Quantized], order: np.ndarray) -> nnx.Param[jax.Arr
         np.zeros((*leading, layer.shape[0]), np.float32) if bias is None else np.asarray(bias[...], np.float32)
         for layer, bias in zip(layers, held, strict=True)
     ]
-    row = np.concatenate([*parts, np.zeros((*leading, 1), np.float32)], axis=-1)  # -1 is the last
+    row = np.concatenate([*parts, np.zeros((*leading, 1), np.float32)], axis=-1)  # index -1 is the last
     return nnx.Param(jnp.asarray(row[..., order.reshape(-1)]))
 
 

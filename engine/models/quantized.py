@@ -1,4 +1,4 @@
-"""Matmuls with weights that stay packed: they are unpacked where they are used, in every step."""
+"""Matmuls with weights that stay packed: every step unpacks them where they are used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.engine.models.experts import GroupedLinear, RowGroups
 from penstock.engine.models.layers import Linear
 
 F32 = jnp.float32
-PIECE = 2**20  # weights that are unpacked at once, where they are in pieces
-SMALL = 2**16  # weights that are not cut
-LEAST = 1e-36  # of a row that is quantized; of less, 127 divided by it would be infinite
+PIECE = 2**20  # weights that are unpacked at once, if in pieces
+SMALL = 2**16  # weights that are not split into pieces
+LEAST = 1e-36  # least maximum of a quantized row; 127 divided by less would be infinite
 
 
 def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> None:
-    """Puts matmuls with packed weights, which hold nothing yet, into the places of those that `packed` names."""
+    """Replaces the matmuls that `packed` names with packed ones, which hold nothing yet."""
     for path, packing in packed:
         holder: Any = model
         for name in path[:-1]:
@@ -41,9 +41,9 @@ def _quantized(linear: Linear | GroupedLinear | nnx.Param[jax.Array], packing: P
 
 
 def unpack_in_pieces(model: nnx.Module) -> None:
-    """For a CPU that has the model whole: some rows of a weight are unpacked at a time, and experts one by one.
+    """Unpacks some rows of a weight at a time, and experts one by one: for a CPU that holds the whole model.
 
-    XLA for CPUs begins with what waits for nothing, which is to unpack the weights of all layers.
+    XLA for CPUs starts with whatever waits for nothing, which would be to unpack the weights of all layers.
     """
     for _, module in nnx.iter_modules(model):
         if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear):
@@ -51,10 +51,10 @@ def unpack_in_pieces(model: nnx.Module) -> None:
 
 
 class QuantizedLinear(Linear):
-    """`x @ weight.T + bias` like Linear; `weight`, `[out, in]`, is held as a Packing says.
+    """Computes `x @ weight.T + bias` like Linear; `weight`, `[out, in]`, is held as a Packing says.
 
     A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32. With `has_int8_activations`
-    rows of `x` are quantized too, and products are summed in whole numbers.
+    rows of `x` are quantized too, and products are summed as integers.
     """
 
     is_in_pieces = False
@@ -65,17 +65,17 @@ class QuantizedLinear(Linear):
         self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
 
     def wide(self, x: jax.Array) -> jax.Array:
-        """In f32, as it was summed."""
+        """Returns the result in f32, as it was summed."""
         y = (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
         return y if self.bias is None else y + self.bias[...].astype(F32)
 
     def weight(self) -> jax.Array:
-        """In f32, `[out, in]`."""
+        """Returns the weight in f32, `[out, in]`."""
         return unpacked(self.packing, _leaves(self))
 
 
 class QuantizedEmbedding(nnx.Module):
-    """A table `[tokens, features]` that is held as a Packing says: rows that are asked for are unpacked."""
+    """A table `[tokens, features]` that is held as a Packing says; only requested rows are unpacked."""
 
     is_in_pieces = False
     is_native = False
@@ -89,12 +89,12 @@ class QuantizedEmbedding(nnx.Module):
         return unpacked(self.packing, leaves).astype(self.dtype)
 
     def wide(self, x: jax.Array) -> jax.Array:  # [num_rows, features] -> f32 [num_rows, tokens]
-        """As the head of a model that has tied the two."""
+        """Multiplies like the head, for a model that ties the two."""
         return (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
 
 
 class QuantizedGroupedLinear(GroupedLinear):
-    """As GroupedLinear, of weights `[experts, out, in]` that are held as a Packing says."""
+    """A GroupedLinear with weights `[experts, out, in]` that are held as a Packing says."""
 
     is_in_pieces = False
 
@@ -113,7 +113,7 @@ class QuantizedGroupedLinear(GroupedLinear):
         self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
 
     def kernels(self, dtype: jnp.dtype) -> jax.Array:
-        """`[experts, in, out]`, unpacked in f32."""
+        """Returns `[experts, in, out]`, unpacked in f32."""
         return unpacked(self.packing, _leaves(self)).astype(dtype).swapaxes(1, 2)
 
     def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
@@ -152,7 +152,7 @@ def _leaves(module: QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinea
 
 
 def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """`x @ weight.T` in f32."""
+    """Returns `x @ weight.T` in f32."""
     if packing.has_int8_activations:
         return _in_whole_numbers(packing, leaves, x)
     weight = unpacked(packing, leaves).astype(x.dtype)
@@ -161,7 +161,7 @@ def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array)
 
 
 def _in_whole_numbers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """As the CPU kernel does it: exact sums of each group, then its scale, and at the end those of the rows."""
+    """Multiplies like the CPU kernel: exact sums of each group, times its scale, and finally the scales of the rows."""
     num_groups = leaves["scales"].shape[1]
     rows, row_scales = quantized_rows(x)
     rows, codes = (array.reshape(array.shape[0], num_groups, -1) for array in (rows, leaves["codes"]))
@@ -173,9 +173,10 @@ def _in_whole_numbers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.
 
 
 def quantized_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """i8 `[rows, in]` and f32 `[rows, 1]`: the nearest to `x / scale`, where a row's largest is 127.
+    """Returns i8 `[rows, in]` and scales f32 `[rows, 1]`: the values nearest to `x / scale`, with a row's largest at
+    127.
 
-    A row of what is hardly anything is zeros; one with an infinity or what is no number has a scale that is no number.
+    A row of nearly nothing becomes zeros. One with an infinity or a NaN has a scale of NaN.
     """
     wide = x.astype(F32)
     largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
@@ -186,7 +187,7 @@ def quantized_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    """As `_multiplied`, in a loop over the rows of the weight; those that are left over come last."""
+    """Multiplies like `_multiplied`, in a loop over the rows of the weight; the remaining rows come last."""
     num_out, num_in = leaves["codes"].shape[0], x.shape[1]
     size = _rows_at_once(packing, num_out, num_in)
     if num_out * num_in <= SMALL or size >= num_out:
@@ -204,7 +205,10 @@ def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) 
 
 
 def _rows_at_once(packing: Packing, num_out: int, num_in: int) -> int:
-    """Whole blocks. What divides the rows is preferred, for what is left over is unpacked early."""
+    """Returns the number of rows to unpack at once, in whole blocks.
+
+    A divisor of the number of rows is preferred, because remaining rows are unpacked early.
+    """
     block = max(packing.rows, 1)
     most = max(1, min(PIECE // num_in, num_out // 2) // block)
     even = next(size for size in range(most, 0, -1) if num_out // block % size == 0)
@@ -212,7 +216,7 @@ def _rows_at_once(packing: Packing, num_out: int, num_in: int) -> int:
 
 
 def _rows(packing: Packing, leaves: Mapping[str, jax.Array], first: Any, count: int) -> dict[str, jax.Array]:
-    """Of each array, what belongs to these rows of the weight."""
+    """Returns what belongs to these rows of the weight, from each array."""
     cut = {}
     for name, leaf in leaves.items():
         block = packing.rows if name == "scales" else 1
@@ -222,7 +226,7 @@ def _rows(packing: Packing, leaves: Mapping[str, jax.Array], first: Any, count: 
 
 
 def unpacked(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
-    """The weight `[..., out, in]` in f32 that `leaves` hold, named as by `leaf_shapes`; leading axes are kept."""
+    """Unpacks the weight `[..., out, in]` in f32 from `leaves`, named as by `leaf_shapes`; leading axes are kept."""
     codes = _codes(packing, leaves)
     scales, minimums = _scales(packing, leaves, "scales"), None
     if packing.offset == "minimums":
@@ -234,7 +238,7 @@ def unpacked(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def _codes(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
-    """f32 `[..., out, in]`. What is constant has been subtracted."""
+    """Returns codes, f32 `[..., out, in]`, with constant zero points subtracted."""
     if packing.code == "int8":
         return leaves["codes"].astype(F32)
     if packing.code == "fp8":
@@ -251,21 +255,21 @@ def _codes(packing: Packing, leaves: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def _bits(packed: jax.Array, bits: int) -> jax.Array:
-    """u8 `[..., n]` to codes `[..., n * 8 / bits]`."""
+    """Unpacks u8 `[..., n]` to codes `[..., n * 8 / bits]`."""
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
     codes: jax.Array = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
     return codes.reshape(*packed.shape[:-1], -1)
 
 
 def _fp4(codes: jax.Array) -> jax.Array:
-    """A sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (OCP Microscaling Formats 1.0, E2M1)."""
+    """Decodes a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 (OCP Microscaling Formats 1.0, E2M1)."""
     size = codes & 7
     doubled = jnp.where(size < 4, size, jnp.where(size < 6, 2 * size - 4, 4 * size - 16)).astype(F32)
     return jnp.where(codes >= 8, -0.5, 0.5) * doubled
 
 
 def _scales(packing: Packing, leaves: Mapping[str, jax.Array], name: str) -> jax.Array:
-    """f32 `[..., out groups, in groups]`."""
+    """Returns the scales or minimums `name`, f32 `[..., out groups, in groups]`."""
     scales = leaves[name]
     if packing.scale == "e8m0":
         return _powers_of_two(scales)
@@ -276,13 +280,13 @@ def _scales(packing: Packing, leaves: Mapping[str, jax.Array], name: str) -> jax
 
 
 def _powers_of_two(exponents: jax.Array) -> jax.Array:
-    """`2 ** (exponent - 127)`, exact: the bits of an f32, whose least is below the normal ones."""
+    """Returns `2 ** (exponent - 127)`, exact, from the bits of an f32; the least is subnormal."""
     bits = jnp.where(exponents == 0, 1 << 22, exponents.astype(jnp.uint32) << 23)
     return jax.lax.bitcast_convert_type(bits.astype(jnp.uint32), F32)
 
 
 def _spread(packing: Packing, groups: jax.Array, shape: tuple[int, ...], leaves: Mapping[str, jax.Array]) -> jax.Array:
-    """What `[..., out groups, in groups]` says of each weight of `shape`, or what broadcasts to that."""
+    """Spreads `[..., out groups, in groups]` to the weights of `shape`, or to what broadcasts to it."""
     num_out, num_in = shape[-2:]
     if packing.rows > 1:
         groups = jnp.repeat(groups, packing.rows, axis=-2)[..., :num_out, :]
@@ -292,5 +296,5 @@ def _spread(packing: Packing, groups: jax.Array, shape: tuple[int, ...], leaves:
 
 
 def _order(group_of: jax.Array, num_dims: int) -> jax.Array:
-    """i32 `[..., in]`, each weight of an expert or layer in an order of its own, as `[..., 1, in]`."""
+    """Returns i32 `[..., in]` as `[..., 1, in]`; each weight of an expert or layer has an order of its own."""
     return jnp.expand_dims(group_of, -2) if group_of.ndim > 1 else group_of.reshape((1,) * (num_dims - 1) + (-1,))

@@ -19,14 +19,16 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.models.config import QueryScale, RopeConfig
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-"""That any family may have."""
+"""The kinds that any family may have."""
 
 Rotary: TypeAlias = tuple[jax.Array, jax.Array]
 """Cosines and sines of positions, each f32 `[num_tokens, pairs of features]`."""
 
 
 def rotary_tables(positions: jax.Array, rope: RopeConfig, lengths: jax.Array | None = None) -> Rotary:
-    """`lengths` are those of the tokens' sequences, i32 as `positions`; None: each token's is that up to itself."""
+    """Returns the tables for `positions`. `lengths`, i32 like them, are the lengths of the tokens' sequences; None: the
+    length up to each token.
+    """
     inv_freq, scale = rotary_frequencies(rope)
     frequencies = jnp.asarray(inv_freq)[None, :]
     if rope.length_rule is not None:
@@ -39,15 +41,18 @@ def rotary_tables(positions: jax.Array, rope: RopeConfig, lengths: jax.Array | N
 
 
 def _waves_on_cpu(angles: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """In a loop, whose results are kept: XLA on CPU would compute cosines again for every head of every layer."""
+    """Computes cosines and sines in a loop, whose results are kept: XLA on CPU would recompute cosines for every head
+    of every layer.
+    """
     cos, sin = jax.lax.map(lambda i: jax.lax.switch(i, (jnp.cos, jnp.sin), angles), jnp.arange(2))
     return cos, sin
 
 
 def rotate(x: jax.Array, tables: Rotary, *, interleaved: bool = False) -> jax.Array:
-    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, halves paired, or `interleaved` neighbours.
+    """Applies rotary positions to `x` `[num_tokens, num_heads, head_dim]`, with halves paired, or `interleaved`
+    neighbours.
 
-    Features behind those that `tables` are for stay as they are.
+    Features beyond those of `tables` stay as they are.
     """
     forms = {"tpu": partial(_rotate_by_matmul, interleaved=interleaved)}
     rotated: jax.Array = jax.lax.platform_dependent(
@@ -68,8 +73,8 @@ def _rotate_pairs(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: 
 
 
 def _rotate_by_matmul(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """The same where moving features along the lanes takes longer than a matmul with a matrix of ones and zeros, which
-    is exact, and takes everything else in.
+    """Rotates by a matmul with a matrix of ones and zeros, for devices on which moving features along the lanes takes
+    longer. The matmul is exact, and everything else is fused into it.
     """
     dim, head_dim = 2 * cos.shape[-1], x.shape[-1]
     place = np.arange(dim)
@@ -94,16 +99,16 @@ def _rotate_by_matmul(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleav
 
 
 def query_scales(positions: jax.Array, scale: QueryScale) -> jax.Array:
-    """Of queries at `positions`, f32 (Llama 4's temperature of attention, which Ministral 3 has too)."""
+    """Returns the factors of queries at `positions`, f32 (Llama 4's attention temperature; Ministral 3 has it too)."""
     return 1 + scale.beta * jnp.log(1 + (positions // scale.original_max_position).astype(jnp.float32))
 
 
 def rotary_frequencies(rope: RopeConfig) -> tuple[np.ndarray, float]:
-    """Inverse frequencies f32 `[pairs of features]` and the factor that cosines and sines are multiplied by.
+    """Returns inverse frequencies, f32 `[pairs of features]`, and the factor of cosines and sines.
 
-    With a rule of lengths, those of sequences that are not longer than the original length.
+    With a length rule, these are for sequences up to the original length.
     """
-    # An f32 power is off by up to 2 units in the last place, differently so in each library: round a f64 one instead.
+    # An f32 power is off by up to 2 units in the last place, differently in each library: round an f64 one instead.
     powers = (rope.theta ** _exponents(rope).astype(np.float64)).astype(np.float32)
     inv_freq = np.float32(1.0) / powers
     if rope.kind in ("default", "dynamic"):
@@ -128,7 +133,7 @@ def _exponents(rope: RopeConfig) -> np.ndarray:
 
 
 def _frequencies_of_long(rope: RopeConfig, lengths: jax.Array) -> jax.Array:
-    """Of sequences longer than the original length, f32 `[num_tokens or 1, pairs of features]`."""
+    """Returns frequencies for sequences longer than the original length, f32 `[num_tokens or 1, pairs of features]`."""
     if rope.kind == "longrope":
         frequencies, _ = rotary_frequencies(replace(rope, short_factors=rope.long_factors))
         return jnp.asarray(frequencies)[None, :]
@@ -139,14 +144,14 @@ def _frequencies_of_long(rope: RopeConfig, lengths: jax.Array) -> jax.Array:
 
 
 def _longrope_attention_factor(rope: RopeConfig) -> float:
-    """LongRoPE (Ding et al., arXiv 2402.13753)."""
+    """Returns the attention factor of LongRoPE (Ding et al., arXiv 2402.13753)."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     return 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position))
 
 
 def _llama3_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
+    """Scales as in Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
     rotations = rope.original_max_position * inv_freq / np.float32(2 * math.pi)  # within the original context
     smooth = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     smooth = np.clip(smooth, 0.0, 1.0)
@@ -155,10 +160,10 @@ def _llama3_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:
 
 
 def _yarn_frequencies(rope: RopeConfig, inv_freq: np.ndarray) -> np.ndarray:
-    """YaRN (Peng et al., arXiv 2309.00071): a ramp between unchanged and interpolated frequencies."""
+    """Scales as in YaRN (Peng et al., arXiv 2309.00071): a ramp between unchanged and interpolated frequencies."""
 
     def dim_of(rotations: float) -> float:
-        """The dimension that rotates this many times within the original context."""
+        """Returns the dimension that rotates this many times within the original context."""
         return rope.dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)

@@ -1,7 +1,7 @@
-"""Layers of a stacked decoder that one compiled loop can serve, though neighbours differ.
+"""Runs of layers that one compiled loop of a stacked decoder can compute, though neighbours differ.
 
-Families repeat a short pattern of layers: all alike, or one of full attention behind five with a window. A run is a
-pattern and how often it follows itself; its loop has the pattern's layers in its body, once each.
+Families repeat a short pattern of layers: all equal, or for example five with a window and then one of full attention.
+A run is a pattern and its number of repeats; the loop's body has each of the pattern's layers once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LONGEST_PATTERN = 8
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """`repeats` times the layers of `pattern`, from layer `first` on."""
+    """The layers of `pattern`, `repeats` times, from layer `first` on."""
 
     first: int
     pattern: tuple[BlockConfig, ...]
@@ -28,13 +28,13 @@ class LayerRun:
         return self.first + len(self.pattern) * self.repeats
 
     def layers(self, place: int) -> tuple[int, ...]:
-        """Those at `place` in the pattern."""
+        """Returns the layers at `place` in the pattern."""
         return tuple(range(self.first + place, self.end, len(self.pattern)))
 
 
 @cache
 def layer_runs(config: ModelConfig) -> tuple[LayerRun, ...]:
-    """The layers in runs whose patterns have as few layers together as can be."""
+    """Returns the layers in runs whose patterns have as few layers in total as possible."""
     numbers = {block: number for number, block in enumerate(dict.fromkeys(config.blocks))}
     kinds = [numbers[block] for block in config.blocks]
     return tuple(
@@ -44,13 +44,13 @@ def layer_runs(config: ModelConfig) -> tuple[LayerRun, ...]:
 
 @cache
 def stacked_layers(config: ModelConfig) -> tuple[tuple[int, ...], ...]:
-    """The layers that each block of a stacked decoder holds."""
+    """Returns the layers that each block of a stacked decoder holds."""
     return tuple(run.layers(place) for run in layer_runs(config) for place in range(len(run.pattern)))
 
 
 def _cheapest(kinds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Where each run begins, the length of its pattern, and how often that is there; of equal ones, long runs first."""
-    costs = [0] * (len(kinds) + 1)  # of the layers from each on
+    """Yields each run's first layer, the length of its pattern, and its repeats; at equal cost, long runs first."""
+    costs = [0] * (len(kinds) + 1)  # of the layers from each one on
     choices = [(1, 1)] * len(kinds)
     for first in reversed(range(len(kinds))):
         costs[first], _, *choice = min(
@@ -66,7 +66,7 @@ def _cheapest(kinds: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _repeats(kinds: Sequence[int], first: int) -> Iterator[tuple[int, int]]:
-    """Each length that a pattern from `first` on may have, and how often it is there."""
+    """Yields each possible length of a pattern that begins at `first`, and its number of repeats."""
     for length in range(1, min(LONGEST_PATTERN, len(kinds) - first) + 1):
         end = first + length
         while end < len(kinds) and kinds[end] == kinds[end - length]:

@@ -1,4 +1,4 @@
-"""Short convolutions, in the place of attention."""
+"""Short convolutions, in place of attention."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from penstock.engine.models.recurrence import StateBatch, StateCache
 
 
 class ShortConv(nnx.Module):
-    """`out(behind(x) * conv(before(x) * input(x)))`: a causal convolution of each channel by itself, between two gates
-    (LFM2, Liquid AI 2025).
+    """Computes `out(behind(x) * conv(before(x) * input(x)))`: a causal convolution of each channel by itself, between
+    two gates (LFM2, Liquid AI 2025).
 
-    Its state is what the convolution still reads of tokens before: their inputs, in the model's type. A result is
-    summed in f32, oldest token first, of the same numbers wherever they come from: so nothing depends on how a prompt
-    is cut.
+    The state is the earlier inputs that the convolution still reads, in the model's type. A result is summed in f32,
+    oldest token first, from the same numbers wherever they come from. So nothing depends on how a prompt is split.
     """
 
     def __init__(self, config: ShortConvConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
@@ -32,7 +31,7 @@ class ShortConv(nnx.Module):
         self.input = linear(hidden_size, config.channels)
         self.out = linear(config.channels, hidden_size)
         init = nnx.initializers.normal(0.02)
-        # As checkpoints hold a convolution by channels: the newest token's factor is last.
+        # The layout of a depthwise convolution in checkpoints: the newest token's factor is last.
         self.taps = nnx.Param(init(rngs.params(), (config.channels, 1, config.num_taps), dtype))
         self.taps_bias = nnx.Param(jnp.zeros((config.channels,), dtype)) if config.bias else None
         self.config = config
@@ -45,7 +44,7 @@ class ShortConv(nnx.Module):
         return self.out(behind * convolved), cache
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        """The gate before the convolution, the one behind it, and its input, each `[num_tokens, channels]`."""
+        """Returns the gate before the convolution, the one after it, and its input, each `[num_tokens, channels]`."""
         return self.before(x), self.behind(x), self.input(x)
 
     def convolved(
@@ -55,7 +54,7 @@ class ShortConv(nnx.Module):
         batch: StateBatch,
         cache: StateCache,
     ) -> tuple[jax.Array, StateCache]:
-        """The convolution, and the states with this step's inputs."""
+        """Returns the convolution's result, and the states with this step's inputs."""
         (states,), first = cache
         window = _window(inputs, positions, batch, states[first + batch.reads])
         taps = self.taps[...].astype(jnp.float32)
@@ -71,8 +70,8 @@ class ShortConv(nnx.Module):
 def _window(
     inputs: jax.Array, positions: jax.Array, batch: StateBatch, states: jax.Array
 ) -> list[jax.Array]:  # [max_seqs, num_taps - 1, channels] -> num_taps times [num_tokens, channels]
-    """What each token convolves over, oldest first: inputs of its sequence, from this step or, where they are of an
-    earlier one, from the state; zeros before the sequence's beginning.
+    """Returns what each token convolves over, oldest first: inputs of its sequence from this step, or from the state
+    for those of an earlier step. They are zeros before the sequence's beginning.
     """
     num_kept = states.shape[1]
     window = [inputs]

@@ -1,14 +1,15 @@
-"""The residual stream between the layers of a stacked decoder: as it is, or for sums over devices that travel while
-others are computed.
+"""The residual stream between the layers of a stacked decoder: plain, or in parts, so that sums over devices overlap
+with computation.
 
-Each half of a layer ends with a sum over devices, and what follows needs all of it: compiled as it is written, nothing
-overlaps the links. In two parts (after Wang et al., "Overlap Communication with Dependent Computation via
-Decomposition", ASPLOS 2023, which has one for each device) the sum of the first half of the features travels while the
-second half is multiplied; that of the second while the next matmuls, which sum over features, begin with the first. A
-norm between them is one factor for a token, which those matmuls apply to what they have summed.
+Each half of a layer ends with a sum over devices, and what follows needs all of it. Compiled as written, nothing
+overlaps the links. In two parts, the sum of the first half of the features travels while the second half is multiplied.
+The sum of the second travels while the next matmuls, which sum over features, begin with the first. A norm in between
+is one factor per token, which those matmuls apply to their sums. (After Wang et al., "Overlap Communication with
+Dependent Computation via Decomposition", ASPLOS 2023, which has one part per device.)
 
-Where some steps of a model are computed in two parts, others are in one, so that numbers are rounded at the same places
-in all of them. What is left is the order in which a matmul sums, in f32, as between steps of different sizes anyway.
+If some steps of a model are computed in two parts, the others run in one part, so that numbers are rounded at the same
+places in all of them. What still differs is the order in which a matmul sums, in f32, as between steps of different
+sizes anyway.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from penstock.engine.models.recurrence import StateCache
 
 _LANES = 128
 _Parts = tuple[jax.Array, ...]
-_Part = tuple[int, int]  # its number, and how many there are
+_Part = tuple[int, int]  # its number, and the number of parts
 
 
 class Whole(NamedTuple):
-    """The sum of squares that the next layer begins with is computed on the way with the sum that a layer ends with:
-    XLA expects it to take as long by itself.
+    """The plain residual stream, with the sum of squares that the next layer begins with.
+
+    The sum is computed together with the sum over devices that ends a layer: XLA expects it to take as long by itself.
     """
 
     x: jax.Array  # [num_tokens, hidden]
@@ -51,12 +53,12 @@ class Whole(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Of the features, one or two. The matmuls of a layer that they go through have the kernels of all layers, and are
-    told which is meant.
+    """The residual stream in one or two parts of the features. The matmuls of its layers hold the kernels of all
+    layers, and are told which layer's to use.
     """
 
     x: _Parts  # [num_tokens, hidden / parts] each
-    added: _Parts  # to be added to them: sums over devices, which may be on their way
+    added: _Parts  # to be added to `x`: sums over devices, which may still be in flight
 
     @classmethod
     def of(cls, x: jax.Array, num_parts: int) -> Parts:
@@ -65,7 +67,9 @@ class Parts(NamedTuple):
 
     @staticmethod
     def serve(config: ModelConfig) -> bool:
-        """Whether every layer is two times a norm, matmuls over all features and one that gives all features."""
+        """Checks whether every layer is twice a norm, matmuls over all features, and a matmul that returns all
+        features.
+        """
         return config.hidden_size % (2 * _LANES) == 0 and all(map(_is_served, config.blocks))
 
     def through(self, block: Block, step: StepInputs, cache: Cache) -> tuple[Parts, Cache]:
@@ -85,14 +89,14 @@ class Parts(NamedTuple):
     def multiplied(
         self, norm: RMSNorm | LayerNorm | None, linears: tuple[Linear, ...]
     ) -> tuple[Parts, list[jax.Array]]:
-        """With everything added to it, and the products of its norm, each `[num_tokens, out]`."""
+        """Returns the parts with everything added, and the matmuls of their norm, each `[num_tokens, out]`."""
         if not isinstance(norm, RMSNorm):
             raise TypeError(f"parts have an RMSNorm before their matmuls, not {norm}")  # `serve` says so
         whole: list[jax.Array] = []
         sums: list[jax.Array] = []
         barrier: Any = jax.lax.optimization_barrier
         for number, (x, added) in enumerate(zip(*self, strict=True)):
-            # Nothing waits for the second part before there are the products of the first.
+            # Nothing waits for the second part before the first part's products are computed.
             sums, late = barrier((sums, added)) if sums else (sums, added)
             whole.append(x + late)
             products = _products(whole[-1], norm, linears, (number, len(self.x)))
@@ -107,7 +111,7 @@ class Parts(NamedTuple):
         return Parts(tuple(whole), self.added), [y.astype(whole[0].dtype) for y in biased]
 
     def with_sum(self, sum_parts: SumParts, linear: Linear, x: jax.Array, scale: float, *, ends_layer: bool) -> Parts:
-        """With the product of `x`, `[num_tokens, in]`, to be added."""
+        """Returns the parts with the product of `x`, `[num_tokens, in]`, to be added."""
         num_parts = len(self.x)
         kernels = tuple(_part(linear, (number, num_parts), axis=1) for number in range(num_parts))
         sums = sum_parts(x, kernels, ends_layer=ends_layer)
@@ -123,13 +127,15 @@ def _is_served(block: BlockConfig) -> bool:
 
 
 def _products(x: jax.Array, norm: RMSNorm, linears: tuple[Linear, ...], part: _Part) -> list[jax.Array]:
-    """Of that part of their input, in f32, without the norm's factor for a token."""
+    """Returns the matmuls of one part of their input, in f32, without the norm's factor for a token."""
     scaled_x = (x.astype(jnp.float32) * norm.factors(jnp.float32, part)).astype(x.dtype)
     return [jnp.dot(scaled_x, _part(linear, part, axis=0), preferred_element_type=jnp.float32) for linear in linears]
 
 
 def _part(linear: Linear, part: _Part, *, axis: int) -> jax.Array:
-    """Of the kernel of the layer that is meant, cut out of that of all: a slice of a slice would be copied."""
+    """Returns a part of one layer's kernel, cut out of the kernels of all layers at once: a slice of a slice would be
+    copied.
+    """
     kernel, layer, (number, num_parts) = linear.kernel[...], linear.layer, part  # [layers, in, out]
     if layer is None:
         raise TypeError("a matmul in parts is told its layer")

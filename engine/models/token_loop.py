@@ -1,4 +1,4 @@
-"""A recurrence over a step's tokens, one after the other: each sequence goes on from its states, and leaves others."""
+"""A recurrence over a step's tokens, one by one: each sequence continues from its states, and leaves new ones."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ import jax.numpy as jnp
 from penstock.engine.models.recurrence import StateBatch, StateCache
 
 States = tuple[jax.Array, ...]
-"""Of one sequence."""
+"""The states of one sequence."""
 Inputs = TypeVar("Inputs")
 _Carry = tuple[jax.Array, jax.Array, States, jax.Array, States]
 
 
 def over_tokens(
     token: Callable[[Inputs, States], tuple[jax.Array, States]],
-    inputs: Inputs,  # of arrays [num_tokens, ...]
-    results: jax.Array,  # [num_tokens, ...]: what those of padding are
+    inputs: Inputs,  # arrays [num_tokens, ...]
+    results: jax.Array,  # [num_tokens, ...]: values for padding
     positions: jax.Array,  # i32 [num_tokens]
     batch: StateBatch,
     cache: StateCache,
 ) -> tuple[jax.Array, StateCache]:
-    """What `token` makes of each token's inputs and of the states before it: its result, and the states behind it.
+    """Applies `token` to each token's inputs and the states before it, which returns its result and the states after
+    it.
 
-    Every token goes through the same program on the same shapes, whether it is of a prompt or decodes, and whatever
-    else is in the step: so what it computes cannot depend on how a prompt is cut.
+    Every token runs through the same program on the same shapes, whether it belongs to a prompt or decodes, and
+    whatever else is in the step. So its result cannot depend on how a prompt is split.
 
-    The outer loop is over the states that are written, the inner one over the tokens up to there. States are in memory
-    of their own between the two, and are read and written where a sequence begins, or one is asked for.
+    The outer loop is over the states to write, the inner one over the tokens up to each. Between the two, states are in
+    memory of their own. They are read and written where a sequence begins, or one is requested.
     """
     num_tokens, most, first = positions.shape[0], batch.writes.shape[0], cache.first_slot
     num_writes = jnp.sum(batch.writes > 0)
@@ -45,7 +46,7 @@ def over_tokens(
         number, start, states, results, held = carry
         place = order[number]
         end = batch.ends[place]
-        begin = end - batch.offsets[end]  # where its sequence does
+        begin = end - batch.offsets[end]  # where its sequence begins
         read = first + batch.reads[batch.rows[end]]
         goes_on, has_past = start > begin, positions[begin] > 0
         states = tuple(

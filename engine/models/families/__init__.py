@@ -90,10 +90,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def family_of(fields: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`, by its `model_type`, or by `architectures` where that is absent.
+    """Returns the family of a `config.json`, by its `model_type`, or by `architectures` if that is absent.
 
     Raises:
-        ConfigError: the family is not supported, or the model is not a causal language model of it.
+        ConfigError: the family is not supported, or the model is not one of its causal language models.
     """
     architectures = fields.get("architectures") or []
     if not isinstance(architectures, list):

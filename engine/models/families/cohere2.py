@@ -1,7 +1,7 @@
 """Cohere 2: Command R7B and Command A (Cohere, arXiv 2504.00698).
 
-Attention and feed-forward read one LayerNorm, side by side. Layers with a window rotate neighbouring features; those
-that see everything know no positions.
+Attention and feed-forward read one LayerNorm, in parallel. Layers with a window rotate neighbouring features; those
+with full attention have no positional encoding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""dots.llm1 (rednote-hilab, arXiv 2506.05767): Qwen3's attention, and experts as those of GLM-4.5."""
+"""dots.llm1 (rednote-hilab, arXiv 2506.05767): Qwen3's attention, and experts like those of GLM-4.5."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 
 def _windows(config: HFConfig) -> tuple[int | None, ...]:
-    """Without `layer_types` the layers from `max_window_layers` on slide."""
+    """Returns each layer's window. Without `layer_types` the layers from `max_window_layers` on slide."""
     window = None if config.get("sliding_window") is None else config.integer("sliding_window")
     first = config.whole("max_window_layers")
     return listed_layers(config, window, lambda layer: layer >= first)

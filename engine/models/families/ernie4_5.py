@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (Baidu, 2025): Llama's blocks; neighbouring features rotate, and one field says all biases."""
+"""ERNIE 4.5, dense (Baidu, 2025): Llama's blocks; neighbouring features rotate, and one field sets all biases."""
 
 from __future__ import annotations
 

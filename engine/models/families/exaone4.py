@@ -1,6 +1,6 @@
-"""EXAONE 4 (LG AI Research, arXiv 2507.11407): norms behind attention and feed-forward, and of queries and keys.
+"""EXAONE 4 (LG AI Research, arXiv 2507.11407): norms after attention and feed-forward, and of queries and keys.
 
-Where layers have windows, those that see everything know no positions.
+If any layers have windows, those with full attention have no positional encoding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     norm = read_norm(config)
     local = BlockConfig(read_attention(config, qk_norm=norm), read_mlp(config), norm, norm_placement="after")
     full = local if config.get("sliding_window") is None else without_positions(local)
-    # Beside `layer_types` the pattern says nothing, and is letters in some checkpoints.
+    # With `layer_types` the pattern is ignored; some checkpoints have letters there.
     full_every = 1 if config.get("layer_types") is not None else config.integer("sliding_window_pattern")
     blocks = blocks_by_type(config, full, local, full_every)
     return read_model(config, family=EXAONE4.model_type, dtype=dtype, blocks=blocks, norm=norm)

@@ -1,4 +1,4 @@
-"""What a model family states: how its `config.json` reads, and what its tensors are called."""
+"""The declaration of a model family: how its `config.json` is read, and what its tensors are called."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUTER_MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Where each expert has tensors of its own, as most checkpoints hold them.
+# For checkpoints with separate tensors for each expert, as most have.
 QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
     {
         ("mlp", "router"): "mlp.gate",
@@ -43,7 +43,7 @@ QWEN_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
         ("mlp", "experts", "down"): "mlp.experts.{}.down_proj",
     }
 )
-# As `transformers` holds a mixture in memory, and some write it: the experts of a layer in one tensor, gate above up.
+# The in-memory form of `transformers`, which some checkpoints have: a layer's experts in one tensor, gate above up.
 FUSED_MARK, SPLIT_MARK = ".experts.gate_up_proj", ".experts.0.gate_proj.weight"
 FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
     {
@@ -57,11 +57,11 @@ FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the language model and its head are called in a checkpoint."""
+    """The names of the language model and its head in a checkpoint."""
 
     body: str = "model"
     head: str = "lm_head"
-    norm: str = "norm"  # the last one, in the body
+    norm: str = "norm"  # the final norm, in the body
 
     @property
     def embedding(self) -> str:
@@ -69,12 +69,12 @@ class Place:
 
 
 BESIDE_VISION = (Place("language_model.model", "language_model.lm_head"), Place("model.language_model"))
-"""Where the text part is of a model that also takes images."""
+"""The places of the text part in a model that also takes images."""
 
 VISION_TENSORS = tuple(
     f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
 )
-"""What the names of the other part begin with."""
+"""Prefixes of the names of the vision part's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,10 @@ class Family:
 
     `defaults` are the values that the family's configuration class in `transformers` has for fields which a
     `config.json` may leave out. `configure` maps the fields and a dtype to a ModelConfig, or raises ConfigError.
-    Modules that `own_modules` gives one name are fused: rows of one stored tensor, in the order that they have there;
-    parameters that `own_tensors` gives one name likewise. A name with `{}` is that of one expert's tensor, for its
-    number.
+
+    Modules with the same name in `own_modules` are fused: they are rows of one stored tensor, in the order listed. The
+    same holds for parameters in `own_tensors`. A name with `{}` is that of one expert's tensor, with its number in
+    place of the braces.
     """
 
     model_type: str
@@ -94,17 +95,17 @@ class Family:
     configure: Callable[[HFConfig, str], ModelConfig]
     own_modules: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before LAYER_MODULES
     own_tensors: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before `own_modules`
-    # Of fused ones whose parameters do not stand one behind the other, but take turns: how often, in a layer like this.
+    # For fused tensors whose parameters alternate instead of following one another: the number of rounds in a layer.
     turns: Mapping[str, Callable[[BlockConfig], int]] = field(default_factory=dict)
-    places: tuple[Place, ...] = (Place(),)  # where checkpoints may have the language model
-    passed_over: tuple[str, ...] = ()  # what names of tensors begin with that are not the language model's
-    plain: frozenset[str] = frozenset()  # of own_tensors, those that hold kernels as we do, `[in, out]`
+    places: tuple[Place, ...] = (Place(),)  # possible places of the language model in checkpoints
+    passed_over: tuple[str, ...] = ()  # name prefixes of tensors outside the language model
+    plain: frozenset[str] = frozenset()  # names in own_tensors whose kernels are stored as held here, `[in, out]`
 
     def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
         return self.configure(HFConfig(fields, self.defaults), dtype)
 
     def as_stored(self, names: Collection[str]) -> Family:
-        """The family with the names that tensors have in a checkpoint of these."""
+        """Returns the family with the tensor names of a checkpoint that has these names."""
         family = replace(self, places=(self._place(names),))
         if any(name.endswith(SPLIT_MARK) for name in names):
             return family.split_experts()
@@ -113,7 +114,7 @@ class Family:
         return replace(family, own_tensors={**self.own_tensors, **FUSED_EXPERTS})
 
     def split_experts(self) -> Family:
-        """The family with a tensor for each matmul of each expert, where it has one for those of all experts."""
+        """Returns the family with a tensor per matmul and expert, where it has one for all experts."""
         fused = {path for path in self.own_tensors if path[:2] == ("mlp", "experts")}
         if not fused:
             return self
@@ -128,7 +129,9 @@ class Family:
         return replace(self, own_tensors=tensors, own_modules={**self.own_modules, **modules})
 
     def tensor_name(self, path: ParamPath) -> str:
-        """The checkpoint's name of the parameter at `path`; a `kernel` is mostly stored transposed, `[out, in]`."""
+        """Returns the checkpoint's name of the parameter at `path`; a `kernel` is usually stored transposed, `[out,
+        in]`.
+        """
         place = self.places[0]
         if path == ("embedding",):
             return place.embedding
@@ -139,8 +142,8 @@ class Family:
         return f"{place.body}.{OUTER_MODULES.get(str(path[0]), place.norm)}.{_leaf(path)}"
 
     def unused(self, layer: int, block: BlockConfig) -> tuple[str, ...]:
-        """Tensors of a layer that a checkpoint may hold though nothing reads them: its keys and values, where it reads
-        another layer's.
+        """Returns a layer's tensors that a checkpoint may hold though nothing reads them: the keys and values of a
+        layer that reads another's.
         """
         if not block.has_attention or block.attention.has_kv:
             return ()
@@ -150,7 +153,9 @@ class Family:
         return tuple(self.tensor_name(("blocks", layer, *path)) for path in paths)
 
     def fused_with(self, path: ParamPath) -> tuple[ParamPath, ...]:
-        """The parameters whose rows are, in this order, one stored tensor: that at `path`, and mostly it alone."""
+        """Returns the parameters whose rows form one stored tensor, in this order: the one at `path`, and usually no
+        other.
+        """
         tail, module = path[2:], path[2:-1]
         if tail in self.own_tensors:
             return tuple((*path[:2], *part) for part in _of_name(self.own_tensors, self.own_tensors[tail]))
@@ -159,12 +164,14 @@ class Family:
         return tuple((*path[:2], *part, path[-1]) for part in _of_name(self.own_modules, self.own_modules[module]))
 
     def turns_of(self, path: ParamPath, blocks: Sequence[BlockConfig]) -> int:
-        """How many runs the rows of the parameter at `path` are in, between those that it is fused with."""
+        """Returns the number of runs that the rows of the parameter at `path` are in, between those that it is fused
+        with.
+        """
         name = self.own_tensors.get(path[2:]) or self.own_modules.get(path[2:-1], "")
         return self.turns[name](blocks[int(path[1])]) if name in self.turns else 1
 
     def is_plain(self, path: ParamPath) -> bool:
-        """Whether the parameter at `path` is a kernel that is stored as we hold it."""
+        """Whether the parameter at `path` is a kernel that is stored as held here, `[in, out]`."""
         return self.own_tensors.get(path[2:]) in self.plain
 
     def _place(self, names: Collection[str]) -> Place:

@@ -1,7 +1,7 @@
 """Gemma (arXiv 2403.08295): norms and embeddings of its own scale, and a feed-forward gated by GELU.
 
-The norms' weights are stored less 1. Embeddings are multiplied by the square root of their size, rounded to the model's
-type.
+The norms' weights are stored minus 1. Embeddings are multiplied by the square root of their size, rounded to the
+model's type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gemma_norm(config: HFConfig) -> NormConfig:
 
 
 def gemma_attention(config: HFConfig, **options: Any) -> AttentionConfig:
-    """`options` are those of `read_attention`."""
+    """Reads Gemma's attention; `options` are those of `read_attention`."""
     has_bias = config.flag("attention_bias")
     return read_attention(config, qkv_bias=has_bias, out_bias=has_bias, **options)
 
@@ -47,7 +47,7 @@ def gemma_model(config: HFConfig, family: str, dtype: str, blocks: Iterable[Bloc
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     block = BlockConfig(gemma_attention(config), read_mlp(config), gemma_norm(config))
-    if config.get("hidden_act") == "gelu":  # in the first releases, which mean its approximation
+    if config.get("hidden_act") == "gelu":  # the first releases say so, but mean its approximation
         block = replace(block, mlp=replace(block.mlp, activation="gelu_pytorch_tanh"))
     return gemma_model(config, GEMMA.model_type, dtype, full_layers(config, block))
 

@@ -25,7 +25,7 @@ def _block(config: HFConfig, layer_type: str) -> BlockConfig:
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    config.refuse_unless("attn_logit_softcapping", None)  # transformers passes over it
+    config.refuse_unless("attn_logit_softcapping", None)  # transformers ignores it
     full, local = (_block(config, layer_type) for layer_type in (FULL, SLIDING))
     blocks = blocks_by_type(config, full, local, config.integer("sliding_window_pattern"))
     model = gemma_model(config, GEMMA3_TEXT.model_type, dtype, blocks)
@@ -53,10 +53,10 @@ GEMMA3_TEXT = Family(
 
 
 def _configure_text(config: HFConfig, dtype: str) -> ModelConfig:
-    """The text part of a model that also takes images: all that is asked of it here."""
+    """Reads only the text part of a model that also takes images."""
     text_config = HFConfig(text_fields(config), config.defaults)
     text_config.refuse_unless("model_type", None, GEMMA3_TEXT.model_type)
-    text_config.refuse_unless("final_logit_softcapping", None)  # transformers passes over it
+    text_config.refuse_unless("final_logit_softcapping", None)  # transformers ignores it
     return replace(_configure(text_config, dtype), family=GEMMA3.model_type)
 
 

@@ -1,9 +1,9 @@
-"""Gemma 4 (Google, 2026; as `transformers` has it): full layers with heads of a number and a size of their own.
+"""Gemma 4 (Google, 2026; as `transformers` has it): full layers have heads of their own number and size.
 
-Beside Gemma 3: full layers have larger heads, of which a quarter turns, and may take their values from the matmul of
-the keys; values are normed without weights; scores are not scaled; norms' weights are stored as they are; each layer
-ends with a factor. The small ones have vectors of each token for each layer, and last layers that read the keys and
-values of an earlier one of their type. Mixtures stand beside the feed-forward.
+Compared with Gemma 3, full layers have larger heads, of which a quarter rotates, and may take their values from the
+matmul for keys. Values are normed without weights, scores are not scaled, norms' weights are stored as they are, and
+each layer ends with a factor. The small models have per-token vectors for each layer, and their last layers read the
+keys and values of an earlier layer of the same type. Mixtures stand beside the feed-forward.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.engine.models.hf_blocks import listed_layers, read_activation, rea
 from penstock.engine.models.hf_config import HFConfig, text_fields
 from penstock.engine.models.hf_rope import FULL, SLIDING, read_proportional_rope_of
 
-_FULL_EVERY = 6  # layers, where `layer_types` is left out
+_FULL_EVERY = 6  # layers, if `layer_types` is left out
 _ROPES: Mapping[str, Any] = MappingProxyType(
     {
         SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -43,14 +43,14 @@ _ROPES: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Of the layers of one type."""
+    """The KV heads of the layers of one type."""
 
     size: int
     num_kv: int
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    config.refuse_unless("use_bidirectional_attention", None, "vision")  # with which text sees what is before it
+    config.refuse_unless("use_bidirectional_attention", None, "vision")  # text only attends to what is before it
     norm = replace(read_norm(config), scales_in_f32=True)
     types = _layer_types(config)
     sources = _kv_layers(config, types)
@@ -68,13 +68,15 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 
 def _layer_types(config: HFConfig) -> Sequence[str]:
-    """The last layer is a full one whatever `layer_types` says, as in transformers."""
+    """Returns the layers' types. The last layer is full whatever `layer_types` says, as in transformers."""
     windows = listed_layers(config, 1, lambda layer: (layer + 1) % _FULL_EVERY != 0)
     return [*(FULL if window is None else SLIDING for window in windows[:-1]), FULL]
 
 
 def _kv_layers(config: HFConfig, types: Sequence[str]) -> list[int | None]:
-    """Of each layer that reads another's keys and values which one: the last of its type that has its own."""
+    """Returns, for each layer that reads another's keys and values, that layer: the last of its type that has
+    its own.
+    """
     num_own = len(types) - config.whole("num_kv_shared_layers")
     last = {kind: layer for layer, kind in enumerate(types[: max(0, num_own)])}
     if last.keys() != set(types):
@@ -86,7 +88,9 @@ def _kv_layers(config: HFConfig, types: Sequence[str]) -> list[int | None]:
 
 
 def _heads_by_type(config: HFConfig, types: Sequence[str]) -> dict[str, _Heads]:
-    """Where `per_layer_config` is, as transformers 5 writes it, it alone says what differs from layer to layer."""
+    """Reads the KV heads of each type. If `per_layer_config` is present, as transformers 5 writes it, only it says how
+    layers differ.
+    """
     usual = _Heads(config.integer("head_dim"), config.integer("num_key_value_heads"))
     by_layer = config.get("per_layer_config")
     if by_layer is None:
@@ -195,7 +199,7 @@ def _table(config: HFConfig, norm: NormConfig, dtype: str, num_layers: int) -> P
 
 
 def _rounded(scale: float, dtype: str) -> float:
-    """As transformers has it, which rounds the scales of embeddings to the model's type."""
+    """Rounds a scale of embeddings to the model's type, as transformers does."""
     return float(jnp.dtype(dtype).type(scale))
 
 
@@ -248,7 +252,7 @@ GEMMA4_TEXT = Family(
 
 
 def _configure_text(config: HFConfig, dtype: str) -> ModelConfig:
-    """The text part of a model that also takes images and sound: all that is asked of it here."""
+    """Reads only the text part of a model that also takes images and sound."""
     text_config = HFConfig(text_fields(config), config.defaults)
     text_config.refuse_unless("model_type", None, GEMMA4_TEXT.model_type)
     return replace(_configure(text_config, dtype), family=GEMMA4.model_type)

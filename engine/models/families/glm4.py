@@ -1,4 +1,4 @@
-"""GLM-4 and GLM-Z1 of 2025 (Z.ai): GLM's blocks, with norms behind attention and feed-forward too."""
+"""GLM-4 and GLM-Z1 of 2025 (Z.ai): GLM's blocks, with norms after attention and feed-forward too."""
 
 from __future__ import annotations
 

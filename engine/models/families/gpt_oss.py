@@ -15,7 +15,7 @@ GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     config.refuse_unless("hidden_act", "silu")
-    if config.get("rope_parameters") is None:  # is as if they were absent
+    if config.get("rope_parameters") is None:  # null means absent
         config = replace(config, fields={**config.fields, "rope_parameters": config.defaults["rope_parameters"]})
     has_bias, norm = config.flag("attention_bias"), replace(read_norm(config), scales_in_f32=True)
     attention = replace(read_attention(config, qkv_bias=has_bias, out_bias=has_bias), sinks=True)

@@ -16,7 +16,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 
 def granite_model(config: HFConfig, *, family: str, dtype: str, mlp: MLPConfig | ExpertsConfig) -> ModelConfig:
-    """With this feed-forward in each layer.
+    """Reads a Granite model with this feed-forward in each layer.
 
     Raises:
         ConfigError: a field is missing, or asks for a computation that is not implemented.

@@ -1,4 +1,4 @@
-"""Granite's mixtures of experts (IBM): its dense blocks, with experts that are one tensor per layer."""
+"""Granite's mixtures of experts (IBM): its dense blocks, with the experts of a layer in one tensor."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ _CONV, _FULL = "conv", "full_attention"
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    config.refuse_unless("sliding_window", None)  # the cache of transformers follows it in any family
+    config.refuse_unless("sliding_window", None)  # transformers' cache obeys it in any family
     norm = NormConfig(config.number("norm_eps"))
     conv = ShortConvConfig(config.integer("hidden_size"), _num_taps(config), config.flag("conv_bias"))
     attention = read_attention(config, qk_norm=norm)
     mlp = MLPConfig(_intermediate_size(config))
     blocks = [BlockConfig(attention if kind == _FULL else conv, mlp, norm) for kind in _layer_types(config)]
     model = read_model(config, family=LFM2.model_type, dtype=dtype, blocks=blocks, norm=norm)
-    # Checkpoints of the first months have this field, and that of the feed-forward's size, by other names.
+    # Early checkpoints have other names for this field, and for the size of the feed-forward.
     is_older = "tie_embedding" in config.fields
     return replace(model, tie_word_embeddings=config.flag("tie_embedding")) if is_older else model
 
@@ -34,7 +34,9 @@ def _num_taps(config: HFConfig) -> int:
 
 
 def _intermediate_size(config: HFConfig) -> int:
-    """Two thirds of what is stated, scaled, and rounded up to a multiple, unless `block_auto_adjust_ff_dim` is off."""
+    """Returns two thirds of the stated size, scaled and rounded up to a multiple, unless `block_auto_adjust_ff_dim` is
+    off.
+    """
     size = config.integer("block_ff_dim" if "block_ff_dim" in config.fields else "intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim"):
         return size
@@ -43,11 +45,13 @@ def _intermediate_size(config: HFConfig) -> int:
         return size
     size, multiple = int(config.number("block_ffn_dim_multiplier") * size), config.integer("block_multiple_of")
     adjusted = HFConfig({"intermediate_size": -(-size // multiple) * multiple}, {})
-    return adjusted.integer("intermediate_size")  # within the limits of one that is stated
+    return adjusted.integer("intermediate_size")  # within the limits of a stated size
 
 
 def _layer_types(config: HFConfig) -> list[str]:
-    """`layer_types` says which layers have attention; without it, `full_attn_idxs`; without either, all do."""
+    """Returns the layers' types: `layer_types` says which have attention; without it, `full_attn_idxs`; without either,
+    all do.
+    """
     num_layers, types = config.integer("num_hidden_layers"), config.get("layer_types")
     if types is None:
         full = config.get("full_attn_idxs")

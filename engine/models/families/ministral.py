@@ -1,4 +1,4 @@
-"""Ministral 8B (Mistral AI, 2024): Mistral's blocks, of which `layer_types` may let some see everything."""
+"""Ministral 8B (Mistral AI, 2024): Mistral's blocks; `layer_types` may give some layers full attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and Ministral 3 as they are published: a Mistral, or a Ministral 3, beside a vision tower."""
+"""Mistral Small 3.1 and Ministral 3 as published: a Mistral, or a Ministral 3, beside a vision tower."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.engine.models.hf_config import HFConfig, text_fields
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    """Of the text part: all that is asked of it here."""
+    """Reads only the text part."""
     fields = text_fields(config)
     of_text = fields.get("model_type", MISTRAL.model_type)
     family = next((family for family in (MISTRAL, MINISTRAL3) if family.model_type == of_text), None)

@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al., arXiv 2401.04088): Mistral's attention, and experts instead of each feed-forward."""
+"""Mixtral (Jiang et al., arXiv 2401.04088): Mistral's attention, and experts in place of each feed-forward."""
 
 from __future__ import annotations
 

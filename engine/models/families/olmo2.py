@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv 2501.00656): norms behind attention and feed-forward, and over the queries and keys of all heads."""
+"""OLMo 2 (arXiv 2501.00656): norms after attention and feed-forward, and over the queries and keys of all heads."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 
 def _rope(config: HFConfig, head_dim: int) -> RopeConfig:
-    """Checkpoints of the first months call longrope `su` or `yarn`."""
+    """Reads the rope. Early checkpoints call longrope `su` or `yarn`."""
     table = flat_rope_table(config)
     if (table.get("rope_type") or table.get("type")) in ("su", "yarn"):
         renamed = {"rope_scaling": {**table, "rope_type": "longrope"}}

@@ -41,7 +41,7 @@ def _experts(config: HFConfig) -> ExpertsConfig:
 
 
 def _windows(config: HFConfig) -> tuple[int | None, ...]:
-    """Without `layer_types` every other layer before `max_window_layers` slides."""
+    """Returns each layer's window. Without `layer_types` every other layer before `max_window_layers` slides."""
     window = optional_window(config)
     first_full = 0 if window is None else config.integer("max_window_layers")
     return listed_layers(config, window, lambda layer: layer % 2 == 0 and layer < first_full)

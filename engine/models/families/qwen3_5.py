@@ -86,7 +86,7 @@ QWEN3_5_MOE_TEXT = replace(
 
 
 def _beside_vision(text: Family, model_type: str) -> Family:
-    """The same as the text part of a model that also takes images: all that is asked of it here."""
+    """Returns the family as the text part of a model that also takes images; only that part is read."""
 
     def configure(config: HFConfig, dtype: str) -> ModelConfig:
         fields = text_fields(config)

@@ -29,8 +29,8 @@ _DELTA, _FULL = "linear_attention", "full_attention"
 
 
 def delta_hybrid(config: HFConfig, family: str, dtype: str, mlps: Sequence[MLPConfig | ExpertsConfig]) -> ModelConfig:
-    """A model of delta nets and gated attention, with a feed-forward for each of its layers."""
-    config.refuse_unless("sliding_window", None)  # the cache of transformers follows it in any family
+    """Reads a model of delta nets and gated attention, with a feed-forward for each of its layers."""
+    config.refuse_unless("sliding_window", None)  # transformers' cache obeys it in any family
     norm, types = gemma_norm(config), _layer_types(config)
     mixers: dict[str, AttentionConfig | DeltaNetConfig] = {_DELTA: _delta_net(config), _FULL: _attention(config)}
     blocks = [BlockConfig(mixers[kind], mlp, norm) for kind, mlp in zip(types, mlps, strict=True)]
@@ -38,13 +38,13 @@ def delta_hybrid(config: HFConfig, family: str, dtype: str, mlps: Sequence[MLPCo
 
 
 def with_shared(config: HFConfig, experts: ExpertsConfig) -> ExpertsConfig:
-    """The same with the feed-forward that every token goes through, and its gate."""
+    """Returns `experts` with the feed-forward that every token passes through, and its gate."""
     shared = MLPConfig(config.integer("shared_expert_intermediate_size"), experts.activation)
     return replace(experts, shared=shared, has_shared_gate=True)
 
 
 def _attention(config: HFConfig) -> AttentionConfig:
-    config.refuse_unless("attn_output_gate", None, True)  # transformers passes over it
+    config.refuse_unless("attn_output_gate", None, True)  # transformers ignores it
     has_bias = config.flag("attention_bias")
     attention = read_attention(
         config, rope=read_partial_rope, qkv_bias=has_bias, out_bias=has_bias, qk_norm=gemma_norm(config)
@@ -75,7 +75,9 @@ def _delta_net(config: HFConfig) -> DeltaNetConfig:
 
 
 def _layer_types(config: HFConfig) -> list[str]:
-    """`layer_types` says which layers have attention; without it, every `full_attention_interval`th."""
+    """Returns the layers' types: `layer_types` says which have attention; without it, every
+    `full_attention_interval`th.
+    """
     num_layers, types = config.integer("num_hidden_layers"), config.get("layer_types")
     if types is None:
         interval = config.integer("full_attention_interval", default=4)
@@ -117,7 +119,7 @@ MODULES_OF_HYBRID: Mapping[ParamPath, str] = MappingProxyType(
         ("recurrence", "out"): "linear_attn.out_proj",
     }
 )
-"""The modules of their layers."""
+"""The modules of these hybrids' layers."""
 
 TENSORS_OF_HYBRID: Mapping[ParamPath, str] = MappingProxyType(
     {
@@ -132,7 +134,7 @@ TENSORS_OF_HYBRID: Mapping[ParamPath, str] = MappingProxyType(
 TURNS_OF_HYBRID: Mapping[str, Callable[[BlockConfig], int]] = MappingProxyType(
     {_QUERIES: lambda block: block.attention.num_heads}
 )
-"""A head's queries stand before its gate."""
+"""A head's queries are stored before its gate."""
 
 DEFAULTS_OF_HYBRID: Mapping[str, Any] = MappingProxyType(
     {

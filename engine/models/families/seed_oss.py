@@ -1,4 +1,4 @@
-"""Seed-OSS (ByteDance, 2025): Llama's blocks, with biases of queries, keys and values."""
+"""Seed-OSS (ByteDance, 2025): Llama's blocks, with biases on queries, keys and values."""
 
 from __future__ import annotations
 

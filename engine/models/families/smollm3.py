@@ -1,4 +1,4 @@
-"""SmolLM3 (Hugging Face, 2025): Llama's blocks, of which every fourth knows no positions."""
+"""SmolLM3 (Hugging Face, 2025): Llama's blocks; every fourth has no positional encoding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 
 def _layers_that_rotate(config: HFConfig) -> list[bool]:
-    """`no_rope_layers` has a 1 for a layer with rotary positions, and a 0 for one without."""
+    """Returns which layers rotate: `no_rope_layers` has a 1 for a layer with rotary positions, and a 0 for
+    one without.
+    """
     num_layers = config.integer("num_hidden_layers")
     listed = config.get("no_rope_layers")
     if listed is None:
