@@ -1,4 +1,4 @@
-"""What an attention implementation is given and owes."""
+"""The contract of attention implementations: what they are given, and what they return."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.engine.models.axes import Axes
 PLAIN = AttentionOptions()
 
 Prepared = Any
-"""A step as an implementation wants it: a pytree that only the implementation looks into."""
+"""A step in the form that an implementation needs: a pytree that only the implementation looks into."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """How many pages of one kind there are, and what they hold; how it is laid out is the implementation's own."""
+    """Number and contents of the pages of one kind; their layout is up to the implementation."""
 
-    num_layers: int  # that a page holds: one array for each, which groups of layers share
+    num_layers: int  # layers in a page: one array for each, shared by groups of layers
     num_pages: int
     page_size: int
     num_kv_heads: int
@@ -33,10 +33,10 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """What an engine keeps of its sequences: pages of each kind, and slots for states."""
+    """What an engine keeps of its sequences: pages of each kind, and state slots."""
 
     kinds: tuple[KVCacheSpec, ...]
-    num_states: int = 0  # slot 0 included; 0 where no layer keeps any
+    num_states: int = 0  # slot 0 included; 0 if no layer keeps states
 
     @property
     def page_size(self) -> int:
@@ -44,18 +44,18 @@ class CacheSpec:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Pages of each kind, page 0 included."""
+        """Number of pages of each kind, page 0 included."""
         return tuple(kind.num_pages for kind in self.kinds)
 
     @property
     def num_pages(self) -> int:
-        """Of all kinds together, each with a page 0."""
+        """Number of pages of all kinds together, each with a page 0."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheArray:
-    """One array of a KV cache. Its logical axes name the one that tensor parallelism splits `kv_heads`."""
+    """One array of a KV cache. Its logical axis `kv_heads` is the one that tensor parallelism splits."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -67,8 +67,8 @@ class CacheArray:
 
 
 def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
-    """By array, keys `[pages, num_kv_heads, head_dim, page_size]` and values with the last two transposed, and scales
-    if they have any.
+    """Returns, for each layer array, keys `[pages, num_kv_heads, head_dim, page_size]`, values with the last two axes
+    swapped, and scales if there are any.
     """
     k_shape = (spec.num_pages, spec.num_kv_heads, spec.head_dim, spec.page_size)
     v_shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
@@ -77,7 +77,7 @@ def transposed_keys(spec: KVCacheSpec) -> tuple[tuple[CacheArray, ...], ...]:
 
 
 def scale_arrays(spec: KVCacheSpec) -> tuple[CacheArray, ...]:
-    """Beside codes of 8 bits: a scale for each token's keys, and one for its values, by KV head."""
+    """Returns the arrays beside 8-bit codes: a scale per token and KV head for keys, and one for values."""
     if not is_quantized(spec.dtype):
         return ()
     shape = (spec.num_pages, spec.num_kv_heads, spec.page_size)
@@ -85,48 +85,50 @@ def scale_arrays(spec: KVCacheSpec) -> tuple[CacheArray, ...]:
 
 
 def first_key(position: int, window: int | None) -> int:
-    """The first token that one at `position` sees."""
+    """Returns the first position that a token at `position` sees."""
     return 0 if window is None else max(0, position + 1 - window)
 
 
 class AttentionBackend(Protocol):
-    """Writes a step's keys and values into the pages and attends over everything its sequences hold."""
+    """Writes a step's keys and values into the pages, and attends over everything that its sequences hold."""
 
     name: str
-    """As the setting `attention` calls it."""
+    """The implementation's name in the setting `attention`."""
 
     is_stacked: bool
-    """Whether it keeps the pages of all layers in one pytree, for a stacked decoder, or one per layer."""
+    """Whether the pages of all layers are one pytree, for a stacked decoder, or there is one per layer."""
 
     quantized_dtypes: tuple[str, ...]
-    """Types of 8 bits that it can keep pages in."""
+    """The 8-bit types that pages can have."""
 
     def cache_dtype(self, dtype: str) -> str:
-        """The type that keys and values of a model of type `dtype` are kept in."""
+        """Returns the type in which the keys and values of a model of type `dtype` are kept."""
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
-        """The pytrees of CacheArray that make pages of this kind: one for each layer of a page, or a single one."""
+        """Returns the pytrees of CacheArray that make up pages of this kind: one for each layer of a page, or a single
+        one.
+        """
 
     def rows_moved(
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
     ) -> tuple[int, int]:
-        """Rows of pages read from and written to memory, in a layer with that window, for one token that decodes behind
-        `context` others.
+        """Returns the number of page rows read from and written to memory, in a layer with that window, for one token
+        that decodes after `context` others.
         """
         del pages_per_seq
         pages = -(-(context + 1) // spec.page_size) - first_key(context, window) // spec.page_size
         return pages * spec.page_size, 1
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
-        """An empty cache, to be passed in, donated and returned by every step."""
+        """Returns an empty cache, which every step takes, donated, and returns."""
         arrays = self.cache_arrays(spec)
         cache: tuple[LayerCache, ...] = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), arrays)
         return cache
 
     def prepare(self, batch: RaggedBatch, page_size: int) -> Prepared:
-        """What it reads of a step and what is the same in all layers of a group: made once, outside any loop over them.
+        """Prepares what is the same in all layers of a group: done once, outside any loop over layers.
 
-        `page_size` is that of the cache's pages. By default the batch itself.
+        `page_size` is that of the cache's pages. The default returns the batch itself.
         """
         del page_size
         return batch
@@ -138,14 +140,15 @@ class AttentionBackend(Protocol):
         prepared: Prepared,
         *,
         options: AttentionOptions = PLAIN,
-        sinks: jax.Array | None = None,  # [num_heads], as of Attend
-        kv_scales: KVScales | None = None,  # for pages of fp8 alone
+        sinks: jax.Array | None = None,  # [num_heads], as in Attend
+        kv_scales: KVScales | None = None,  # only for pages of fp8
     ) -> tuple[jax.Array, LayerCache]:
-        """Returns the attended values, shaped as the queries, and the layer's new cache; `prepared` is of `prepare`.
+        """Returns the attended values, shaped like the queries, and the layer's new cache; `prepared` comes from
+        `prepare`.
 
-        Without keys and values the pages are read alone: an earlier layer of the step has written this one's there.
-        A token attends to itself and to everything before it in its sequence, as far as `options` let it see: pages
-        that lie wholly behind a window may be others' by now, and what is read of them must not show. Rows of
-        padding tokens hold anything. A NaN among the keys spoils the later rows of its own sequence; none may outlive
-        its sequence in the pages in such a way that it spoils the next holder's rows.
+        Without keys and values the pages are only read: an earlier layer of the step has written this layer's to them.
+        A token attends to itself and to everything before it in its sequence that `options` let it see. Pages wholly
+        behind a window may belong to other sequences by now, and their contents must not affect the result. Rows of
+        padding tokens are undefined. A NaN among the keys spoils later rows of its own sequence. No NaN may remain in
+        the pages after its sequence in such a way that it spoils rows of the next one.
         """

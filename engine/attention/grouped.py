@@ -1,4 +1,4 @@
-"""Attention for layers in groups, each of which has pages of its own (`engine/models/layer_groups.py`)."""
+"""Attention for groups of layers, each with pages of its own (`engine/models/layer_groups.py`)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.engine.models.attend import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class GroupedBatch:
-    """A RaggedBatch for each group. Of a group with a window, the table has page 0 where the window has passed."""
+    """A RaggedBatch for each group. If a group has a window, its table has page 0 for pages behind the window."""
 
-    slots: tuple[jax.Array, ...]  # of each group i32 [num_tokens]
+    slots: tuple[jax.Array, ...]  # for each group, i32 [num_tokens]
     kv_lens: jax.Array  # i32 [max_seqs]
-    page_indices: tuple[jax.Array, ...]  # of each group i32 [max_seqs, pages_per_seq]
+    page_indices: tuple[jax.Array, ...]  # for each group, i32 [max_seqs, pages_per_seq]
     cu_q_lens: jax.Array  # i32 [max_seqs + 1]
     num_seqs: jax.Array  # i32 [1]
 
@@ -36,7 +36,7 @@ class GroupedBatch:
 
 
 def attend_in_groups(attention: AttentionBackend, batch: GroupedBatch, page_size: int) -> Attend:
-    """What a decoder is given: `attention`, with what it makes of the tables of each layer's group."""
+    """Returns the decoder's Attend: `attention`, with what it prepares from the tables of each layer's group."""
     return (_NativeGroups if isinstance(attention, NativeAttention) else _Groups)(attention, batch, page_size)
 
 
@@ -44,7 +44,7 @@ class _Groups:
     def __init__(self, attention: AttentionBackend, batch: GroupedBatch, page_size: int) -> None:
         self._attention, self._batch = attention, batch
         self._prepared = [attention.prepare(batch.of(group), page_size) for group in range(len(batch.slots))]
-        # For loops over layers of several groups; where there are none, the compiler drops it.
+        # For loops over layers of several groups; if there are none, the compiler drops it.
         self._stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *self._prepared)
 
     def __call__(
@@ -67,7 +67,7 @@ class _Groups:
 
 
 class _NativeGroups(_Groups, NativeAttend):
-    """Of the C++ kernel, which has nothing to prepare."""
+    """The groups for the C++ kernel, which has nothing to prepare."""
 
     @property
     def num_tokens(self) -> jax.Array:

@@ -20,10 +20,12 @@ _WORD_BYTES = 4
 
 
 class NativeAttention(AttentionBackend):
-    """Keys are `[pages, num_kv_heads, head_dim / n, page_size, n]` and values `[pages, num_kv_heads, page_size / n,
-    head_dim, n]`, n elements to a word of 32 bits, and none of one: of the model's own type, f32 or bf16, or int8 with
-    scales. A model in f16 has its pages in f32, which no instruction has to widen. The library that has the kernel must
-    be loaded.
+    """Attention by the C++ kernel, whose library must be loaded.
+
+    Keys are `[pages, num_kv_heads, head_dim / n, page_size, n]` and values `[pages, num_kv_heads, page_size / n,
+    head_dim, n]`, with n elements to a 32-bit word; the last axis is left out if n is 1. They have the model's own
+    type, f32 or bf16, or are int8 with scales. A model in f16 has its pages in f32, which needs no instruction to widen
+    it.
     """
 
     name = "native"
@@ -31,7 +33,7 @@ class NativeAttention(AttentionBackend):
     quantized_dtypes = ("int8",)
 
     def __init__(self, *, kv_dtype: str | None = None) -> None:
-        self._kv_dtype = kv_dtype  # None: what suits the model's
+        self._kv_dtype = kv_dtype  # None: follows the model's type
 
     def cache_dtype(self, dtype: str) -> str:
         return self._kv_dtype or ("float32" if dtype == "float16" else dtype)

@@ -1,7 +1,7 @@
-"""The ragged paged attention kernel that ships in JAX (Jiang et al., arXiv 2604.15464), for TPU.
+"""The ragged paged attention kernel that ships with JAX (Jiang et al., arXiv 2604.15464), for TPU.
 
-Its pages are `[page_size, 2 * num_kv_heads, head_dim]`, K and V of a head side by side on the head axis. It reads them
-only: the step's own keys and values are scattered into the donated pages before it runs.
+Its pages are `[page_size, 2 * num_kv_heads, head_dim]`, with K and V of a head side by side on the head axis. It only
+reads them: the step's own keys and values are scattered into the donated pages before it runs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _LANES = 128
 _QUERIES_PER_BLOCK = 32
 _KEYS_PER_BLOCK = 1024
 _MAX_PAGES_PER_BLOCK = 16
-_BUFFER_BYTES = 8 * 2**20  # of the kernel's two blocks of pages, at most
+_BUFFER_BYTES = 8 * 2**20  # for the kernel's two blocks of pages, at most
 _VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
-# The kernel returns no sums of weights, with which sinks could be taken in behind it.
+# The kernel does not return the sums of weights that would be needed to add sinks afterwards.
 NO_SINKS = "attention 'ragged' has no attention sinks, and the model's heads have; set auto, fused or xla"
-# Its pages are padded to KV heads that its tiles take, so that they do not say how many there are.
+# Its pages are padded to a number of KV heads that fits its tiles, so they do not tell the true number.
 NO_SHARING = "attention 'ragged' has no layers that read the keys and values of others; set auto, fused or xla"
 
 
 class RaggedKernelAttention(AttentionBackend):
-    """Pads what the kernel cannot take: a head_dim that is no multiple of 128, and odd numbers of KV heads.
+    """Pads what the kernel cannot take: a head_dim that is not a multiple of 128, and odd numbers of KV heads.
 
-    A head_dim above 128 is beyond it.
+    A head_dim above 128 is not supported.
     """
 
     name = "ragged"
     is_stacked = True
-    quantized_dtypes = ()  # its scales are constants of the program: neither a token nor a layer has one
+    quantized_dtypes = ()  # its scales are constants of the program, not per token or layer
     max_head_dim = _LANES
 
     def cache_dtype(self, dtype: str) -> str:
@@ -47,7 +47,7 @@ class RaggedKernelAttention(AttentionBackend):
     def rows_moved(
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
     ) -> tuple[int, int]:
-        del window  # it masks what lies behind it, and reads it all the same
+        del window  # what lies behind it is masked, but read all the same
         _, page_size, combined, dim = self.cache_arrays(spec)[0].shape
         token_bytes = combined * dim * int(jnp.dtype(spec.dtype).itemsize)
         block = page_size * _pages_per_block(page_size, token_bytes, pages_per_seq)  # it reads whole blocks
@@ -60,7 +60,7 @@ class RaggedKernelAttention(AttentionBackend):
         return (CacheArray(shape, spec.dtype, (None, None, "kv_heads", None)),)
 
     def prepare(self, batch: RaggedBatch, page_size: int) -> RaggedBatch:
-        """A step of padding alone still needs one sequence with one query: the kernel waits for its keys."""
+        """Gives a step of only padding one sequence with one query: the kernel waits for its keys."""
         del page_size
         is_empty = batch.num_seqs[0] == 0
         return replace(
@@ -98,7 +98,7 @@ class RaggedKernelAttention(AttentionBackend):
         pages_per_seq = prepared.page_indices.shape[1]
         attended = ragged_paged_attention(
             padded.reshape(num_tokens, (num_kv_heads + extra) * group, dim),
-            pltpu.with_memory_space_constraint(pages, pltpu.HBM),  # or XLA copies a small cache into VMEM
+            pltpu.with_memory_space_constraint(pages, pltpu.HBM),  # otherwise XLA copies a small cache into VMEM
             prepared.kv_lens,
             prepared.page_indices + cache.first_page,
             prepared.cu_q_lens,
@@ -115,7 +115,7 @@ class RaggedKernelAttention(AttentionBackend):
 
 
 def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> jax.Array:
-    """The pages with this step's keys and values in them."""
+    """Returns the pages with this step's keys and values."""
     pages: jax.Array = cache.pages
     num_pages, page_size, combined, dim = pages.shape
     both = jnp.stack([k, jnp.nan_to_num(v)], axis=2).reshape(k.shape[0], -1, k.shape[2])
@@ -126,7 +126,7 @@ def _write(cache: StackedCache, k: jax.Array, v: jax.Array, batch: RaggedBatch) 
 
 
 def _padded_heads(num_kv_heads: int, dtype: str) -> int:
-    """The least number of KV heads from `num_kv_heads` up whose K and V fill the kernel's tiles.
+    """Returns the smallest number of KV heads, at least `num_kv_heads`, whose K and V fill the kernel's tiles.
 
     The kernel takes 2, 4, 8 or a multiple of 8 rows of 32 bits for the heads of a token.
     """

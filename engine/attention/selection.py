@@ -1,4 +1,4 @@
-"""Which attention implementation, and which page size, a platform gets: decided here and nowhere else."""
+"""The choice of attention implementation and page size for a platform: made here and nowhere else."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NATIVE_DTYPES = ("float32", "bfloat16", "float16")
 _TPU_DTYPES = ("bfloat16", "float32")
 
 SMEM_BYTES = 2**20  # scalar memory of a TPU core
-SMEM_RESERVED_BYTES = 8 * 2**10  # the compiler's own
+SMEM_RESERVED_BYTES = 8 * 2**10  # for the compiler
 
 _CPU_PAGE_SIZE = 32
-_GPU_PAGE_SIZE = 64  # a block of keys, in half precision with a head_dim of up to 128
+_GPU_PAGE_SIZE = 64  # the size of a block of keys, in half precision with a head_dim of up to 128
 _TPU_PAGE_SIZE = 64
 _TPU_SCALED_PAGE_SIZE = 128  # lanes of a tile, on which a page's scales lie
 _TPU_MAX_PAGE_SIZE = 512
@@ -35,13 +35,15 @@ def attention_for(
     head_dim: int = 128,
     has_sinks: bool = False,
     shares_kv: bool = False,
-    kv_dtype: str | None = None,  # of the pages; None: what the implementation takes for the model's type
+    kv_dtype: str | None = None,  # of the pages; None: the implementation's choice for the model's type
 ) -> AttentionBackend:
-    """The implementation for a device platform (`cpu`, `gpu`, `tpu`), a model's type, the size of its heads and whether
-    they have attention sinks, or layers that read the keys and values of others.
+    """Returns the implementation for a device platform (`cpu`, `gpu`, `tpu`) and a model.
 
-    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships in JAX (docs/tpu.md); our kernels on
-    GPU (docs/gpu.md); on CPU the native form where there is a C++ compiler; and otherwise the XLA form.
+    What matters of the model is its type, its head size, and whether it has attention sinks, or layers that read the
+    keys and values of others.
+
+    `auto` takes our kernel on TPU, which moves fewer bytes than the one that ships with JAX (docs/tpu.md); our kernels
+    on GPU (docs/gpu.md); on CPU the native form if there is a C++ compiler; and otherwise the XLA form.
 
     Raises:
         ConfigError: `setting` cannot be had here; the message says why.
@@ -110,10 +112,10 @@ def _native(setting: str, platform: str, dtype: str, library: NativeLibrary, kv_
 
 
 def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int, kv_dtype: str = "bfloat16") -> int:
-    """Tokens per page where the setting leaves it open.
+    """Returns the number of tokens per page if the setting leaves it open.
 
-    On TPU pages are large, because each is one transfer from HBM; and they grow until the table of all sequences' pages
-    fits into scalar memory.
+    On TPU pages are large, because each is one transfer from HBM. They grow until the page table of all sequences fits
+    into scalar memory.
     """
     if platform != "tpu":
         return _GPU_PAGE_SIZE if platform == "gpu" else _CPU_PAGE_SIZE
@@ -124,7 +126,7 @@ def page_size_for(platform: str, *, max_num_seqs: int, max_model_len: int, kv_dt
 
 
 def check_page_table(*, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
-    """The rule of the TPU kernels, which hold the table of pages in scalar memory.
+    """Checks that the page table fits into scalar memory, where the TPU kernels hold it.
 
     Raises:
         ConfigError: the table does not fit.
@@ -141,8 +143,8 @@ def check_page_table(*, max_num_seqs: int, max_model_len: int, page_size: int) -
 
 
 def page_table_bytes(max_num_seqs: int, pages_per_seq: int) -> int:
-    """Pages and lengths of a step's sequences as they lie in scalar memory, in tiles of 8 x 128 words."""
-    rows = _round_up(1 << (max_num_seqs - 1).bit_length(), 16)  # a step has a power of two of them
+    """Returns the bytes of a step's page numbers and lengths in scalar memory, in tiles of 8 x 128 words."""
+    rows = _round_up(1 << (max_num_seqs - 1).bit_length(), 16)  # a step has a power of two of sequences
     return 4 * (rows * _round_up(pages_per_seq, 128) + 2 * rows)
 
 

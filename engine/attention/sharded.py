@@ -1,4 +1,4 @@
-"""Any attention implementation, over the devices of a mesh: each attends with its own heads, without communication."""
+"""Any attention implementation on the devices of a mesh: each computes its own heads, without communication."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, Layer
 from penstock.engine.sharding import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
-_ANY_PAGE_SIZE = 128  # that every implementation takes
+_ANY_PAGE_SIZE = 128  # a size that every implementation takes
 
 
 class ShardedAttention(AttentionBackend):
-    """`inner` on every device of `placement`, with the heads and the cache split over a replica."""
+    """Runs `inner` on every device of `placement`, with the heads and the cache split over a replica."""
 
     def __init__(self, inner: AttentionBackend, placement: Placement) -> None:
         self.name = inner.name
@@ -41,7 +41,7 @@ class ShardedAttention(AttentionBackend):
         return whole
 
     def _local(self, spec: KVCacheSpec) -> KVCacheSpec:
-        """One device's share."""
+        """Returns one device's share."""
         return replace(spec, num_kv_heads=spec.num_kv_heads // self._placement.num_shares)
 
     def init_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
@@ -51,7 +51,7 @@ class ShardedAttention(AttentionBackend):
         return cache
 
     def abstract_cache(self, spec: KVCacheSpec) -> tuple[LayerCache, ...]:
-        """The shapes of a cache, each with its place: for compiling without memory."""
+        """Returns the shapes of a cache, each with its sharding: for compiling without memory."""
 
         def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
             sharding = self._placement.sharding(array.axes)
@@ -96,7 +96,7 @@ class ShardedAttention(AttentionBackend):
         return attended, written
 
     def _cache_specs(self, cache: LayerCache) -> Any:
-        """Which dimension of a layer's arrays is split: the same in all layers, and in caches of all sizes."""
+        """Returns the partition specs of a layer's arrays: the same in all layers, and in caches of all sizes."""
         dtype = jax.tree.leaves(cache)[0].dtype.name
         arrays = self._inner.cache_arrays(KVCacheSpec(1, 1, _ANY_PAGE_SIZE, 1, 8, dtype))[0]
         specs: Any = jax.tree.map(lambda array: self._placement.spec(array.axes), arrays)
@@ -104,7 +104,7 @@ class ShardedAttention(AttentionBackend):
 
 
 def _of_all_devices(array: CacheArray, shares: int) -> CacheArray:
-    """All devices' share together."""
+    """Returns the array of all devices together, from one device's share."""
     shape = tuple(
         size * shares if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)
     )

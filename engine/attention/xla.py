@@ -1,9 +1,9 @@
 """Ragged paged attention in plain XLA: correct on every device, made for CPU.
 
-Two loops with online softmax (Milakov and Gimelshein, arXiv 1805.02867), neither of which gathers more than a few pages
-at a time. Sequences with one query, which decode, advance together page by page, up to the longest of them. Sequences
-with more, which prefill, advance block of queries by block of queries, each over its own pages alone. Both loops have
-dynamic trip counts, so that a step of one kind pays nothing for the other.
+There are two loops with online softmax (Milakov and Gimelshein, arXiv 1805.02867), neither of which gathers more than a
+few pages at a time. Sequences with one query, which decode, advance together page by page, up to the longest of them.
+Sequences with more queries, which prefill, advance one block of queries at a time, each only over its own pages. Both
+loops have dynamic trip counts, so that a step of one kind pays nothing for the other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, Layer
 
 
 class _Pages(NamedTuple):
-    """Of a layer."""
+    """The pages of a layer."""
 
     keys: jax.Array
     values: jax.Array
-    key_scales: jax.Array | None = None  # f32 [pages, num_kv_heads, page_size], of codes alone
+    key_scales: jax.Array | None = None  # f32 [pages, num_kv_heads, page_size], only for codes
     value_scales: jax.Array | None = None
 
 
@@ -42,9 +42,11 @@ _KEYS_PER_CHUNK = 128
 
 
 class XlaAttention(AttentionBackend):
-    """Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`: both
-    matmuls of the decode loop then reduce over an axis that is not the minor one, which XLA on CPU vectorises. Codes
-    of 8 bits have scales behind them, `[pages, num_kv_heads, page_size]`.
+    """Attention in plain XLA.
+
+    Keys are `[pages, num_kv_heads, head_dim, page_size]`, values `[pages, num_kv_heads, page_size, head_dim]`. Both
+    matmuls of the decode loop then reduce over an axis other than the minor one, which XLA on CPU vectorises. 8-bit
+    codes are followed by scales, `[pages, num_kv_heads, page_size]`.
     """
 
     name = "xla"
@@ -52,7 +54,9 @@ class XlaAttention(AttentionBackend):
     quantized_dtypes = QUANTIZED_DTYPES
 
     def __init__(self, platform: str | None = None, *, kv_dtype: str | None = None) -> None:
-        """For devices of `platform`, by default this process's, and pages of `kv_dtype`, by default what suits it."""
+        """Creates the backend for devices of `platform`, by default this process's, and pages of `kv_dtype`, by default
+        what suits the platform.
+        """
         self._platform = platform or jax.default_backend()
         self._kv_dtype = kv_dtype
 
@@ -90,10 +94,10 @@ class XlaAttention(AttentionBackend):
 
 
 def _written(pages: _Pages, k: jax.Array, v: jax.Array, slots: jax.Array, kv_scales: KVScales | None) -> _Pages:
-    """With this step's keys and values.
+    """Returns the pages with this step's keys and values.
 
-    What an earlier holder left in a page is masked: a NaN among its keys by replacing the score, but one among its
-    values would outlast a weight of 0. In the own sequence the keys alone pass a NaN on, to be noticed.
+    What an earlier sequence left in a page is masked. For a NaN among its keys that replaces the score, but a NaN among
+    its values would survive a weight of 0. So within a sequence only keys pass a NaN on, to be noticed.
     """
     page_size = pages.keys.shape[-1]
     page, place = slots // page_size, slots % page_size
@@ -116,7 +120,7 @@ def _attend_decoding(
     options: AttentionOptions,
     sinks: jax.Array | None,  # f32 [num_kv_heads, group]
 ) -> jax.Array:
-    """Values for the tokens of sequences with one query, zeros for the others; shaped as `q`."""
+    """Returns values for the tokens of sequences with one query, zeros for the others; shaped like `q`."""
     page_size = pages.keys.shape[-1]
     is_real = jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
     is_decoding = is_real & (jnp.diff(batch.cu_q_lens) == 1)
@@ -202,7 +206,7 @@ def _attend_queries(
     options: AttentionOptions,
     sinks: jax.Array | None,
 ) -> jax.Array:
-    """f32, shaped as `q`: chunk of keys by chunk of keys."""
+    """Attends to one chunk of keys after the other; returns f32, shaped like `q`."""
     block, num_kv_heads, group, head_dim = q.shape
     chunk, window = pages_per_chunk * pages.keys.shape[-1], options.sliding_window
     rows = q.transpose(1, 2, 0, 3).reshape(num_kv_heads, group * block, head_dim)
@@ -234,9 +238,9 @@ def _attend_queries(
 
 
 def _empty_softmax(shape: tuple[int, ...], sinks: jax.Array | None) -> Carry:
-    """Running maximum, running sum and running weighted values of rows `[..., head_dim]` that have seen no key yet.
+    """Returns the running maximum, sum and weighted values of rows `[..., head_dim]` that have seen no key yet.
 
-    A sink, f32 by row or by some of the last axes of rows, is the first that a row sees.
+    A sink, f32 by row or by some of the last axes of rows, is the first score that a row sees.
     """
     rows = (*shape[:-1], 1)
     top = jnp.full(rows, _MASKED, jnp.float32) if sinks is None else jnp.broadcast_to(sinks[..., None], rows)
@@ -250,7 +254,9 @@ def _capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:
 def _soften(
     scores: jax.Array, visible: jax.Array, top: jax.Array, total: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """One step of online softmax over the last axis: weights, correction of what came before, new maximum, new sum."""
+    """Computes one step of online softmax over the last axis: weights, correction of what came before, new maximum, new
+    sum.
+    """
     scores = jnp.where(visible, scores, _MASKED)
     new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.where(visible, jnp.exp(scores - new_top), 0.0)

@@ -1,8 +1,8 @@
 """AWQ (Lin et al., arXiv 2306.00978) as AutoAWQ writes it: `quant_method: awq`, version gemm.
 
-Of a Linear `[out, in]`: `qweight`, i32 `[in, out / 8]`, has eight columns in a word, from the low bits on columns
-0, 2, 4, 6, 1, 3, 5, 7; `qzeros`, i32 `[in / group, out / 8]`, likewise; `scales` are `[in / group, out]`. A weight is
-`(code - zero) * scale`.
+A Linear `[out, in]` has these tensors. `qweight`, i32 `[in, out / 8]`, has eight columns in a word, from the low bits
+on columns 0, 2, 4, 6, 1, 3, 5, 7. `qzeros`, i32 `[in / group, out / 8]`, has the same order. `scales` are `[in / group,
+out]`. A weight is `(code - zero) * scale`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.engine.formats.named import HEAD, is_left, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
 PER_WORD = 8
-ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place in a word of each of its columns
+ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each column in its word
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Awq:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises ConfigError for what is not implemented."""
+        """Reads the config. Raises ConfigError for what is not implemented."""
         integer(fields, "bits", (4,), 4)
         version = fields.get("version") or fields.get("format") or "gemm"
         if not isinstance(version, str) or version.lower() != "gemm":
@@ -73,6 +73,6 @@ def _codes(words: np.ndarray) -> np.ndarray:
 
 
 def _in_order(words: np.ndarray) -> np.ndarray:
-    """i32 `[out / 8, n]` to u8 `[out, n]`."""
+    """Converts i32 `[out / 8, n]` to u8 `[out, n]`."""
     codes = unpack_rows(words, 4).reshape(-1, PER_WORD, words.shape[1])
     return codes[:, ORDER].reshape(-1, words.shape[1])

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def pack(codes: np.ndarray, bits: int) -> np.ndarray:
-    """u8 `[..., n]`, each below `2**bits`, to u8 `[..., n * bits / 8]`: the first code in the low bits."""
+    """Packs u8 `[..., n]`, each below `2**bits`, to u8 `[..., n * bits / 8]`, with the first code in the low bits."""
     per_byte = 8 // bits
     parts = codes.reshape(*codes.shape[:-1], -1, per_byte)
     packed = parts[..., 0].copy()
@@ -16,19 +16,19 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
-    """What `pack` was given."""
+    """Undoes `pack`."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return codes.reshape(*packed.shape[:-1], -1)
 
 
 def as_bytes(words: np.ndarray) -> np.ndarray:
-    """i32 `[..., n]` as u8 `[..., 4 n]`, the low bytes first: eight codes of 4 bits stay in their order."""
+    """Views i32 `[..., n]` as u8 `[..., 4 n]`, low bytes first: eight 4-bit codes stay in order."""
     return np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
 
 
 def unpack_rows(words: np.ndarray, bits: int) -> np.ndarray:
-    """i32 `[rows, n]`, each of which has a column of codes, low bits first, as u8 `[rows * 32 / bits, n]`."""
+    """Unpacks i32 `[rows, n]`, where each word has a column of codes, low bits first, to u8 `[rows * 32 / bits, n]`."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     unsigned = np.ascontiguousarray(words).view(np.uint32)
     codes = (unsigned[:, None, :] >> shifts[:, None]).astype(np.uint8) & np.uint8(2**bits - 1)

@@ -1,4 +1,4 @@
-"""Host memory that weights are read into, a little at a time."""
+"""Host memory for weights, which are read in small pieces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes: what begins at a multiple of it, a CPU device takes as it is, without a copy
-PIECE_BYTES = 2**22  # of a file, read at once
+ALIGNMENT = 64  # bytes: a CPU device takes memory at a multiple of it without a copy
+PIECE_BYTES = 2**22  # of a file that are read at once
 
 
 def device_buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Zeros that a CPU device need not copy."""
+    """Returns zeros that a CPU device need not copy."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.zeros(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
@@ -19,7 +19,7 @@ def device_buffer(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def pieces(part: slice, at_once: int) -> Iterator[tuple[slice, slice]]:
-    """`part` cut into slices of at most `at_once`, and where in `part` each of them is."""
+    """Cuts `part` into slices of at most `at_once`; yields each with its place in `part`."""
     for start in range(part.start, part.stop, at_once):
         stop = min(start + at_once, part.stop)
         yield slice(start, stop), slice(start - part.start, stop - part.start)

@@ -1,6 +1,6 @@
 """The compressed-tensors format (github.com/neuralmagic/compressed-tensors), which llm-compressor writes.
 
-A `config_groups` says how the Linears that its `targets` name are quantized; here, what a file holds says which are:
+`config_groups` says how the Linears in its `targets` are quantized. Which ones are is told here by the stored tensors:
 
 | format | tensors of a Linear `[out, in]` |
 | --- | --- |
@@ -9,10 +9,10 @@ A `config_groups` says how the Linears that its `targets` name are quantized; he
 | float-quantized, naive-quantized | `weight`, float8_e4m3fn |
 
 Codes of 4 or 8 bits are packed from the low bits on, with 2**(bits - 1) added.
-Each has a `weight_scale`: `[out, in / group]`, `[out, 1]` (per channel), of fp8 also one for all or one per block. An
-asymmetric one has `weight_zero_point`: as the codes, packed along `out`. `weight_g_idx` is the group of each feature.
-Where `input_activations` are int8 with a scale for each token, found while it is computed, weights in int8 are
-multiplied with such ones. Any other activations are as the model computes them.
+Each has a `weight_scale`: `[out, in / group]`, `[out, 1]` (per channel); fp8 also has one for all or one per block. An
+asymmetric one has `weight_zero_point`: like the codes, packed along `out`. `weight_g_idx` is the group of each feature.
+If `input_activations` are int8 with a dynamic scale for each token, int8 weights are multiplied by activations
+quantized so. Any other activations are as the model computes them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STRATEGIES = MappingProxyType({"int": ("channel", "group"), "float": ("tensor", 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a group of Linears is quantized."""
+    """The quantization of a group of Linears."""
 
     kind: str  # int or float
     bits: int
@@ -110,16 +110,16 @@ def _block(fields: Mapping[str, Any], strategy: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """Schemes are told apart by what they make of a weight: several of the same kind are refused."""
+    """Reads compressed-tensors. Schemes are told apart by the type of weights, so several of one type are refused."""
 
     schemes: tuple[Scheme, ...]
-    targets: tuple[tuple[tuple[str, ...], Scheme], ...] = ()  # the schemes by the modules that they are for
+    targets: tuple[tuple[tuple[str, ...], Scheme], ...] = ()  # the modules of each scheme
     ignored: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = (".input_scale", ".input_zero_point", ".input_global_scale")
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises ConfigError for what is not implemented."""
+        """Reads the config. Raises ConfigError for what is not implemented."""
         for name in ("sparsity_config", "transform_config"):
             if fields.get(name):
                 raise unsupported(name, fields[name])
@@ -189,7 +189,7 @@ class CompressedTensors:
 
 
 def _packed_zeros(packing: Packing, groups: tuple[int, int]) -> Leaf:
-    """Packed along the output, where codes are along the input."""
+    """Returns the leaf of zeros, which are packed along the output, unlike codes along the input."""
     bits = 4 if packing.code == "int4" else 8
     per_word = 32 // bits
     shape = (-(-groups[0] // per_word), groups[1])
@@ -202,7 +202,7 @@ def _zeros(words: np.ndarray, *, bits: int) -> np.ndarray:
 
 
 def _signed(words: np.ndarray) -> np.ndarray:
-    """Codes of 8 bits, to which 128 was added."""
+    """Converts 8-bit codes, to which 128 was added, to signed ones."""
     return (as_bytes(words) ^ np.uint8(128)).view(np.int8)
 
 

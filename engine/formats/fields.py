@@ -11,10 +11,10 @@ CONFIG = "quantization_config"
 
 
 def integer(fields: Mapping[str, Any], name: str, accepted: tuple[int, ...], default: int | None = None) -> int:
-    """One of `accepted`; `default` stands in for what is absent.
+    """Reads one of the `accepted` integers; `default` stands in for an absent field.
 
     Raises:
-        ConfigError: it is another.
+        ConfigError: the value is another.
     """
     value = fields.get(name, default)
     if isinstance(value, bool) or value not in accepted:
@@ -34,10 +34,10 @@ def unsupported(name: str, value: object, why: str = "") -> ConfigError:
 
 
 def quantization_of(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The `quantization_config` of a config.json, which may stand among those of its text model; None: it has none.
+    """Returns the `quantization_config` of a config.json, which may be inside its text model's; None if there is none.
 
     Raises:
-        ConfigError: it is no object.
+        ConfigError: it is not an object.
     """
     inner = fields.get("text_config")
     places = (fields, inner if isinstance(inner, Mapping) else {})

@@ -1,8 +1,8 @@
 """FP8 with a scale for each block of a weight, as DeepSeek-V3 and Qwen3 are published: `quant_method: fp8`.
 
-Of a Linear, `weight` is float8_e4m3fn `[out, in]`, and `weight_scale_inv` what each block of it is multiplied by
-(arXiv 2412.19437, section 3.3.2). The last block of an axis may be cut. Activations are not quantized here, whatever
-`activation_scheme` says of them.
+A Linear has `weight`, float8_e4m3fn `[out, in]`, and `weight_scale_inv`, the factor of each block (arXiv 2412.19437,
+section 3.3.2). The last block of an axis may be partial. Activations are not quantized here, whatever
+`activation_scheme` says.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BLOCKS = (16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    rows: int  # of a block; 0: one scale for the whole weight
+    rows: int  # in a block; 0: one scale for the whole weight
     columns: int
     left: tuple[str, ...] = ()  # modules that are not quantized
     passed_over: tuple[str, ...] = (".input_scale", ".activation_scale")
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises ConfigError for what is not implemented."""
+        """Reads the config. Raises ConfigError for what is not implemented."""
         if fields.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             raise unsupported("fmt", fields["fmt"], "expected e4m3")
         left = (*names(fields, "modules_to_not_convert"), HEAD)

@@ -1,4 +1,4 @@
-"""Quantized tensors of GGUF files: each says of itself which blocks it is made of."""
+"""Quantized tensors of GGUF files: each declares the type of its blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from penstock.engine.formats.packing import Packing
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """Of a quantized tensor, the header's shape is that of its bytes, and its kind the name of the blocks."""
+    """The format of GGUF files. For a quantized tensor, the header's shape is that of its bytes, and its kind is the
+    block type.
+    """
 
     passed_over: tuple[str, ...] = ()
 

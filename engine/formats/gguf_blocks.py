@@ -1,7 +1,7 @@
-"""The blocks of which GGUF tensors are made (ggml-common.h in github.com/ggml-org/llama.cpp).
+"""The blocks that GGUF tensors are made of (ggml-common.h in github.com/ggml-org/llama.cpp).
 
 A row `[in]` of a weight is a row of blocks, each with its scales beside its codes; all integers and floats are
-little-endian. A leaf gives each array of a packed weight out of the bytes `[out, blocks * bytes]` of such rows.
+little-endian. A leaf extracts one array of a packed weight from the bytes `[out, blocks * bytes]` of such rows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Blocks = np.ndarray  # u8 [out, blocks, bytes]
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A kind of quantization of ggml."""
+    """A quantization type of ggml."""
 
     features: int  # of a block
     num_bytes: int
     packing: Packing
-    parts: Mapping[str, Callable[[Blocks], np.ndarray]]  # by the names of `leaf_shapes`
+    parts: Mapping[str, Callable[[Blocks], np.ndarray]]  # keyed by the names of `leaf_shapes`
 
     def leaves(self, name: str, num_out: int, num_in: int) -> Mapping[str, Leaf]:
-        """Of a weight whose rows are one tensor of bytes."""
+        """Returns the leaves of a weight whose rows are one tensor of bytes."""
         num_blocks = num_in // self.features
         shapes = leaf_shapes(self.packing, num_out, num_in)
         return {
@@ -68,12 +68,14 @@ def _half(first: int) -> Callable[[Blocks], np.ndarray]:
 
 
 def _negated_half(first: int) -> Callable[[Blocks], np.ndarray]:
-    """A value that is added, as a minimum, which is subtracted."""
+    """Reads a value that is added as a minimum, which is subtracted."""
     return lambda blocks: -_half(first)(blocks)
 
 
 def _nibbles(first: int, num_bytes: int, run: int) -> Callable[[Blocks], np.ndarray]:
-    """Codes of which the low bits of `run` bytes come first and then their high bits, and so on, as neighbours."""
+    """Reads nibbles stored in runs: the low bits of `run` bytes come first, then their high bits. They are packed as
+    neighbours.
+    """
 
     def packed(blocks: Blocks) -> np.ndarray:
         return pack(_low_and_high(blocks[..., first : first + num_bytes], run), 4)
@@ -88,12 +90,12 @@ def _low_and_high(codes: np.ndarray, run: int) -> np.ndarray:
 
 
 def _fifth_bits(first: int) -> Callable[[Blocks], np.ndarray]:
-    """Of Q5_0 and Q5_1: a bit for each of 32 codes, in their order."""
+    """Reads the fifth bits of Q5_0 and Q5_1: a bit for each of 32 codes, in order."""
     return _bytes(first, first + 4)
 
 
 def _fifth_bits_k(blocks: Blocks) -> np.ndarray:
-    """Of Q5_K: a byte for each of 32 features, with a bit for each group of 32."""
+    """Reads the fifth bits of Q5_K: a byte for each of 32 features, with a bit for each group of 32."""
     held = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]
     return pack((held & np.uint8(1)).reshape(*blocks.shape[:2], -1), 1)
 
@@ -103,13 +105,15 @@ def _low_bits_6(blocks: Blocks) -> np.ndarray:
 
 
 def _high_bits_6(blocks: Blocks) -> np.ndarray:
-    """Of Q6_K: a byte for each of 32 features, with two bits for each group of 32; twice."""
+    """Reads the high bits of Q6_K: a byte for each of 32 features, with two bits for each group of 32; twice."""
     held = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return pack((held & np.uint8(3)).reshape(*blocks.shape[:2], -1), 2)
 
 
 def _scales_k(blocks: Blocks) -> np.ndarray:
-    """Of Q4_K and Q5_K: eight of 6 bits, of the last four the high bits beside the first four."""
+    """Reads the scales of Q4_K and Q5_K: eight of 6 bits; the high bits of the last four are stored with the first
+    four.
+    """
     low, mixed = blocks[..., 4:8], blocks[..., 12:16]
     return np.concatenate([low & np.uint8(63), (mixed & np.uint8(15)) | (low >> np.uint8(2) & np.uint8(48))], axis=-1)
 

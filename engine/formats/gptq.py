@@ -1,9 +1,9 @@
 """GPTQ (Frantar et al., arXiv 2210.17323) as AutoGPTQ and GPTQModel write it: `quant_method: gptq`.
 
-Of a Linear `[out, in]`: `qweight`, i32 `[in * bits / 32, out]`, has a column of codes in a word, from the low bits on;
-`qzeros`, i32 `[in / group, out * bits / 32]`, a row of zeros; `scales` are `[in / group, out]`; `g_idx` is the group of
-each input feature. A weight is `(code - zero) * scale`. Zeros are stored less 1, unless `checkpoint_format` is gptq_v2:
-a zero of 0 as the largest code.
+A Linear `[out, in]` has these tensors. `qweight`, i32 `[in * bits / 32, out]`, has a column of codes in a word, from
+the low bits on. `qzeros`, i32 `[in / group, out * bits / 32]`, has a row of zeros. `scales` are `[in / group, out]`,
+and `g_idx` is the group of each input feature. A weight is `(code - zero) * scale`. Unless `checkpoint_format` is
+gptq_v2, zeros are stored minus 1, and a zero of 0 as the largest code.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Gptq:
     bits: int
     group: int  # input features; 0: all
     has_order: bool
-    added: int  # to a stored zero
-    only: tuple[str, ...] = ()  # what the names of a layer's quantized modules end with; (): all are
-    has_head: bool = False  # quantized too
+    added: int  # added to a stored zero
+    only: tuple[str, ...] = ()  # suffixes of a layer's quantized modules; (): all are quantized
+    has_head: bool = False  # whether the head is quantized too
     passed_over: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises ConfigError for what is not implemented."""
+        """Reads the config. Raises ConfigError for what is not implemented."""
         form = fields.get("checkpoint_format") or fields.get("format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             raise unsupported("checkpoint_format", form, "expected gptq or gptq_v2")
@@ -93,7 +93,7 @@ class Gptq:
 
 
 def _only(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules of a layer, listed in the groups in which they were quantized."""
+    """Returns suffixes of a layer's quantized modules, which are listed in the groups that were quantized together."""
     groups = fields.get("modules_in_block_to_quantize") or ()
     if not isinstance(groups, list | tuple):
         raise unsupported("modules_in_block_to_quantize", groups, "expected a list of names")

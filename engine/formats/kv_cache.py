@@ -1,4 +1,6 @@
-"""How a checkpoint wants its KV cache kept: `kv_cache_scheme` in a `quantization_config`, as of compressed-tensors."""
+"""The KV cache type that a checkpoint asks for: `kv_cache_scheme` in the `quantization_config` of
+compressed-tensors.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ _DYNAMIC = (*_STATIC, "token")
 class KVCacheScheme:
     """Keys and values in float8_e4m3fn."""
 
-    is_static: bool  # with scales that the checkpoint holds; else each token has its own, found while it is computed
+    is_static: bool  # scales are in the checkpoint; otherwise each token has a dynamic one
 
 
 def read_kv_cache_scheme(fields: Mapping[str, Any]) -> KVCacheScheme | None:
-    """What the `quantization_config` of a config.json says of keys and values; None: nothing.
+    """Reads what the `quantization_config` of a config.json says of keys and values; None: nothing.
 
     Raises:
         ConfigError: it is not supported, or is malformed.

@@ -1,4 +1,4 @@
-"""How one of the arrays that hold a packed weight is made of a stored tensor, or some of it of some of that."""
+"""How an array of a packed weight, or a part of it, is made from a stored tensor, or a part of that."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FLOAT_KINDS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "b
 
 
 class Header(Protocol):
-    """What a file says of a tensor before it is read."""
+    """A file's description of a tensor before it is read."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
     def kind(self) -> str:
-        """The type of its elements, as safetensors names it."""
+        """The elements' type, as safetensors names it."""
 
 
 def as_stored(values: np.ndarray) -> np.ndarray:
@@ -36,31 +36,31 @@ def as_stored(values: np.ndarray) -> np.ndarray:
 class Leaf:
     """An array whose blocks each come from a block of one stored tensor.
 
-    Both are counted from the last axes on. Axes that a stored tensor has more, at its end, are read whole; so are axes
-    before those of the blocks, in both alike.
+    Axes of both shapes are matched from the last one of the blocks. Extra axes at the end of a stored tensor are read
+    whole. So are the axes before those of the blocks, which are the same in both.
     """
 
-    tensor: str  # what stands behind the module's name
+    tensor: str  # suffix of the module's name
     stored_shape: tuple[int, ...]
     kinds: tuple[str, ...]
-    block: tuple[int, ...] = (1, 1)  # none: the tensor is read whole
+    block: tuple[int, ...] = (1, 1)  # (): the tensor is read whole
     stored_block: tuple[int, ...] = (1, 1)
     convert: Callable[[np.ndarray], np.ndarray] = as_stored
     is_transposed: bool = False  # the stored tensor has the input first
 
     def transposed(self) -> Self:
-        """Of a tensor that is stored the other way round."""
+        """Returns the leaf for a tensor that is stored the other way round."""
         return replace(self, stored_shape=self.stored_shape[::-1], is_transposed=not self.is_transposed)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether a stored tensor has the right shape. What is read whole may have it with or without axes of 1."""
+        """Checks whether a stored tensor has the right shape. If it is read whole, axes of 1 do not matter."""
         return shape == self.stored_shape or (not self.block and math.prod(shape) == math.prod(self.stored_shape))
 
     def read(self, tensor: Callable[[Index], np.ndarray], shape: tuple[int, ...], index: Index) -> np.ndarray:
-        """What `index` selects of the array of `shape`; `tensor` gives some of the stored one.
+        """Reads what `index` selects of the array of `shape`; `tensor` reads a part of the stored one.
 
         Raises:
-            CheckpointError: what is stored is no value for that.
+            CheckpointError: a stored value is not valid.
         """
         if not self.block:
             return self.convert(tensor(())).reshape(shape)[index]
@@ -80,7 +80,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Along one axis, which whole blocks are read, and where in them is what was asked for."""
+    """The whole blocks that are read along one axis, and the requested part of them."""
 
     stored: slice
     cut: slice
@@ -98,42 +98,48 @@ class Format(Protocol):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """What may stand behind the name of a quantized module to say how activations are: they are not, here."""
+        """Name suffixes of a quantized module's tensors that are ignored: they quantize activations, which is not done
+        here.
+        """
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
-        """How the weight of `module` is held; None: as it is, unquantized.
+        """Returns the form of the weight of `module`; None: it is not quantized.
 
         Raises:
-            CheckpointError: it is stored in a way that the format does not have.
+            CheckpointError: it is stored in a way that the format does not allow.
         """
 
     def leaves(
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
-        """By the names of `leaf_shapes`, where each is stored."""
+        """Returns where each array is stored, by the names of `leaf_shapes`."""
 
     def checks(self, packing: Packing, num_out: int, num_in: int) -> tuple[Leaf, ...]:
-        """Tensors that hold nothing new, which reading them proves; some may be missing."""
+        """Returns redundant tensors, whose contents are checked by reading them; some may be missing."""
 
 
 class Declared(Format, Protocol):
     """A format that a config.json describes, or a setting."""
 
     def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
-        """As `packing`, without a file: how the weight of `module`, with so many input features and of a model of
-        `dtype`, is most likely held. Types of scales are those that the format's programs write.
+        """Returns the most likely form of the weight of `module` without a file, for `num_in` input features and a
+        model of `dtype`. Types of scales are those that the format's programs write.
         """
 
 
 def float_scales(tensor: str, shape: tuple[int, ...], scale: str, *, is_transposed: bool = False) -> Leaf:
-    """Scales that are stored as they are held, in the type `scale`; of no shape, one for the whole weight."""
+    """Returns the leaf of scales that are stored as they are held, in the type `scale`; without a shape, one for the
+    whole weight.
+    """
     block = (1, 1) if shape else ()
     kinds = tuple(kind for kind, name in FLOAT_KINDS.items() if name == scale)
     return Leaf(tensor, shape, kinds, block, block, finite, is_transposed)
 
 
 def block_scales(tensor: str, rows: int, packing: Packing, num_out: int, num_in: int) -> Leaf:
-    """Scales each of which is stored for `rows` output features, and held for as many or, repeated, for each."""
+    """Returns the leaf of scales that are each stored for `rows` output features. They are held for as many rows, or
+    repeated for each.
+    """
     groups = packing.num_groups(num_in)
     if rows == packing.rows:
         return float_scales(tensor, (packing.num_row_groups(num_out), groups) if rows else (), packing.scale)
@@ -146,7 +152,7 @@ def _repeated(scales: np.ndarray, *, rows: int) -> np.ndarray:
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    """Scales as they are.
+    """Returns the scales unchanged.
 
     Raises:
         CheckpointError: one of them is infinite or not a number.
@@ -158,7 +164,7 @@ def finite(values: np.ndarray) -> np.ndarray:
 
 
 def fp8_bytes(codes: np.ndarray) -> np.ndarray:
-    """float8_e4m3fn as u8.
+    """Returns float8_e4m3fn codes as u8.
 
     Raises:
         CheckpointError: one of them is not a number.
@@ -171,17 +177,17 @@ def fp8_bytes(codes: np.ndarray) -> np.ndarray:
 
 
 def required(name: str, stored: Mapping[str, Header]) -> Header:
-    """Raises CheckpointError if it is missing."""
+    """Returns the header of `name`. Raises CheckpointError if it is missing."""
     if name not in stored:
         raise CheckpointError(f"the checkpoint lacks {name}, which goes with other tensors of that weight")
     return stored[name]
 
 
 def scale_type(name: str, header: Header) -> str:
-    """The type in which scales of these are held.
+    """Returns the type in which these scales are held.
 
     Raises:
-        CheckpointError: it is no float.
+        CheckpointError: they are not floats.
     """
     if header.kind not in FLOAT_KINDS:
         raise CheckpointError(f"tensor {name} is of type {header.kind}, expected one of {', '.join(FLOAT_KINDS)}")
@@ -189,7 +195,7 @@ def scale_type(name: str, header: Header) -> str:
 
 
 def order(tensor: str, num_in: int, num_groups: int) -> Leaf:
-    """The group of each input feature."""
+    """Returns the leaf of each input feature's group."""
     return Leaf(tensor, (num_in,), ("I32",), (1,), (1,), partial(_groups, num_groups=num_groups))
 
 

@@ -1,7 +1,7 @@
 """MXFP4 (OCP Microscaling Formats 1.0) as gpt-oss has it for its experts: `quant_method: mxfp4`.
 
-Of a weight `[experts, out, in]`, `NAME_blocks` is u8 `[experts, out, in / 32, 16]`, two codes in a byte, the first in
-the low bits, and `NAME_scales` u8 `[experts, out, in / 32]`, each an exponent of two, 127 added.
+A weight `[experts, out, in]` has two tensors. `NAME_blocks`, u8 `[experts, out, in / 32, 16]`, has two codes in a byte,
+the first in the low bits. `NAME_scales`, u8 `[experts, out, in / 32]`, has exponents of two, plus 127.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Mxfp4:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Raises ConfigError for a list that is malformed."""
+        """Reads the config. Raises ConfigError for a malformed list."""
         return cls(names(fields, "modules_to_not_convert"))
 
     def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
@@ -59,7 +59,7 @@ def _joined(blocks: np.ndarray) -> np.ndarray:
 
 
 def exponents(values: np.ndarray) -> np.ndarray:
-    """Raises CheckpointError where one is not a number."""
+    """Returns the exponents unchanged. Raises CheckpointError if one is not a number."""
     if (values == NAN).any():
         raise CheckpointError(f"has {int((values == NAN).sum())} of {values.size} scales that are not finite")
     return values

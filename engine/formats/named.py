@@ -1,4 +1,4 @@
-"""Which modules the lists of a `quantization_config` name: needed where no file says which weights are quantized."""
+"""Matches modules against the lists of a `quantization_config`: needed if no file says which weights are quantized."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.fields import unsupported
 
-REGEX = "re:"  # what a regular expression begins with in the lists of compressed-tensors
-HEAD = "lm_head"  # stays as it is in most formats
+REGEX = "re:"  # prefix of regular expressions in the lists of compressed-tensors
+HEAD = "lm_head"  # not quantized in most formats
 _REPEATS = re.compile(r"[*+?{]")
-_MOST_REPEATS = 4  # so that matching a name of a hundred letters takes no time, whatever the expression
+_MOST_REPEATS = 4  # so that matching a name of a hundred letters is fast, whatever the expression
 _LONGEST = 200
 
 
 def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A list of patterns; of none, if it is absent.
+    """Reads a list of patterns; empty if the field is absent.
 
     Raises:
-        ConfigError: it is no list of texts.
+        ConfigError: it is not a list of strings.
     """
     found = fields.get(name) or ()
     if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
@@ -29,14 +29,16 @@ def names(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def is_left(module: str, patterns: Sequence[str]) -> bool:
-    """Whether one of transformers' `modules_to_not_convert` names a module: by its end, or as an expression for its
-    beginning, up to a dot.
+    """Checks whether transformers' `modules_to_not_convert` names a module: by its end, or as an expression that
+    matches its beginning, up to a dot.
     """
     return any(module.endswith(one) or _expression(f"(?:{one})(?=\\.|$)", one).match(module) for one in patterns)
 
 
 def is_named(module: str, patterns: Sequence[str]) -> bool:
-    """Whether compressed-tensors' `targets` or `ignore` names a Linear: by its class, its name, or an expression."""
+    """Checks whether compressed-tensors' `targets` or `ignore` names a Linear: by its class, its name, or an
+    expression.
+    """
     return any(
         _expression(one.removeprefix(REGEX), one).match(module) if one.startswith(REGEX) else one in ("Linear", module)
         for one in patterns
@@ -44,7 +46,9 @@ def is_named(module: str, patterns: Sequence[str]) -> bool:
 
 
 def _expression(text: str, pattern: str) -> re.Pattern[str]:
-    """Raises ConfigError for what is no expression, or takes too long to match: a file from anywhere has it."""
+    """Compiles an expression. Raises ConfigError if it is invalid or may be slow to match: the file may come from
+    anywhere.
+    """
     repeats = _REPEATS.findall(pattern)
     if len(pattern) > _LONGEST or len(repeats) > _MOST_REPEATS or re.search(r"\)[*+?{]", pattern):
         raise unsupported("modules", pattern, "the expression is too long; give the checkpoint's folder")

@@ -1,12 +1,12 @@
-"""Quantization while loading, of weights that are stored as floats: rounded to the nearest, without calibration.
+"""Quantization while loading, for weights that are stored as floats: rounded to nearest, without calibration.
 
 | kind | held as |
 | --- | --- |
 | int8 | a scale for each output feature: its largest weight over 127 |
-| int4 | groups of 32, each with a scale and a minimum that reach from its least weight, or 0, to its largest |
+| int4 | groups of 32, each with a scale and a minimum that span its least weight, or 0, to its largest |
 | fp8 | float8_e4m3fn in blocks of 128 x 128, each with a scale: its largest weight over 448 |
 
-Codes are those of the scales as they are held, so what a scale is rounded by does not add to the error.
+Codes are computed with the scales as held, so that rounding a scale does not add to the error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.engine.formats.leaf import FLOAT_KINDS, Header, Leaf
 from penstock.engine.formats.packing import OWN_KINDS, Packing
 
 LARGEST_F16 = 65504.0
-AT_ONCE = 2**18  # weights that are in f32, several times
+AT_ONCE = 2**18  # weights that are in f32 at once, in several copies
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """`kind` is what weights become; None: what the config of the model says already."""
+    """Quantization while loading. `kind` is what weights become; None: what the model's config already says."""
 
     kind: str | None = None
     passed_over: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Own:
         self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         suffix = _tensor(module, stored).removeprefix(module)
-        rows, columns = OWN_KINDS[packing.code].rows, packing.group or num_in  # held by row, scales are of blocks too
+        rows, columns = OWN_KINDS[packing.code].rows, packing.group or num_in  # also if scales are held by row
         held = {"int8": columns, "int4": columns // 2, "fp8": columns}[packing.code]
         leaf = partial(Leaf, suffix, (num_out, num_in), tuple(FLOAT_KINDS), stored_block=(rows, columns))
         made = dict(_MADE[packing.code])
@@ -70,12 +70,12 @@ class Own:
 
 
 def _tensor(module: str, stored: Mapping[str, Header]) -> str:
-    """The experts of a layer in one tensor have no `.weight` behind their name."""
+    """Returns the tensor's name: a layer's experts in one tensor have no `.weight` suffix."""
     return f"{module}.weight" if f"{module}.weight" in stored else module
 
 
 def _by_rows(convert: Callable[[np.ndarray], np.ndarray], rows: int) -> Callable[[np.ndarray], np.ndarray]:
-    """A few rows at a time, so that little is in memory beside what is stored and what comes of it."""
+    """Converts a few rows at a time, so that little is in memory beside the stored and the converted weights."""
 
     def converted(weights: np.ndarray) -> np.ndarray:
         at_once = rows * max(1, AT_ONCE // (rows * max(1, weights.shape[-1])))
@@ -97,7 +97,7 @@ def _finite(weights: np.ndarray) -> np.ndarray:
 
 
 def _divided(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Where a scale is 0, 0: the weights are, or are too small to be held."""
+    """Divides, with 0 where a scale is 0: the weights are 0, or too small to be held."""
     return np.asarray(np.divide(values, scales, out=np.zeros_like(values), where=scales > 0))
 
 
@@ -110,7 +110,7 @@ def _int8_codes(weights: np.ndarray) -> np.ndarray:
 
 
 def _int4_minimums(weights: np.ndarray) -> np.ndarray:
-    """What is subtracted: the least weight, or 0, with its sign changed."""
+    """Returns what is subtracted: the least weight, or 0, with its sign changed."""
     least = weights.reshape(len(weights), -1, 32).min(axis=2)
     return np.asarray(-np.minimum(least, 0).clip(-LARGEST_F16).astype(np.float16))
 
@@ -129,7 +129,7 @@ def _int4_codes(weights: np.ndarray) -> np.ndarray:
 
 
 def _blocks(weights: np.ndarray) -> np.ndarray:
-    """f32 `[out blocks, 128, in blocks, 128]`, what a block lacks filled with 0."""
+    """Returns f32 `[out blocks, 128, in blocks, 128]`, with partial blocks filled with 0."""
     padded = np.pad(weights, [(0, -size % 128) for size in weights.shape])
     return padded.reshape(padded.shape[0] // 128, 128, -1, 128)
 

@@ -1,4 +1,4 @@
-"""The forms in which quantized weights are held: a small closed set that keeps every stored value as it was stored."""
+"""The forms in which quantized weights are held: a small closed set that represents every stored value exactly."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 from penstock.engine.errors import ConfigError
 
-# The bits that a code has in each of the arrays that hold it: the low bits in the first.
+# The number of a code's bits in each of the arrays that hold it: the low bits are in the first.
 PLANES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"int8": (8,), "int6": (4, 2), "int5": (4, 1), "int4": (4,), "fp8": (8,), "fp4": (4,)}
 )
-# What is subtracted of a code where a weight has no zeros of its own: small codes are held without a sign.
+# What is subtracted from a code if a weight has no zeros of its own: small codes are held without a sign.
 ZERO: Mapping[str, int] = MappingProxyType({"int8": 0, "int6": 32, "int5": 16, "int4": 8})
 GROUPS = (0, 16, 32, 64, 128)
 FLOATS = ("float32", "float16", "bfloat16")
@@ -26,7 +26,7 @@ LEAVES = (
     "super_minimums",
     "group_of",
 )
-# What is held of them where groups come before output features, as the TPU kernels take it.
+# Names of the arrays that are held with groups before output features, as the TPU kernels take them.
 BY_GROUP: Mapping[str, str] = MappingProxyType(
     {"scales": "scales_by_group", "zeros": "zeros_by_group", "minimums": "minimums_by_group"}
 )
@@ -36,14 +36,14 @@ OFFSETS = ("none", "zeros", "minimums")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a weight `[out, in]` is held, as arrays that `leaf_shapes` names. A value of it is one of
+    """The form of a weight `[out, in]`, as arrays that `leaf_shapes` names. A value of it is one of
 
         scale * (code - zero)           with `zeros`, or with the constant of ZERO
         scale * code - minimum          with `minimums`
-        scale * code                    of fp8 and fp4
+        scale * code                    with fp8 and fp4
 
-    in f32, and is rounded once: to the type of the activations. A scale is what is stored, or with a `super_group` the
-    stored integer times a scale of the super group; minimums are made as scales are.
+    in f32, rounded once to the type of the activations. A scale is the stored value, or with a `super_group` the
+    stored integer times the super group's scale; minimums are made like scales.
 
     Raises:
         ConfigError: there is no such form.
@@ -54,9 +54,9 @@ class Packing:
     rows: int = 1  # output features that share a scale; 0: all of them
     scale: str = "float32"  # the type of scales; e8m0: a power of two
     offset: str = "none"
-    super_group: int = 0  # input features that share a scale of scales, which is a float16; 0: there is none
-    has_order: bool = False  # whether features are in groups in an order of their own
-    has_int8_activations: bool = False  # whether what it is multiplied by is quantized as well, token by token
+    super_group: int = 0  # input features that share a scale of scales, a float16; 0: there is none
+    has_order: bool = False  # whether each feature states its group
+    has_int8_activations: bool = False  # whether activations are quantized as well, token by token
 
     def __post_init__(self) -> None:
         is_integer, has_super = self.code in ZERO, self.super_group > 0
@@ -91,14 +91,14 @@ OWN_KINDS: Mapping[str, Packing] = MappingProxyType(
         "fp8": Packing("fp8", 128, rows=128),
     }
 )
-"""What the setting `weights` makes of weights that are not quantized."""
+"""The forms that the setting `weights` gives to weights that are not quantized."""
 
 
 def leaf_shapes(packing: Packing, num_out: int, num_in: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The shape and type of each array that holds a weight `[num_out, num_in]`. The first one of both is `codes`.
+    """Returns the shape and type of each array that holds a weight `[num_out, num_in]`; `codes` come first.
 
-    Codes of less than a byte lie beside their neighbours in the input, the first one in the low bits. Those of fp8 are
-    bytes: XLA for CPUs makes a wider copy of an array of fp8 before it takes some of it.
+    Codes of less than a byte share one with their neighbours in the input, the first in the low bits. Those of fp8 are
+    bytes: XLA for CPUs makes a wider copy of an fp8 array before it takes a part of it.
 
     Raises:
         ConfigError: the input cannot be divided into whole bytes and groups.
@@ -127,7 +127,7 @@ def leaf_shapes(packing: Packing, num_out: int, num_in: int) -> dict[str, tuple[
 
 def _check_divides(packing: Packing, num_in: int) -> None:
     per_byte = 8 // min(PLANES[packing.code])
-    groups = [packing.super_group, per_byte, 1 if packing.code == "fp8" else packing.group]  # fp8: a last block is cut
+    groups = [packing.super_group, per_byte, 1 if packing.code == "fp8" else packing.group]  # fp8 has partial blocks
     for size in groups:
         if size and num_in % size:
             raise ConfigError(

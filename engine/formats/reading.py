@@ -1,4 +1,4 @@
-"""Which format a checkpoint is in."""
+"""Finds the format of a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS: Mapping[str, _Read] = MappingProxyType(
 
 
 def read_format(fields: Mapping[str, Any]) -> Declared | None:
-    """How weights are quantized, as the `quantization_config` of a config.json describes it; None: they are not.
+    """Reads the format that the `quantization_config` of a config.json describes; None: weights are not quantized.
 
     Raises:
         ConfigError: it is not supported, or is malformed.
@@ -43,11 +43,11 @@ def read_format(fields: Mapping[str, Any]) -> Declared | None:
     if not isinstance(method, str) or method not in FORMATS:
         raise unsupported("quant_method", method, f"expected one of {', '.join(FORMATS)}")
     if described.get("kv_cache_scheme") and described.get("config_groups") == {}:
-        return None  # the KV cache alone
+        return None  # only the KV cache
     return FORMATS[method](described)
 
 
 def quant_method(fields: Mapping[str, Any]) -> str | None:
-    """The name of what `read_format` reads. Raises ConfigError as it does."""
+    """Returns the name of what `read_format` reads. Raises ConfigError as it does."""
     described = quantization_of(fields)
     return None if described is None or read_format(fields) is None else str(described["quant_method"])

@@ -1,5 +1,5 @@
-"""Kernels for TPUs in Pallas: matmuls with quantized weights, which read codes and scales from HBM as they are held,
-and the gated delta rule, which reads a state once and writes it once.
+"""Pallas kernels for TPUs: matmuls with quantized weights, which read codes and scales from HBM as they are held, and
+the gated delta rule, which reads and writes a state once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The gated delta rule on TPU, with all that is between the matmuls of a delta net: convolutions, norms, rates, gates.
+"""The gated delta rule on TPU, with everything between the matmuls of a delta net: convolutions, norms, rates, gates.
 
-One step of the grid is one token. The state behind it is in the block that its sequence is going to write, which stays
-in VMEM from the first token that goes there to the last: a decoding token reads its state once and writes it once,
-while those of its neighbours in the grid travel, and a prompt's tokens find it where it is. Every token goes through
-the same instructions on the same shapes: what it becomes follows from its inputs and from the state before it alone.
+One step of the grid is one token. The state after it is in the block that its sequence is going to write, which stays
+in VMEM from the first token with that target to the last. A decoding token reads and writes its state once, while those
+of its neighbours in the grid are in flight, and a prompt's tokens find it in place. Every token runs the same
+instructions on the same shapes: its result depends only on its inputs and on the state before it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.engine.kernels.tiles import Ref
 
 F32 = jnp.float32
 GATED_DELTA_RULE = "gated_delta_rule"
-"""What the kernel is called in a compiled program."""
-MOST_STATE_BYTES = 8 * 2**20  # of a device's share of a state: five of them are in VMEM
+"""The kernel's name in a compiled program."""
+MOST_STATE_BYTES = 8 * 2**20  # for a device's share of a state, of which VMEM holds five
 VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 _IS_REAL, _BEGINS, _HAS_PAST, _GOES_ON, _IS_LEFT = (1 << bit for bit in range(5))
@@ -32,19 +32,19 @@ States = tuple[jax.Array, ...]
 
 
 class DeltaTokens(NamedTuple):
-    """What matmuls make of a step's tokens."""
+    """The results of the matmuls for a step's tokens."""
 
     q: jax.Array  # [num_tokens, key_heads, key_dim]
     k: jax.Array  # [num_tokens, key_heads, key_dim]
     v: jax.Array  # [num_tokens, value_heads, value_dim]
     gate: jax.Array  # [num_tokens, value_heads, value_dim]
-    rates: jax.Array  # f32 [num_tokens, 2, value_heads]: what beta and decay are made of
+    rates: jax.Array  # f32 [num_tokens, 2, value_heads]: the inputs of beta and decay
 
 
 class DeltaWeights(NamedTuple):
-    """Of a layer, f32."""
+    """The weights of a layer, f32."""
 
-    q_taps: jax.Array  # [num_taps, key_heads, key_dim]: the oldest input's first
+    q_taps: jax.Array  # [num_taps, key_heads, key_dim]: that of the oldest input first
     k_taps: jax.Array  # [num_taps, key_heads, key_dim]
     v_taps: jax.Array  # [num_taps, value_heads, value_dim]
     exponents: jax.Array  # [value_heads]: -exp(a_log)
@@ -53,7 +53,7 @@ class DeltaWeights(NamedTuple):
 
 
 class TokenSlots(NamedTuple):
-    """Which state each token goes on from, and which block its sequence is going to write; i32 [num_tokens]."""
+    """The state that each token continues from, and the block that its sequence is going to write; i32 [num_tokens]."""
 
     reads: jax.Array
     writes: jax.Array
@@ -63,14 +63,17 @@ class TokenSlots(NamedTuple):
     def of(
         cls,
         positions: jax.Array,  # i32 [num_tokens]
-        reads: jax.Array,  # i32 [max_seqs], and the others as StateBatch has them
+        reads: jax.Array,  # i32 [max_seqs]; the others are as in StateBatch
         ends: jax.Array,
         writes: jax.Array,
         rows: jax.Array,
         offsets: jax.Array,
         first_slot: int | jax.Array,
     ) -> TokenSlots:
-        """A token behind which its sequence writes nothing any more is not computed, as padding is not."""
+        """Derives the slots of a step.
+
+        A token after which its sequence writes no more is not computed, like padding.
+        """
         num_tokens = positions.shape[0]
         behind = jnp.zeros(num_tokens + 1, jnp.int32).at[jnp.where(writes > 0, ends, num_tokens)].set(writes)
         behind = behind[:num_tokens]
@@ -97,12 +100,12 @@ def gated_delta_rule(
     slots: TokenSlots,
     states: States,  # [slots, num_taps - 1, heads, dim] of q, k and v, and f32 [slots, value_heads, key_dim, value_dim]
     *,
-    num_writes: int,  # that its cost is estimated for
-    eps: float,  # of the norm of results
-    interpret: Any = False,  # as of pallas_call
+    num_writes: int,  # for the cost estimate
+    eps: float,  # for the norm of results
+    interpret: Any = False,  # as for pallas_call
 ) -> tuple[jax.Array, States]:
-    """`norm(delta_rule(q, k, v)) * silu(gate)`, `[num_tokens, value_heads, value_dim]`, and the states, updated where
-    they are. Results of tokens that are not computed are zeros.
+    """Returns `norm(delta_rule(q, k, v)) * silu(gate)`, `[num_tokens, value_heads, value_dim]`, and the states, updated
+    in place. Results of tokens that are not computed are zeros.
     """
     num_tokens, (value_heads, key_dim, value_dim) = tokens.q.shape[0], states[3].shape[1:]
     lanes = -(-value_heads // LANES) * LANES
@@ -129,8 +132,8 @@ def gated_delta_rule(
                 pltpu.VMEM((value_heads, value_dim), F32),
             ],
         ),
-        # In HBM, or XLA moves small ones into VMEM and back around each call. libtpu refuses that of arrays which are
-        # arguments of the whole program, and not of a loop in it.
+        # In HBM, otherwise XLA moves small ones to VMEM and back around each call. libtpu refuses that for arguments
+        # of the whole program, but not for those of a loop in it.
         out_shape=[y, *(pltpu.HBM(state.shape, state.dtype) for state in states)],
         input_output_aliases={3 + len(inputs) + len(held) + place: 1 + place for place in range(len(states))},
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES, dimension_semantics=("arbitrary",)),
@@ -153,12 +156,12 @@ def _whole(array: jax.Array) -> pl.BlockSpec:
 
 
 def _of_slot(state: jax.Array, which: int) -> pl.BlockSpec:
-    """The block of each token's slot, by its `reads` or `writes`."""
+    """Returns the spec of each token's slot, by its `reads` or `writes`."""
     return pl.BlockSpec((1, *state.shape[1:]), lambda t, *slots: (slots[which][t], *(0 for _ in state.shape[1:])))
 
 
 def _kernel(eps: float, reads: Ref, writes: Ref, flags: Ref, *refs: Ref) -> None:
-    del reads, writes  # blocks are theirs
+    del reads, writes  # used by the block specs
     q, k, v, gate, rates, *rest = refs
     weights, before, (y, *own), left = rest[:6], rest[6:10], rest[10:15], rest[15:19]
     rows, (betas, decays, results) = rest[19:22], rest[22:]
@@ -205,7 +208,7 @@ def _kernel(eps: float, reads: Ref, writes: Ref, flags: Ref, *refs: Ref) -> None
 
 
 def _head(rows: list[Ref], betas: Ref, decays: Ref, matrices: Ref, results: Ref, number: Any, _: None) -> None:
-    """A key head, and the value heads that it serves."""
+    """Computes a key head, and the value heads that it serves."""
     q, k = (row[pl.ds(number, 1), :] for row in rows[:2])
     key_dim, value_dim = matrices.shape[2:]
     q_column, k_column = (jnp.broadcast_to(row, (value_dim, key_dim)).T for row in (q, k))
@@ -223,7 +226,7 @@ def _head(rows: list[Ref], betas: Ref, decays: Ref, matrices: Ref, results: Ref,
 
 
 def _convolved(new: Ref, kept: Ref, taps: Ref) -> jax.Array:  # [1, heads, dim], [1, num_taps - 1, heads, dim] -> f32
-    """The convolution of a token's inputs with those before, which then are kept with them."""
+    """Convolves a token's inputs with the earlier ones, and keeps them with those."""
     num_kept = kept.shape[1]
     window = [*(kept[0, place] for place in range(num_kept)), new[0]]
     total = window[0].astype(F32) * taps[0]

@@ -1,9 +1,10 @@
-"""Rows times the quantized weight of each one's expert: of experts that have rows, codes and scales come from HBM.
+"""Multiplies rows by the quantized weights of their experts; only experts with rows have codes and scales read from
+HBM.
 
-Each expert's rows are padded to whole tiles, as in MegaBlocks (Gale et al., arXiv 2211.15841), so that a tile of rows
-has one expert, whose number is in scalar memory. The grid is of tiles of outputs, and of tiles of rows within each: a
-tile of an expert's codes, with its scales, is fetched once for all its rows. Tiles behind the last one that has rows
-are given what it has, so that nothing is fetched for them.
+Each expert's rows are padded to whole tiles, as in MegaBlocks (Gale et al., arXiv 2211.15841). So a tile of rows has
+one expert, whose number is in scalar memory. The grid has tiles of outputs, and tiles of rows within each: a tile of an
+expert's codes, with its scales, is fetched once for all its rows. Tiles after the last one with rows get the same
+inputs as that one, so that nothing is fetched for them.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from penstock.engine.kernels.form import KernelForm
 from penstock.engine.kernels.tiles import Ref, multiply_tile, scale_lanes, tile_rows
 
 F32, I32 = jnp.float32, jnp.int32
-GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # as a compiled program names it
+GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # its name in a compiled program
 FEWEST_ROWS, MOST_ROWS = 16, 256  # in a tile
 VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 
 class Tiles(NamedTuple):
-    """Where the rows of each expert are, once they are padded."""
+    """Locations of the rows of each expert after padding."""
 
-    experts: jax.Array  # i32 [num_tiles]: whose rows a tile has; of those behind the last one, that one's
-    num: jax.Array  # i32 [1]: tiles that have rows, or 1
-    sources: jax.Array  # i32 [num_tiles * rows of a tile]: which row is there
-    places: jax.Array  # i32 [num_rows]: where each row is; of those that no expert has, anywhere
+    experts: jax.Array  # i32 [num_tiles]: each tile's expert; after the last tile with rows, that tile's
+    num: jax.Array  # i32 [1]: number of tiles with rows, at least 1
+    sources: jax.Array  # i32 [num_tiles * rows of a tile]: the row in each place
+    places: jax.Array  # i32 [num_rows]: the place of each row; undefined for rows without an expert
 
 
 def grouped_quantized_matmul(
     form: KernelForm,
     rows: jax.Array,  # bf16 [num_rows, in], in the order of their experts
-    sizes: jax.Array,  # i32 [num_experts]: rows of each; those behind them all may hold anything
-    held: Mapping[str, jax.Array],  # by KernelForm.names, each with first axes of layers and experts
-    layer: jax.Array,  # i32 []: whose experts of the stack they are
+    sizes: jax.Array,  # i32 [num_experts]: rows of each; rows after all of them are undefined
+    held: Mapping[str, jax.Array],  # by KernelForm.names, each with leading axes of layers and experts
+    layer: jax.Array,  # i32 []: the layer in the stack
     *,
-    interpret: Any = False,  # as of pallas_call
+    interpret: Any = False,  # as for pallas_call
 ) -> jax.Array:
-    """f32 `[num_rows, out]`; of the rows behind all experts' anything."""
+    """Returns f32 `[num_rows, out]`; rows after those of all experts are undefined."""
     num_rows, num_in = rows.shape
     codes = held["codes"]
     num_out, num_lanes = codes.shape[2:]
@@ -72,7 +73,7 @@ def grouped_quantized_matmul(
         ),
         out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),  # type: ignore[no-untyped-call]
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
-        cost_estimate=pl.CostEstimate(  # how many experts have rows is not known here: without weights
+        cost_estimate=pl.CostEstimate(  # without weights: the number of experts with rows is not known here
             flops=2 * num_rows * num_in * num_out,
             transcendentals=0,
             bytes_accessed=planes.size * planes.dtype.itemsize + 4 * num_tiles * size * num_out,
@@ -81,14 +82,14 @@ def grouped_quantized_matmul(
         name=GROUPED_QUANTIZED_MATMUL,
     )
     stacks = [held[name] for name in form.names]
-    if not interpret:  # or XLA copies those that fit into VMEM, of all layers and in each
+    if not interpret:  # otherwise each layer copies those that fit into VMEM, of all layers
         stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
     y: jax.Array = run(layer.reshape(1), tiles.experts, tiles.num, planes, *stacks)
     return y[tiles.places]
 
 
 def _of_experts(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> list[pl.BlockSpec]:
-    """What is fetched of each array for a tile of `outs` outputs of a tile's expert."""
+    """Returns the specs of what is fetched of each array for a tile of `outs` outputs of a tile's expert."""
 
     def block(name: str) -> pl.BlockSpec:
         shape = held[name].shape[2:]
@@ -96,7 +97,7 @@ def _of_experts(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> l
             return pl.BlockSpec(
                 (1, 1, outs, shape[1]), lambda out, tile, layer, experts, _: (layer[0], experts[tile], out, 0)
             )
-        if form.packing.rows > 1:  # there are few, which come whole
+        if form.packing.rows > 1:  # there are few, fetched whole
             return pl.BlockSpec((1, 1, *shape), lambda _, tile, layer, experts, __: (layer[0], experts[tile], 0, 0))
         return pl.BlockSpec(
             (1, 1, shape[0], scale_lanes(outs)), lambda out, tile, layer, experts, _: (layer[0], experts[tile], 0, out)
@@ -106,7 +107,7 @@ def _of_experts(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> l
 
 
 def rows_of_a_tile(num_rows: int, num_experts: int) -> int:
-    """A power of two: twice as many as an expert has, were all to have as many."""
+    """Returns a power of two: at least twice the rows of an expert if all had equally many, within bounds."""
     mean = -(-num_rows // num_experts)
     return min(max(FEWEST_ROWS, 1 << (2 * mean - 1).bit_length()), MOST_ROWS)
 
@@ -118,7 +119,7 @@ def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
     num = jnp.maximum(tile_ends[-1], 1)
     numbers = jnp.minimum(jnp.arange(num_tiles, dtype=I32), num - 1)
     experts = jnp.minimum(jnp.sum(tile_ends[None] <= numbers[:, None], axis=1, dtype=I32), num_experts - 1)
-    # Of each expert, how far its first row is from where it is put.
+    # For each expert, the distance of its first row from its place.
     shifts = size * jnp.concatenate([jnp.zeros(1, I32), tile_ends[:-1]]) - (row_ends - sizes)
     places = jnp.arange(num_tiles * size, dtype=I32)
     sources = jnp.clip(places - jnp.repeat(shifts[experts], size), 0, num_rows - 1)
@@ -128,7 +129,7 @@ def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
 
 
 def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:
-    del layer, experts  # the tiles are theirs
+    del layer, experts  # used by the block specs
     *offsets, out = rest
     first = pl.program_id(0) * codes.shape[2]
 

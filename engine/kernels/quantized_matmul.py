@@ -1,11 +1,12 @@
-"""`x @ weight.T` of a quantized weight: codes come from HBM as they are held, and are unpacked in VMEM.
+"""Computes `x @ weight.T` with a quantized weight: codes are read from HBM as they are held, and unpacked in VMEM.
 
-A grid of tiles of outputs, and of tokens within each: a tile of codes has whole rows, is fetched once, and unpacked for
-each tile of tokens, some lanes at a time, while the matmul unit multiplies those before. Weights are rounded once, to
-bfloat16, and products are summed in f32, as where XLA unpacks them; with one scale for a row the sum is scaled instead.
+The grid has tiles of outputs, and tiles of tokens within each. A tile of codes has whole rows and is fetched once. It
+is unpacked for each tile of tokens, some lanes at a time, while the matmul unit multiplies the previous ones. Weights
+are rounded once, to bfloat16, and products are summed in f32, as when XLA unpacks them. With one scale per row the sum
+is scaled instead.
 
-Two codes in a byte are neighbours in the input. They are not put side by side again: the low ones are multiplied by
-the even features of `x`, the high ones by the odd ones.
+Two codes in a byte are neighbours in the input. They are not put side by side again: the low ones are multiplied by the
+even features of `x`, the high ones by the odd ones.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 def quantized_matmul(
     form: KernelForm,
     x: jax.Array,  # bf16 [num_tokens, in]
-    held: Mapping[str, jax.Array],  # by KernelForm.names, each with a first axis of layers
-    layer: jax.Array,  # i32 []: whose weight of the stack it is
+    held: Mapping[str, jax.Array],  # by KernelForm.names, each with a leading axis of layers
+    layer: jax.Array,  # i32 []: the layer in the stack
     *,
-    interpret: Any = False,  # as of pallas_call
+    interpret: Any = False,  # as for pallas_call
 ) -> jax.Array:
-    """f32 `[num_tokens, out]`."""
+    """Returns f32 `[num_tokens, out]`."""
     num_tokens, num_in = x.shape
     codes = held["codes"]
     num_out, num_lanes = codes.shape[1:]
@@ -72,14 +73,14 @@ def quantized_matmul(
         name="quantized_matmul",
     )
     stacks = [held[name] for name in form.names]
-    if not interpret:  # or XLA copies the scales of all layers into VMEM for each of them
+    if not interpret:  # otherwise XLA copies the scales of all layers into VMEM for each layer
         stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
     y: jax.Array = run(layer.reshape(1), planes, *stacks)
     return y
 
 
 def _kernel(packing: Packing, layer: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:
-    del layer  # the tiles are its
+    del layer  # used by the block specs
     *offsets, out = rest
     first = pl.program_id(0) * codes.shape[1]
     multiply_tile(packing, x, codes.at[0], scales.at[0], offsets[0].at[0] if offsets else None, out, first)

@@ -1,4 +1,4 @@
-"""A tile of a quantized weight in VMEM, and what it is multiplied by there."""
+"""Multiplies a tile of a quantized weight in VMEM."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Ref = Any
 
 
 def scale_lanes(num_rows: int) -> int:
-    """Of scales, for so many rows of a tile: they come in whole tiles of memory."""
+    """Returns the lanes of scales for `num_rows` rows of a tile: they come in whole tiles of memory."""
     return -(-num_rows // LANES) * LANES
 
 
 def tile_rows(num_out: int, num_lanes: int) -> int:
-    """Rows of a tile of codes: all of a few, or else a multiple of ROWS."""
+    """Returns the rows of a tile of codes: all if there are few, otherwise a multiple of ROWS."""
     most = max(TILE_BYTES // num_lanes // ROWS, 1) * ROWS
     return num_out if num_out <= ROWS else min(most, num_out // ROWS * ROWS)
 
@@ -35,12 +35,12 @@ def multiply_tile(
     packing: Packing,
     x: Ref,  # bf16 [planes, tokens, lanes]
     codes: Ref,  # [rows, lanes]
-    scales: Ref,  # [groups, rows], or of all blocks of rows, [groups, blocks]; either axis may be padded
+    scales: Ref,  # [groups, rows], or [groups, blocks] for all blocks of rows; either axis may be padded
     offsets: Ref | None,  # [groups, rows]
     out: Ref,  # f32 [tokens, rows]
-    first: Any,  # i32: which row of the weight is the tile's first
+    first: Any,  # i32: the weight's row that is first in the tile
 ) -> None:
-    """Some rows at a time."""
+    """Multiplies some rows of the tile at a time."""
     size = min(ROWS, codes.shape[0])
     count = codes.shape[0] // size
 
@@ -70,14 +70,14 @@ class _Tile:
     codes: Ref  # [rows, lanes]
     scales: Ref  # [groups, rows], or [groups, blocks of rows]
     offsets: Ref | None = None  # [groups, rows]
-    block: Any = None  # i32: the one of the rows, where scales are of blocks
+    block: Any = None  # i32: the rows' block, if there are scales for blocks
 
     @property
     def group_lanes(self) -> int:
         return int(self.packing.group // self.x.shape[0])
 
     def product(self) -> jax.Array:
-        """f32 [tokens, rows]."""
+        """Returns f32 [tokens, rows]."""
         total: Any = sum(
             self._of_lanes(start, min(LANES_AT_ONCE, self.codes.shape[1] - start))
             for start in range(0, self.codes.shape[1], LANES_AT_ONCE)
@@ -111,7 +111,7 @@ class _Tile:
         return [plane * scales - offsets for plane in values]
 
     def _scaled(self, total: jax.Array) -> jax.Array:
-        """With what a row of the weight has one of, `[1, rows]`."""
+        """Applies the scale and offset of each row of the weight, `[1, rows]`."""
         scales = f32_of(self.packing, self.scales[:1])
         if self.offsets is None:
             return total * scales

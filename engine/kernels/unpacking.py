@@ -1,4 +1,4 @@
-"""What codes and scales stand for, inside a kernel: shapes are of tiles in VMEM."""
+"""Decodes codes and scales inside a kernel: shapes are those of tiles in VMEM."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ F32, BF16, I32 = jnp.float32, jnp.bfloat16, jnp.int32
 
 
 def values_of(packing: Packing, codes: jax.Array) -> list[jax.Array]:
-    """f32, of each plane of the codes `[rows, lanes]`: of bytes all, of nibbles the low ones and then the high ones.
+    """Returns f32 values of each plane of the codes `[rows, lanes]`: of all bytes, or of low nibbles and then high
+    ones.
 
-    What is constant has been subtracted.
+    Constant zero points have been subtracted.
     """
     if packing.code == "int8":
         return [codes.astype(I32).astype(F32)]
@@ -30,7 +31,9 @@ def values_of(packing: Packing, codes: jax.Array) -> list[jax.Array]:
 
 
 def _fp4(codes: jax.Array) -> jax.Array:
-    """A sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6: the bits of all but the first two go to where f32 has them."""
+    """Decodes a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6: except for the first two sizes, bits are moved to their
+    places in an f32.
+    """
     size = codes & 7
     normal = lax.bitcast_convert_type((size << 22) + (126 << 23), F32)
     magnitude = jnp.where(size < 2, size.astype(F32) * 0.5, normal)
@@ -38,7 +41,7 @@ def _fp4(codes: jax.Array) -> jax.Array:
 
 
 def parts_of(packing: Packing, held: jax.Array) -> list[jax.Array]:
-    """f32 arrays whose sum is what is `held` of scales or offsets; a bf16 has the value of each."""
+    """Splits `held` scales or offsets into f32 arrays that sum to them; each value is exact in bf16."""
     wide = f32_of(packing, held)
     parts = []
     for _ in range(_num_parts(packing, held.dtype)):
@@ -49,7 +52,7 @@ def parts_of(packing: Packing, held: jax.Array) -> list[jax.Array]:
 
 
 def f32_of(packing: Packing, held: jax.Array) -> jax.Array:
-    if packing.scale == "e8m0":  # the least one is below the normal numbers, which is 0 here
+    if packing.scale == "e8m0":  # the smallest is a subnormal number, which is 0 here
         return lax.bitcast_convert_type(held.astype(I32) << 23, F32)
     if held.dtype == jnp.int16:
         return _of_f16_bits(held.astype(I32))
@@ -57,12 +60,14 @@ def f32_of(packing: Packing, held: jax.Array) -> jax.Array:
 
 
 def _num_parts(packing: Packing, dtype: jnp.dtype) -> int:
-    """As many bf16 as have the bits of one: of 8 bits, e8m0 and bf16 one, of f16 two, of f32 three."""
+    """Returns the number of bf16 that hold all bits of a value: one for 8 bits, e8m0 and bf16, two for f16, three for
+    f32.
+    """
     return 1 if packing.scale == "e8m0" or dtype.itemsize == 1 else {"int16": 2, "float32": 3}.get(dtype.name, 1)
 
 
 def _of_f16_bits(bits: jax.Array) -> jax.Array:
-    """i32 to f32, exactly; numbers below the normal ones are made of their integers."""
+    """Converts i32 bits to f32, exactly; subnormal numbers are made from their integers."""
     exponent, fraction = bits & 0x7C00, bits & 0x3FF
     normal = lax.bitcast_convert_type(((bits & 0x7FFF) << 13) + (112 << 23), F32)
     magnitude = jnp.where(exponent == 0, fraction.astype(F32) * 2.0**-24, normal)
@@ -70,7 +75,7 @@ def _of_f16_bits(bits: jax.Array) -> jax.Array:
 
 
 def _members(num_groups: int, group_lanes: int, num_lanes: int) -> jax.Array:
-    """f32 `[num_groups, num_lanes]`: 1 where a lane is of a group."""
+    """Returns f32 `[num_groups, num_lanes]`: 1 where a lane belongs to a group."""
     shape = (num_groups, num_lanes)
     first = lax.broadcasted_iota(I32, shape, 0) * group_lanes
     lane = lax.broadcasted_iota(I32, shape, 1)
@@ -78,9 +83,9 @@ def _members(num_groups: int, group_lanes: int, num_lanes: int) -> jax.Array:
 
 
 def spread(packing: Packing, held: jax.Array, group_lanes: int, num_lanes: int) -> jax.Array:
-    """f32 `[rows, lanes]` of what is held as `[groups, rows]`: a matmul by 0 and 1, which is exact.
+    """Spreads what is held as `[groups, rows]` to f32 `[rows, lanes]`, by a matmul with 0 and 1, which is exact.
 
-    The matmul unit turns it around and repeats it along the lanes, which the vector unit would take longer for.
+    The matmul unit transposes it and repeats it along the lanes, which would take the vector unit longer.
     """
     parts = parts_of(packing, held)
     members = [_members(held.shape[0], group_lanes, num_lanes)] * len(parts)
@@ -89,7 +94,7 @@ def spread(packing: Packing, held: jax.Array, group_lanes: int, num_lanes: int) 
 
 
 def spread_column(held: jax.Array, column: jax.Array, group_lanes: int, num_lanes: int) -> jax.Array:
-    """f32 `[1, lanes]` of one column of what is held as `[groups, columns]`."""
+    """Spreads one column of what is held as `[groups, columns]` to f32 `[1, lanes]`."""
     is_it = lax.broadcasted_iota(I32, held.shape, 1) == column
     of_groups = jnp.sum(jnp.where(is_it, held.astype(F32), 0.0), axis=1, keepdims=True)
     return jnp.sum(of_groups * _members(held.shape[0], group_lanes, num_lanes), axis=0, keepdims=True)

@@ -59,17 +59,18 @@ HUB_FILES = [
     "chat_template*",
 ]
 _ONES = frozenset({"scale", "scalar", "expert_scale", *KV_SCALES})
-"""Parameters that multiply: of random models they are 1."""
+"""Parameters that multiply: they are 1 in random models."""
 
 HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
-    """Where `model` is: a local directory or GGUF file as it is, or a hub id such as `owner/name`, fetched if needed.
+    """Returns the path of `model`: a local directory or GGUF file as it is, or a hub id such as `owner/name`, fetched
+    if needed.
 
     Raises:
         CheckpointError: there is no such directory or file, or the hub could not deliver it.
-        ConfigError: a revision is given for what is here.
+        ConfigError: a revision is given for a local model.
     """
     path = local(model)
     if path is not None:
@@ -93,7 +94,9 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
 
 
 def _fetched(model: str, revision: str | None, names: list[str], *, is_again: bool = False) -> Path:
-    """`is_again`: in the place of what is there. Raises CheckpointError: the hub could not deliver it."""
+    """Fetches files of a model from the hub; `is_again` replaces those that are there. Raises CheckpointError if the
+    hub could not deliver them.
+    """
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=names, force_download=is_again))
     except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
@@ -106,22 +109,21 @@ def _fetched(model: str, revision: str | None, names: list[str], *, is_again: bo
 
 
 def local(model: str | Path) -> Path | None:
-    """The directory or GGUF file that `model` is, if it is one that is here."""
+    """Returns the local directory or GGUF file that `model` names, if there is one."""
     path = expanded(model)
     return path if path.is_dir() or (path.suffix == GGUF_SUFFIX and path.exists()) else None
 
 
 def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") -> ModelConfig:
-    """What `config.json`, or the metadata of a GGUF file, declares, with weights and activations of `dtype`.
+    """Reads what `config.json`, or the metadata of a GGUF file, declares, with weights and activations of `dtype`.
 
-    `auto` keeps the checkpoint's own type, float16 included: the one that config.json states, or else that of the
-    embedding on disk; of a GGUF file with quantized weights it is bfloat16. Norms, softmax and logits are computed in
-    f32 whatever it is. `weights` other than `auto` says how those of an unquantized checkpoint are quantized while they
-    are loaded.
+    `auto` keeps the checkpoint's own type, float16 included: the one in config.json, otherwise that of the embedding on
+    disk. For a GGUF file with quantized weights it is bfloat16. Norms, softmax and logits are always computed in f32.
+    `weights` other than `auto` says how the weights of an unquantized checkpoint are quantized while they are loaded.
 
     Raises:
         ConfigError: the model, or something it asks for, is not supported.
-        CheckpointError: config.json is missing or malformed, or says that weights are quantized which are not.
+        CheckpointError: config.json is missing or malformed, or declares weights as quantized that are not.
     """
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.fields)
@@ -147,13 +149,13 @@ def load_model(
 ) -> Decoder:
     """Reads the weights, one parameter at a time, into a Decoder.
 
-    They go to the default device; with `placement`, each device of its mesh reads its own share and no more. What is
-    around the blocks comes first; `pack_head` may then change it, which takes memory that the blocks need not have yet.
+    They go to the default device; with `placement`, each device of its mesh reads only its own share. Parameters around
+    the blocks come first. `pack_head` may then change them, which takes memory that the blocks do not need yet.
 
-    Every tensor that the model has must be there with its shape, and no other one. Names, shapes and types are all
-    checked before the first weight is read. Extra tensors of five kinds are passed over: stored rotary frequencies and
-    an `lm_head.weight` that equals the embedding it is tied to, which hold nothing new, layers for drafting, what a
-    family lists as not the language model's, and scales of a KV cache that is not kept in fp8.
+    Every tensor of the model must be there with its shape, and no other. Names, shapes and types are all checked before
+    the first weight is read. Five kinds of extra tensors are ignored: stored rotary frequencies, an `lm_head.weight`
+    that equals the embedding it is tied to, draft layers, what a family lists as outside the language model, and scales
+    of a KV cache that is not kept in fp8.
 
     Raises:
         CheckpointError: a file or tensor is missing, unexpected, misshapen or of a type that is not a float.
@@ -166,7 +168,7 @@ def load_model(
     model: Decoder = nnx.merge(checked.graph, nnx.from_flat_state(checked.params))
     around = [source for source in checked.sources if source.path[0] != "blocks"]
     blocks = [source for source in checked.sources if source.path[0] == "blocks"]
-    blocks.sort(key=lambda source: stored[source.names[0]].file)  # a file at a time
+    blocks.sort(key=lambda source: stored[source.names[0]].file)  # one file at a time
     with checkpoint.weights() as files:
         for name, leaf in checked.known.items():
             files.check(name, leaf)
@@ -188,7 +190,7 @@ def _put(model: Decoder, path: ParamPath, array: jax.Array) -> None:
 
 
 def check_weights(path: Path, config: ModelConfig) -> int:
-    """Checks what `load_model` checks before it reads the first weight; returns the size of the weights in bytes.
+    """Checks what `load_model` checks before it reads the first weight. Returns the size of the weights in bytes.
 
     Raises:
         CheckpointError: as `load_model`.
@@ -200,7 +202,7 @@ def check_weights(path: Path, config: ModelConfig) -> int:
 def random_model(
     config: ModelConfig, seed: int, *, placement: Placement | None = None, stacked: bool = False
 ) -> Decoder:
-    """A Decoder of this geometry with random weights, made where they are to be: for benchmarks and tests."""
+    """Returns a Decoder of this geometry with random weights, created on their devices: for benchmarks and tests."""
     graph, abstract = _abstract(config, stacked=stacked)
     filled = {}
     for number, (path, param) in enumerate(abstract.items()):
@@ -211,7 +213,7 @@ def random_model(
 
 
 def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) -> Decoder:
-    """A Decoder of shapes alone, each with its place: for compiling without weights."""
+    """Returns a Decoder of only shapes, each with its sharding: for compiling without weights."""
     graph, abstract = _abstract(config, stacked=stacked)
     filled = {}
     for path, param in abstract.items():
@@ -224,13 +226,13 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A checkpoint whose names, shapes and types are those of the model."""
+    """A checkpoint whose names, shapes and types match the model."""
 
     graph: nnx.GraphDef[Decoder]
     params: Mapping[Any, Any]  # their shapes and types, by path
     stored: Mapping[str, Stored]
     sources: Sequence[AnySource]  # of each parameter
-    known: Mapping[str, Leaf]  # tensors that must hold what is known without them
+    known: Mapping[str, Leaf]  # redundant tensors, whose contents are checked
 
 
 def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = False) -> _Checked:
@@ -259,7 +261,7 @@ def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = Fal
 
 
 def _layers(path: ParamPath, config: ModelConfig, *, stacked: bool) -> list[ParamPath]:
-    """The paths, were it not stacked, of what is at `path`."""
+    """Returns the paths that the parameter at `path` would have in a decoder that is not stacked."""
     if not stacked or path[0] != "blocks":
         return [path]
     return [("blocks", layer, *path[2:]) for layer in stacked_layers(config)[int(path[1])]]
@@ -290,21 +292,21 @@ def _source(
 
 
 def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
-    """Along each axis, of a parameter of the layer that `path` names."""
+    """Returns the padding along each axis, for a parameter of the layer in `path`."""
     mlp = config.blocks[int(path[1])].mlp if path[0] == "blocks" else None
     padded = {"vocab": config.vocab_padding, "experts": mlp.num_padding if isinstance(mlp, ExpertsConfig) else 0}
     return tuple(padded.get(axis or "", 0) for axis in logical_axes(path, len(param.shape)))
 
 
 def _copies(layer: ParamPath, param: Any, config: ModelConfig) -> int:
-    """Of the KV heads of a parameter of the layer that the path `layer` names."""
+    """Returns the number of copies of each KV head in a parameter of the layer in the path `layer`."""
     if "kv_heads" not in logical_axes(layer, len(param.shape)):
         return 1
     return config.blocks[int(layer[1])].attention.kv_copies
 
 
 def _head_dim(layer: ParamPath, config: ModelConfig) -> int:
-    """Of the attention that the parameter at `layer` is of; 1 where it is of none."""
+    """Returns the head_dim of the attention in the layer of `layer`; 1 if there is none."""
     block = config.blocks[int(layer[1])] if layer[0] == "blocks" else None
     return block.attention.head_dim if block is not None and block.has_attention else 1
 
@@ -312,7 +314,9 @@ def _head_dim(layer: ParamPath, config: ModelConfig) -> int:
 def _rows(
     family: Family, path: ParamPath, layer: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig
 ) -> Rows | None:
-    """Of the parameter at `path`, in the layer that the path `layer` names."""
+    """Returns the rows of the parameter at `path` in a fused tensor, in the layer of the path `layer`; None if it is
+    not fused.
+    """
     fused = family.fused_with(path)
     if len(fused) == 1:
         return None
@@ -323,7 +327,7 @@ def _rows(
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:
-    """The model's structure and its parameters' shapes and types, without memory."""
+    """Returns the model's structure and its parameters' shapes and types, without memory."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), stacked=stacked)))
     flat: Any = nnx.to_flat_state(state)
     return graph, dict(flat)
@@ -358,12 +362,14 @@ def _declared(checkpoint: Checkpoint, family: Family, dtype: str) -> ModelConfig
         dtype = str(declared).removeprefix("torch.")
     try:
         return family.config(fields, checked_dtype(dtype))
-    except ConfigError as error:  # families call the fields what most checkpoints do
+    except ConfigError as error:  # families use the names that most checkpoints have
         raise ConfigError(str(error).replace(CONFIG_FILE, checkpoint.config_name)) from None
 
 
 def _stored_if_readable(checkpoint: Checkpoint) -> Mapping[str, Stored]:
-    """What is wrong with the weights is for whoever reads them to say: most of a config does not need them."""
+    """Returns the stored tensors, or none if they are unreadable: errors are left to the reader of the weights, which
+    most of a config does not need.
+    """
     try:
         return checkpoint.stored
     except CheckpointError:
@@ -381,12 +387,14 @@ def _embedding_dtype(checkpoint: Checkpoint, family: Family) -> str:
 
 
 def _check_layers(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
-    """By one tensor each, and first of all: to build the structure of a thousand layers takes half a minute."""
+    """Checks that all layers are there, by one tensor each. It comes first, because building the structure of a
+    thousand layers takes half a minute.
+    """
     names = {
         family.tensor_name(("blocks", layer, "attention" if block.has_attention else "recurrence", "out", "kernel"))
         for layer, block in enumerate(config.blocks)
     }
-    modules = {name.rpartition(".")[0] for name in checkpoint.stored}  # quantized, they have no `weight`
+    modules = {name.rpartition(".")[0] for name in checkpoint.stored}  # quantized modules have no `weight`
     lacking = {name for name in names if name.removesuffix(".weight") not in modules}
     refuse_names(lacking, f"{checkpoint.config_name} has num_hidden_layers = {config.num_layers}, the checkpoint lacks")
 
@@ -426,7 +434,7 @@ def _check_tensor(name: str, found: Stored, source: AnySource) -> None:
 
 
 def _draft_layers(family: Family, config: ModelConfig) -> tuple[str, ...]:
-    """What the names of their tensors begin with."""
+    """Returns the name prefixes of the draft layers' tensors."""
     layers = range(config.num_layers, config.num_layers + config.num_draft_layers)
     return tuple(f"{family.places[0].body}.layers.{layer}." for layer in layers)
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's weights are quantized where its config.json says so."""
+"""Checks that a checkpoint's weights are quantized where its config.json says so."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ _MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".
 
 
 def check_declared(fields: Mapping[str, Any], packed: PackedWeights, config: ModelConfig) -> None:
-    """Which matmuls are quantized is read from the files: a checkpoint of floats would be taken for what it is not.
+    """Checks that the files agree with config.json.
+
+    Quantized matmuls are found in the files, so a checkpoint of floats would be accepted for a quantized one.
 
     Args:
-        fields: of config.json; where they say nothing of quantization, nothing is checked.
+        fields: of config.json; if they do not mention quantization, nothing is checked.
         packed: the weights.
-        config: as `packed.of` gives it.
+        config: as `packed.of` returns it.
 
     Raises:
-        CheckpointError: none is quantized; or one is not that is in other layers, and config.json leaves it to none.
+        CheckpointError: no weight is quantized; or one is not that is in other layers, and config.json does not exempt
+            it.
     """
     declared = read_format(fields)
     if declared is None:
@@ -48,7 +51,9 @@ def check_declared(fields: Mapping[str, Any], packed: PackedWeights, config: Mod
 
 
 def undeclared(fields: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Begins the message about tensors that do not fit, where that is because config.json keeps a format to itself."""
+    """Returns the beginning of the message about tensors that do not fit, if the reason is a format that config.json
+    does not state.
+    """
     if read_format(fields) is not None or not any(name.endswith(_MARKS) for name in names):
         return ""
     return "weights are quantized, and config.json has no quantization_config that says how; "

@@ -1,7 +1,7 @@
-"""Models as the hub's client keeps them. Each file is a link to one that is named by its digest: whether a full disk, a
-crash or a hand has harmed it since is known without asking anybody.
+"""Finds damaged files of models in the hub client's cache. Each file is a link to one that is named by its digest, so
+damage by a full disk, a crash or a person is found without asking anybody.
 
-All is read once after it was fetched, and again when a file has changed (its size, time or place on the disk).
+Every file is read once after it was fetched, and again if it has changed (its size, time or place on the disk).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 
 def harmed_files(snapshot: Path) -> list[str]:
-    """Names of files of a snapshot that are not what was fetched, or are gone.
+    """Returns the names of a snapshot's files that differ from what was fetched, or are gone.
 
     Args:
-        snapshot: `.../snapshots/REVISION`, as `huggingface_hub.snapshot_download` returns it. Files that are no links,
-            as on file systems without them, have no digest, and count as whole.
+        snapshot: `.../snapshots/REVISION`, as `huggingface_hub.snapshot_download` returns it. Files that are not links,
+            as on file systems without them, have no digest and count as intact.
     """
     memory = snapshot.parent.parent / _MEMORY
     known = _recalled(memory)
@@ -43,7 +43,7 @@ def harmed_files(snapshot: Path) -> list[str]:
 
 
 def _mark(path: Path) -> str | None:
-    """What changes when a file is written or replaced; None: it is not there."""
+    """Returns a mark that changes when the file is written or replaced; None: it is not there."""
     try:
         status = path.stat()
     except OSError:
@@ -59,11 +59,11 @@ def _is_whole(path: Path) -> bool:
         if _SHA256.fullmatch(name):
             return _digest(path, hashlib.sha256()) == name
         if _GIT.fullmatch(name):
-            head = f"blob {path.stat().st_size}\0".encode()  # git's; some mirrors take the file's alone
+            head = f"blob {path.stat().st_size}\0".encode()  # git's digest; some mirrors use that of the file alone
             return name in (_digest(path, hashlib.sha1(start, usedforsecurity=False)) for start in (head, b""))
     except OSError:
         return False
-    return True  # of a client that names its files otherwise
+    return True  # from a client with other file names
 
 
 def _digest(path: Path, digest: hashlib._Hash) -> str:

@@ -1,4 +1,6 @@
-"""Files of a checkpoint's folder. They come from strangers: none may block, fill the memory or break the parser."""
+"""Reads files of a checkpoint's folder. They come from strangers: none may block, fill the memory or break
+the parser.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from typing import Any
 from penstock.engine.errors import CheckpointError
 
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
-MAX_BYTES = 2**27  # of a text file; the largest that are in use, indices and tokenizers, have some 40 MB
+MAX_BYTES = 2**27  # of a text file; the largest in use, indices and tokenizers, have about 40 MB
 TEXT_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 TEMPLATE_DIR = "additional_chat_templates"
 SAMPLES, SAMPLE_BYTES = 32, 4096
 
 
 def expanded(path: str | Path) -> Path:
-    """With a home folder in the place of `~`, or as it is where there is none, which `Path.expanduser` raises for."""
+    """Expands `~` to the home folder, or leaves it if there is none, for which `Path.expanduser` raises."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Reads a JSON object from a file.
 
     Raises:
         CheckpointError: the file is missing, unreadable, too large, or holds something else.
@@ -43,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_files(directory: Path) -> None:
-    """`check_file` of all that others read out of a checkpoint's folder.
+    """Calls `check_file` on all files of a checkpoint's folder that others read.
 
     Raises:
         CheckpointError: the message names the file.
@@ -55,7 +57,7 @@ def check_files(directory: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """To be called before others open a file: a pipe or a device blocks them, and a text file they read whole.
+    """Checks a file before other code opens it: a pipe or a device would block it, and it reads a text file whole.
 
     Raises:
         CheckpointError: it is not a regular file, or a text file that is too large.
@@ -67,7 +69,7 @@ def check_file(path: Path) -> None:
 
 
 def samples(path: Path, first: int = 0) -> Iterator[bytes]:
-    """A few bytes from its `first` one on, and from places spread over all that follows."""
+    """Yields a few bytes from the `first` one on, and from places spread over all that follow."""
     size = path.stat().st_size - first
     with path.open("rb") as file:
         for place in range(SAMPLES):
@@ -79,11 +81,11 @@ def _read(path: Path) -> str:
     with open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         _check(path, status)
-        return file.read(status.st_size).decode()  # asked for more, it would take memory for that
+        return file.read(status.st_size).decode()  # a larger size would allocate that much
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # else opening a pipe waits for somebody who writes to it
+    return os.open(path, flags | os.O_NONBLOCK)  # otherwise opening a pipe waits for a writer
 
 
 def _check(path: Path, status: os.stat_result) -> None:

@@ -18,14 +18,14 @@ from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, check_fi
 from penstock.engine.loading.headers import stored_tensors
 from penstock.engine.loading.weights import Stored, WeightFiles
 
-_IMMATERIAL = ("_name_or_path", "transformers_version")  # what config.json has that says nothing of the model
+_IMMATERIAL = ("_name_or_path", "transformers_version")  # fields of config.json that say nothing of the model
 _VOCABULARIES = ("tokenizer*.json", "vocab*", "*.model", "*.tiktoken", "tekken.json")  # of transformers' classes
 _SETTINGS = "tokenizer_config.json"
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 
 
 class Folder:
-    """Files are read when they are asked for: which are needed depends on what is to be known."""
+    """A checkpoint's folder. Files are read on demand: what is needed depends on the question."""
 
     config_name = CONFIG_FILE
 
@@ -43,7 +43,7 @@ class Folder:
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        """Without the file, plain sampling."""
+        """The fields of generation_config.json; without the file, plain sampling."""
         file = self.path / GENERATION_FILE
         return read_json(file) if file.exists() else {"do_sample": True}
 
@@ -59,9 +59,9 @@ class Folder:
         return WeightFiles(self.stored)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Code in the checkpoint is never run.
+        """Loads the tokenizer. Code in the checkpoint is never run.
 
-        Where a folder has no vocabulary, transformers makes an empty one up for some classes; here it is refused.
+        For a folder without a vocabulary, transformers makes up an empty one for some classes; here it is refused.
         """
         check_files(self.path)
         files = {file.name for pattern in _VOCABULARIES for file in self.path.glob(pattern)} - {_SETTINGS}
@@ -82,7 +82,7 @@ class Folder:
 
     def contents(self) -> Iterator[bytes]:
         fields = {name: value for name, value in self.fields.items() if name not in _IMMATERIAL}
-        yield json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()  # order and spaces mean nothing
+        yield json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()  # order and spaces do not matter
         for path in sorted(self.path.glob("*.safetensors")):
             check_file(path)
             yield f"\n{path.name} {path.stat().st_size}\n".encode()

@@ -1,4 +1,4 @@
-"""What the weight files of a checkpoint say that they hold: the headers, and the index where there are several."""
+"""Reads what a checkpoint's weight files hold: their headers, and the index if there are several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMED_AT_MOST = 5  # tensors in one message
 
 
 def stored_tensors(directory: Path) -> dict[str, Stored]:
-    """The headers of all weight files, by tensor name; nothing else of the files is read."""
+    """Reads the headers of all weight files, by tensor name, and nothing else of the files."""
     if (directory / WEIGHTS_FILE).exists():
         return dict(_header(directory / WEIGHTS_FILE))
     if not (directory / INDEX_FILE).exists():

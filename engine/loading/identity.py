@@ -1,4 +1,4 @@
-"""What tells one checkpoint from another: cheap digests, so that the workers of a queue can compare theirs."""
+"""Digests that tell checkpoints apart: cheap, so that the workers of a queue can compare theirs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ AS_STORED = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Of a checkpoint on disk. Equal digests mean equal contents."""
+    """The digests of a checkpoint on disk. Equal digests mean equal contents."""
 
-    revision: str | None  # the commit, of a model from the hub
+    revision: str | None  # the commit, for a model from the hub
     weights: str  # of config.json, of the weight files' names, sizes and samples, and of how they are held and used
-    tokenizer: str  # of what the tokenizer does, whatever its files say beside that
+    tokenizer: str  # of what the tokenizer does, whatever else its files say
     template: str | None  # of the chat templates, if there is one
 
     def digest(self, chat_format: str | None) -> str:
-        """Of all of it, and of how replies are read: workers with equal ones can continue each other's replies."""
+        """Returns a digest of everything, and of how replies are parsed: workers with equal ones can continue each
+        other's replies.
+        """
         return _digest(json.dumps([self.weights, self.tokenizer, self.template, chat_format]))
 
 
@@ -36,17 +38,17 @@ def identify(
     held_as: str = AS_STORED,
     activations: str = AS_STORED,
 ) -> Identity:
-    """Reads little of the weights, whatever their size.
+    """Identifies a checkpoint. Reads little of the weights, whatever their size.
 
     Args:
         path: of the checkpoint, a folder or a GGUF file.
         templates: as in `Tokenizer.templates`.
         token_rules: as `Tokenizer.rules` gives them.
-        held_as: the setting `weights`: quantized weights are others than those they are made of.
-        activations: the setting of that name: other products make another model of the same weights.
+        held_as: the setting `weights`: quantized weights differ from those they are made from.
+        activations: the setting of that name: other activations make another model of the same weights.
 
     Raises:
-        CheckpointError: a file is missing, or is no file that can be read.
+        CheckpointError: a file is missing or unreadable.
     """
     checkpoint = open_checkpoint(path)
     return Identity(
@@ -58,7 +60,7 @@ def identify(
 
 
 def _digest(text: str | bytes) -> str:
-    """The first hex digits of SHA-256."""
+    """Returns the first hex digits of SHA-256."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:DIGEST_CHARS]
 
 

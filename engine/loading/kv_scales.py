@@ -1,6 +1,6 @@
-"""Scales that a checkpoint has for its KV cache: what their tensors are called, and what is made of them.
+"""Scales that a checkpoint has for its KV cache: the names of their tensors, and how they are read.
 
-Of a layer's attention, behind its name, by who writes it:
+Name suffixes of a layer's attention, by the program that writes them:
 
 | keys, values | |
 | --- | --- |
@@ -31,7 +31,7 @@ from penstock.engine.models import Family, ModelConfig, ParamPath
 from penstock.engine.models.attend import KV_SCALES_DTYPE
 from penstock.engine.models.axes import KV_SCALES
 
-_LEAST = 1e-30  # of a scale: what pages are quantized with has a finite inverse
+_LEAST = 1e-30  # of a scale: pages are quantized by its inverse, which must be finite
 
 _TENSORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -39,12 +39,12 @@ _TENSORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         for x in "kv"
     }
 )
-_OF_QUERIES = ("q_scale", "attn.q_scale", "q_proj.output_scale")  # which are quantized nowhere here
+_OF_QUERIES = ("q_scale", "attn.q_scale", "q_proj.output_scale")  # queries are never quantized here
 
 
 @dataclass(frozen=True, slots=True)
 class KVScaleSource:
-    """Where the scales of a layer's keys come from, or of its values; or those of all layers of a stack."""
+    """The source of a layer's scales of keys, or of values, or of those of all layers of a stack."""
 
     path: ParamPath
     shape: tuple[int, ...]  # [num_kv_heads], or [layers, num_kv_heads]
@@ -73,7 +73,7 @@ class KVScaleSource:
         return tuple(FLOAT_KINDS)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """One for all heads, or one for each; axes of 1 do not count."""
+        """Checks whether there is one scale for all heads, or one for each; axes of 1 do not count."""
         return math.prod(shape) == 1 or tuple(size for size in shape if size > 1) == self.stored_shape
 
     @property
@@ -81,15 +81,15 @@ class KVScaleSource:
         return 0, self.shape[-1]
 
     def num_bytes(self, stored: object) -> int:
-        """As they are held."""
+        """Returns the bytes of the scales as held."""
         del stored
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
-        """Those of the heads that `index` selects.
+        """Reads the scales of the heads that `index` selects.
 
         Raises:
-            CheckpointError: one is no finite number above 1e-30.
+            CheckpointError: one is not a finite number above 1e-30.
         """
         values = np.asarray(tensor(()), np.float32).reshape(-1)
         unusable = values[~(np.isfinite(values) & (values > _LEAST))]
@@ -103,9 +103,9 @@ class KVScaleSource:
 def with_kv_scales(
     config: ModelConfig, family: Family, scheme: KVCacheScheme | None, stored: Mapping[str, Any]
 ) -> ModelConfig:
-    """`config` with what a checkpoint of these tensors, if any are known, says of its KV cache.
+    """Returns `config` with the KV cache settings of a checkpoint with these tensors, if any are known.
 
-    Layers have scales where the scheme promises them, or any tensor has one.
+    Layers have scales if the scheme promises them, or any tensor has one.
     """
     has_scales = scheme is not None and scheme.is_static
     if not has_scales and not any(name in stored for name in _names(family, config, _TENSORS)):
@@ -126,7 +126,7 @@ def kv_scale_source(
     config: ModelConfig,
     stored: Mapping[str, Any],
 ) -> KVScaleSource:
-    """Of the parameter at `path`, which is that of all of `layers`, or of itself alone."""
+    """Returns the source of the parameter at `path`, which belongs to all of `layers`."""
     names = []
     for layer in layers:
         possible = [f"{_attention(family, int(layer[1]))}.{tensor}" for tensor in _TENSORS[str(path[-1])]]
@@ -135,7 +135,9 @@ def kv_scale_source(
 
 
 def passed_over(family: Family, config: ModelConfig) -> set[str]:
-    """Names of scales that `config` has no use for: of queries, and all others where its pages are not of fp8."""
+    """Returns the names of scales that `config` has no use for: those of queries, and all others if pages are
+    not fp8.
+    """
     names = set(_names(family, config, {"q_scale": _OF_QUERIES}))
     if any(attention.has_kv_scales for attention in config.attentions):
         return names
@@ -149,6 +151,6 @@ def _names(family: Family, config: ModelConfig, tensors: Mapping[str, Sequence[s
 
 
 def _attention(family: Family, layer: int) -> str:
-    """The checkpoint's name of a layer's attention."""
+    """Returns the checkpoint's name of a layer's attention."""
     kernel = family.tensor_name(("blocks", layer, "attention", "out", "kernel"))
     return kernel.removesuffix(".weight").rpartition(".")[0]

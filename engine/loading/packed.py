@@ -1,4 +1,4 @@
-"""Quantized weights of a checkpoint: which there are, how they are held, and what their arrays are made of."""
+"""Quantized weights of a checkpoint: which ones there are, how they are held, and where their arrays come from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, Packed
 
 ROUTERS = frozenset({"router", "shared_gate"})
-# Matmuls that are small, or that rounding costs most: by setting, never.
+# Matmuls that a setting never quantizes: they are small, or suffer most from rounding.
 UNQUANTIZED = ROUTERS | {"head", "embedding", "beta", "decay"}
 AROUND = ("embedding", "head")  # the blocks: these have a row for each token
 
@@ -29,7 +29,9 @@ _Kernels = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class PackedSource:
-    """Where an array of a packed weight comes from: a Leaf of one module, or of each of its first axes' places."""
+    """The source of an array of a packed weight: a Leaf of one module, or of a module for each place of its
+    first axes.
+    """
 
     path: ParamPath
     shape: tuple[int, ...]  # without padding
@@ -38,12 +40,12 @@ class PackedSource:
     num_in: int
     leaf: Leaf
     modules: tuple[str, ...]
-    num_spread: int  # first axes that are spread over modules
-    whole: tuple[int, ...]  # the shape of what a module's tensor holds, each KV head once
+    num_spread: int  # number of leading axes that are spread over modules
+    whole: tuple[int, ...]  # the shape of a module's tensor, with each KV head once
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
-    rows: Rows | None = None  # of a fused tensor; None: all
-    padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
+    rows: Rows | None = None  # in a fused tensor; None: all
+    padding: tuple[int, ...] = ()  # number of zeros after it along each axis, which no file has; (): none
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
@@ -67,7 +69,9 @@ class PackedSource:
 
     @property
     def cut(self) -> tuple[int, int]:
-        """The axis, of one tensor's share, whose pieces are least scattered in a file; and what pieces are whole of."""
+        """The axis of one tensor's share along which pieces are least scattered in a file, and the multiple that their
+        sizes need.
+        """
         num_dims = len(self.shape) - self.num_spread
         if not self.leaf.block:
             return 0, self.shape[self.num_spread]
@@ -77,12 +81,12 @@ class PackedSource:
         return axis, self.leaf.block[axis]
 
     def num_bytes(self, stored: object) -> int:
-        """As it is held: several of these may be parts of one tensor."""
+        """Returns the bytes as held: several of these may be parts of one tensor."""
         del stored
         return math.prod(self.shape) * int(jnp.dtype(self.dtype).itemsize)
 
     def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
-        """What `index`, without the axes that are spread, selects; `tensor` gives some of the one that is stored."""
+        """Reads what `index`, without the spread axes, selects; `tensor` reads a part of the stored one."""
         index, cut = self._before_copying(index)
         index, own = self._in_fused(index)
         array = self.leaf.read(tensor, self.whole, index)
@@ -95,7 +99,7 @@ class PackedSource:
 
     @property
     def _lead(self) -> tuple[int, ...]:
-        """Axes that stored tensors have before those of a weight: that of experts in one tensor."""
+        """The axes of stored tensors before those of a weight: that of experts in one tensor."""
         return self.whole[: len(self.whole) - self._num_dims]
 
     @property
@@ -126,29 +130,29 @@ class PackedWeights:
 
     @property
     def is_own(self) -> bool:
-        """Whether weights are quantized here, from a checkpoint that is not."""
+        """Whether weights are quantized while loading, from an unquantized checkpoint."""
         return isinstance(self.form, Own)
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """`config` with the packings of its matmuls.
+        """Returns `config` with the packings of its matmuls.
 
         Raises:
-            CheckpointError: a weight is stored in a way that its format does not have.
+            CheckpointError: a weight is stored in a way that its format does not allow.
             ConfigError: a weight cannot be divided into groups.
         """
         return _with_packings(config, self.family, lambda module, _: self.form.packing(module, self.stored), self.left)
 
     def module(self, path: ParamPath) -> str:
-        """The checkpoint's name of the module at `path`."""
+        """Returns the checkpoint's name of the module at `path`."""
         return _module(self.family, path)
 
     def source(
         self, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
     ) -> PackedSource:
-        """Of the array at `path`, which is that of all of `layers`, or of itself alone.
+        """Returns the source of the array at `path`, which belongs to all of `layers`.
 
         Raises:
-            ConfigError: it is some rows of a stored weight, and scales are of others too.
+            ConfigError: it is some rows of a stored weight, and shares a scale with other rows.
         """
         packing, param, leaf = _packing_of(layers[0], config), params[path], str(path[-1])
         padding = _padding(layers[0], param, config)
@@ -191,7 +195,9 @@ class PackedWeights:
         )
 
     def known(self, source: PackedSource) -> Iterator[tuple[str, Leaf]]:
-        """Tensors of the modules of `source`, which is one of codes, that must hold what is known already."""
+        """Yields redundant tensors of the modules of `source`, which is one of codes: their contents must be as already
+        known.
+        """
         num_out, num_in = source.whole[-2], source.num_in
         for module in source.modules:
             for leaf in self.form.checks(source.packing, num_out, num_in):
@@ -204,10 +210,10 @@ class PackedWeights:
 
 
 def packed_weights(form: Format | None, family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
-    """In the format of the weights `stored`, or, where they have none, as the setting `weights` says.
+    """Returns the weights in the format of `stored`, or, if they have none, as the setting `weights` says.
 
     Raises:
-        ConfigError: both say something.
+        ConfigError: both are given.
     """
     _refuse_both(form, weights)
     family = family.as_stored(stored.keys())
@@ -217,10 +223,10 @@ def packed_weights(form: Format | None, family: Family, stored: Mapping[str, Any
 
 
 def expected_packings(form: Declared | None, family: Family, config: ModelConfig, weights: str) -> ModelConfig:
-    """`config` with the packings that its matmuls most likely have, from config.json alone; routers have none.
+    """Returns `config` with the most likely packings of its matmuls, from config.json alone; routers have none.
 
     Raises:
-        ConfigError: `form` and the setting `weights` both say something, or a weight cannot be divided into groups.
+        ConfigError: `form` and the setting `weights` are both given, or a weight cannot be divided into groups.
     """
     _refuse_both(form, weights)
     if form is None and weights == "auto":
@@ -243,7 +249,9 @@ def _module(family: Family, path: ParamPath) -> str:
 def _with_packings(
     config: ModelConfig, family: Family, packing_of: Callable[[str, int], Packing | None], left: frozenset[str]
 ) -> ModelConfig:
-    """`config` with what `packing_of` says of each matmul, by its module and input features, but of those in `left`."""
+    """Returns `config` with the result of `packing_of` for each matmul, by its module and input features, except those
+    in `left`.
+    """
 
     def packed(at: ParamPath, kernels: _Kernels) -> Packed:
         found = []
@@ -275,12 +283,12 @@ def _packing_of(path: ParamPath, config: ModelConfig) -> Packing:
 
 
 def _num_out(codes: tuple[int, ...], path: ParamPath, config: ModelConfig) -> int:
-    """As it is stored."""
+    """Returns the number of stored output features."""
     return config.vocab_size if path[0] in AROUND else codes[-2] // _copies(path, config)
 
 
 def _padding(path: ParamPath, param: Any, config: ModelConfig) -> tuple[int, ...]:
-    """Along each axis, of an array of the layer that `path` names."""
+    """Returns the padding along each axis, for an array of the layer in `path`."""
     zeros = [0] * len(param.shape)
     if path[0] in AROUND and path[-1] != "group_of":
         packing = _packing_of(path, config)
@@ -308,5 +316,5 @@ def _check_fits(module: str, packing: Packing, shape: tuple[int, ...]) -> None:
 
 
 def kernels_of(shapes: Mapping[ParamPath, Any]) -> _Kernels:
-    """The matmuls among parameters, by where they are, and their shapes: `[in, out]`, or `[experts, in, out]`."""
+    """Returns the matmuls among parameters, by path, and their shapes: `[in, out]`, or `[experts, in, out]`."""
     return tuple((tuple(map(str, path[:-1])), leaf.shape) for path, leaf in shapes.items() if path[-1] == "kernel")

@@ -1,4 +1,4 @@
-"""Rows of a stored weight: those of one parameter of several in a tensor, and those that a parameter holds twice."""
+"""Rows of a stored weight: those of one parameter in a fused tensor, and those that a parameter holds in copies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which of a fused tensor's rows a parameter is: from `first` on runs of `run`, each `step` behind the one before.
+    """The rows of a fused tensor that belong to one parameter: runs of `run` rows from `first` on, one every `step`
+    rows.
 
-    As long as a run is a step, they stand together; else parameters take turns, by heads or row by row.
+    If a run is as long as a step, the rows are contiguous; otherwise parameters alternate, by heads or row by row.
     """
 
     first: int
@@ -23,14 +24,16 @@ class Rows:
 
     @classmethod
     def of(cls, sizes: Sequence[int], place: int, turns: int, axis: int = -1) -> Rows:
-        """Of the parameter at `place` among parameters of these sizes."""
+        """Returns the rows of the parameter at `place` among parameters of these sizes."""
         if turns == 1:
             return cls(sum(sizes[:place]), sum(sizes), axis=axis)
         runs = [size // turns for size in sizes]
         return cls(sum(runs[:place]), sum(sizes), sum(runs), runs[place], axis)
 
     def stored(self, part: slice) -> tuple[slice, np.ndarray | None]:
-        """What to read for the rows `part` of the parameter, and which of what is read they are; None: all."""
+        """Returns what to read for the rows `part` of the parameter, and which of the rows read belong to it; None:
+        all.
+        """
         numbers = np.arange(part.start, part.stop)
         if not numbers.size:
             return slice(self.first, self.first), None
@@ -39,7 +42,7 @@ class Rows:
         return slice(first, end), None if end - first == numbers.size else places - first
 
     def in_blocks(self, size: int) -> Rows | None:
-        """The same counted in blocks of so many rows; None where a block has rows of several parameters."""
+        """Returns the same rows counted in blocks of `size` rows; None if a block has rows of several parameters."""
         if self.run == self.step:
             return None if self.first % size else replace(self, first=self.first // size)
         if any(number % size for number in (self.first, self.run, self.step)):
@@ -48,9 +51,11 @@ class Rows:
 
 
 def before_copying(part: slice, size: int, copies: int, head_dim: int) -> tuple[slice, slice]:
-    """What to read so that, with each head `copies` times, it holds `part` of `size`; and where in that it then is."""
+    """Returns what to read so that, with each head repeated `copies` times, it holds `part` of `size`; and the place of
+    `part` in that.
+    """
     start, stop, _ = part.indices(size)
-    width = copies * head_dim  # of all copies of one stored head
+    width = copies * head_dim  # rows of all copies of one stored head
     first, end = start // width, -(-stop // width)
     stored = slice(first * head_dim, end * head_dim)
     return stored, slice(start - first * width, stop - first * width)

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a folder in Hugging Face format, or one GGUF file. All else sees a Checkpoint."""
+"""Opens a checkpoint: a folder in Hugging Face format, or one GGUF file. Everything else only sees a Checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GGUF_SUFFIX = ".gguf"
 class Checkpoint(Protocol):
     """What is known of a model before it is loaded, and its weights.
 
-    Everything raises CheckpointError for files that are missing or damaged, and ConfigError for what is not supported.
+    All methods raise CheckpointError for files that are missing or damaged, and ConfigError for what is not supported.
     """
 
     @property
@@ -31,15 +31,15 @@ class Checkpoint(Protocol):
 
     @property
     def config_name(self) -> str:
-        """What `fields` are called in messages."""
+        """The name of `fields` in messages."""
 
     @property
     def revision(self) -> str | None:
-        """The commit, of a model from the hub."""
+        """The commit, for a model from the hub."""
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """Those of config.json."""
+        """The fields of config.json."""
 
     @property
     def generation(self) -> Mapping[str, Any]:
@@ -47,22 +47,22 @@ class Checkpoint(Protocol):
 
     @property
     def stored(self) -> dict[str, Stored]:
-        """What is said of each tensor, by its name."""
+        """The description of each tensor, by name."""
 
     @property
     def format(self) -> Format | None:
-        """How weights are quantized; None: they are not."""
+        """The format of quantized weights; None: they are not quantized."""
 
     def weights(self) -> WeightFiles: ...
 
     def tokenizer(self) -> PreTrainedTokenizerFast: ...
 
     def contents(self) -> Iterator[bytes]:
-        """What tells its weights from others: little of them, whatever their size."""
+        """Yields what identifies the weights: little of them, whatever their size."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Of a folder, or of a GGUF file, which may be the only one of a folder without config.json.
+    """Opens a folder or a GGUF file, which may be the only one in a folder without config.json.
 
     Raises:
         CheckpointError: it cannot be read, or the folder holds several GGUF files and no config.json.

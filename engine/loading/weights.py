@@ -1,4 +1,4 @@
-"""Reads parameters out of safetensors files, of each only what a device holds."""
+"""Reads parameters from safetensors files: of each only what a device holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BITS = re.compile(r"(?:BF|F|I|U)(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a file's header says of one tensor."""
+    """A tensor's description in a file's header."""
 
     file: Path
     shape: tuple[int, ...]
@@ -42,27 +42,27 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        bits = _BITS.match(self.kind)  # of blocks, the shape is in bytes
+        bits = _BITS.match(self.kind)  # for blocks, the shape is in bytes
         return math.prod(self.shape) * int(bits[1] if bits else 8) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a parameter comes from: one tensor or rows of it, or as many as its first axes have places.
+    """The source of a parameter: one tensor or rows of it, or a tensor for each place of its first axes.
 
-    Those are the layers of a stacked decoder, and the experts where each has a tensor of its own.
+    The first axes are the layers of a stacked decoder, and the experts if each has a tensor of its own.
     """
 
     path: ParamPath
     shape: tuple[int, ...]  # without padding
     dtype: jnp.dtype
-    names: tuple[str, ...]  # of the places of the first axes, the last of those running fastest
-    num_spread: int  # first axes that are spread over tensors
+    names: tuple[str, ...]  # for the places of the first axes, the last one running fastest
+    num_spread: int  # number of leading axes that are spread over tensors
     copies: int = 1  # times that each KV head is repeated
     head_dim: int = 1
     rows: Rows | None = None  # None: all
-    is_plain: bool = False  # kernels mostly are not: those are stored transposed, `[out, in]`
-    padding: tuple[int, ...] = ()  # how many zeros stand behind it along each axis, in no file; (): none
+    is_plain: bool = False  # most kernels are not: they are stored transposed, `[out, in]`
+    padding: tuple[int, ...] = ()  # number of zeros after it along each axis, which no file has; (): none
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class Source:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of each of its tensors."""
+        """The shape of each of its tensors."""
         shape = list(self.shape[self.num_spread :])
         shape[self._row_axis] = self._num_rows if self.rows is None else self.rows.total
         return (*shape[:-2], shape[-1], shape[-2]) if self.is_transposed else tuple(shape)
@@ -84,17 +84,19 @@ class Source:
 
     @property
     def cut(self) -> tuple[int, int]:
-        """The axis, of one tensor's share, whose pieces are least scattered in a file; and what pieces are whole of."""
+        """The axis of one tensor's share along which pieces are least scattered in a file, and the multiple that their
+        sizes need.
+        """
         return (1 if self.is_transposed and len(self.shape) - self.num_spread == 2 else 0), 1
 
     def num_bytes(self, stored: Mapping[str, Stored]) -> int:
-        """Of what its tensors hold for it."""
+        """Returns the bytes that its tensors hold for it."""
         num_bytes = sum(stored[name].num_bytes for name in self.names)
         return num_bytes if self.rows is None else num_bytes * self._num_rows // self.rows.total
 
     def stored_index(self, index: Index) -> tuple[Index, np.ndarray | None]:
-        """Where in a stored tensor the parameter's `index` is, before it is transposed; and which of the rows there are
-        its own, None: all.
+        """Returns the place of the parameter's `index` in a stored tensor, before transposing, and which of the rows
+        there belong to it; None: all.
         """
         if self.rows is None:
             return index, None
@@ -116,11 +118,11 @@ class Source:
 
 
 AnySource: TypeAlias = Source | PackedSource | KVScaleSource
-"""Of a parameter; of an array of a packed weight; of scales of the KV cache."""
+"""The source of a parameter, of an array of a packed weight, or of scales of the KV cache."""
 
 
 class WeightFiles:
-    """Open files of a checkpoint. A context manager."""
+    """The open weight files of a checkpoint. A context manager."""
 
     def __init__(self, stored: Mapping[str, Stored]) -> None:
         self._stored = stored
@@ -135,7 +137,7 @@ class WeightFiles:
         self._stack.close()
 
     def array(self, source: AnySource, placement: Placement | None) -> jax.Array:
-        """The parameter on its devices, each of which is given its share and nothing else."""
+        """Returns the parameter on its devices, each of which gets only its share."""
         if placement is None:
             array: jax.Array = jax.device_put(self._share(source, (slice(None),) * len(source.shape)))
             return array
@@ -143,7 +145,7 @@ class WeightFiles:
 
         def share(index: Index | None) -> np.ndarray:
             key = str(index)
-            if key not in read:  # devices that hold the same are asked one after the other
+            if key not in read:  # devices with the same share are asked one after the other
                 read.clear()
                 read[key] = self._share(source, index or ())
             return read[key]
@@ -152,16 +154,18 @@ class WeightFiles:
         return jax.make_array_from_callback(source.padded_shape, sharding, share)
 
     def check(self, name: str, leaf: Leaf) -> None:
-        """Reads what must be as `leaf` says.
+        """Reads a tensor whose contents must be as `leaf` says.
 
         Raises:
-            CheckpointError: it is not.
+            CheckpointError: they are not.
         """
         with self._named(name):
             leaf.read(self.tensor(name).__getitem__, leaf.stored_shape, ())
 
     def _share(self, source: AnySource, index: Index) -> np.ndarray:
-        """The one place where it is whole: read in small pieces, into memory that the device may keep."""
+        """Reads a device's share, in small pieces, into memory that the device may keep: the share is whole
+        only here.
+        """
         sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.padded_shape, strict=True)]
         array = device_buffer(sizes, np.dtype(source.dtype))
         stored = _before_padding(source, index)
@@ -202,19 +206,21 @@ class WeightFiles:
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        """Names the tensor that an error is about."""
+        """Adds the tensor's name to an error."""
         try:
             yield
         except CheckpointError as error:
             raise CheckpointError(f"tensor {name} {error}, in {self._stored[name].file.name}") from None
 
     def tensor(self, name: str) -> Any:
-        """What can be indexed to read some of it."""
+        """Returns an object that reads the parts that it is indexed with."""
         stored = self._stored[name]
         return self._mapped(stored, name) if stored.kind == "F8_E4M3" else self._opened(stored.file).get_slice(name)
 
     def _mapped(self, stored: Stored, name: str) -> np.ndarray:
-        """Of a type that safetensors cannot give to numpy; the file has been opened, and so checked, before."""
+        """Maps a tensor of a type that safetensors cannot give to numpy; the file was opened, and so checked,
+        before.
+        """
         if stored.file not in self._bytes:
             self._bytes[stored.file] = _tensor_bytes(stored.file)
         data, places = self._bytes[stored.file]
@@ -228,10 +234,10 @@ class WeightFiles:
 
 
 def open_weights(file: Path) -> Any:
-    """A context manager over the file's tensors.
+    """Returns a context manager over the file's tensors.
 
     Raises:
-        CheckpointError: the file cannot be read, or is no safetensors file.
+        CheckpointError: the file cannot be read, or is not a safetensors file.
     """
     check_file(file)
     try:
@@ -241,7 +247,7 @@ def open_weights(file: Path) -> Any:
 
 
 def _tensor_bytes(file: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
-    """All that stands behind the header, mapped, and the header, by tensor name."""
+    """Returns everything after the header, mapped, and the header, by tensor name."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         return np.memmap(file, np.uint8, "r", 8 + size), json.loads(opened.read(size))
@@ -254,7 +260,7 @@ def _transposed(tensor: Any, index: Index) -> np.ndarray:
 
 
 def _before_padding(source: AnySource, index: Index) -> Index:
-    """What `index` of a parameter, which may be padded, has of what is stored."""
+    """Returns the part of `index`, of a parameter that may be padded, that is stored."""
     stored = []
     for part, size, padded in zip(index, source.shape, source.padded_shape, strict=True):
         start, stop, _ = part.indices(padded)

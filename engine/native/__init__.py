@@ -1,6 +1,6 @@
-"""Kernels for CPUs in C++: shipped with an image, or built by the machine's own compiler when they are first used.
+"""C++ kernels for CPUs: shipped with an image, or built by the machine's own compiler on first use.
 
-Nothing needs a compiler to install or to run: where there is none and nothing was shipped, XLA does the work.
+Nothing needs a compiler to install or to run: without one, and without shipped kernels, XLA does the work.
 """
 
 from penstock.engine.native.compilation import NativeUnavailableError, find_compiler

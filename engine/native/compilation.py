@@ -22,7 +22,7 @@ COMPILERS = ("c++", "g++", "clang++")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cc")))
 FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-w",
-    # What vectorising sums needs of -ffast-math, without what would lose a NaN.
+    # The parts of -ffast-math that vectorising sums needs, without those that would lose a NaN.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
 NATIVE = ("-march=native",)
@@ -32,15 +32,15 @@ _BUILD_TIMEOUT_S = 300
 
 
 class NativeUnavailableError(Exception):
-    """The kernels cannot be had on this machine; the message says why."""
+    """The kernels are not available on this machine; the message says why."""
 
 
 class UnusableFolderError(NativeUnavailableError):
-    """They cannot be written to this folder, or not be loaded from it; another one may do."""
+    """The kernels can't be written to this folder, or can't be loaded from it; another folder may do."""
 
 
 def build_here(build_dir: Path) -> Path:
-    """The library for this very processor, in `build_dir`; built unless it is there as it was written.
+    """Returns the library for this exact processor, in `build_dir`; builds it unless it is there, intact.
 
     Raises:
         UnusableFolderError: `build_dir` can't be written to.
@@ -54,7 +54,7 @@ def build_here(build_dir: Path) -> Path:
 
 
 def find_compiler() -> str:
-    """Its path. Raises NativeUnavailableError: there is none."""
+    """Returns the path of a compiler. Raises NativeUnavailableError if there is none."""
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         names = f"{', '.join(COMPILERS[:-1])} or {COMPILERS[-1]}"
@@ -63,7 +63,8 @@ def find_compiler() -> str:
 
 
 def fingerprint(flags: Sequence[str], processor: str = "") -> str:
-    """What a library is built from: sources, flags, jaxlib's headers, and the processor where flags say `native`.
+    """Returns a hash of what a library is built from: sources, flags, jax's version, and the processor if flags say
+    `native`.
 
     Raises:
         NativeUnavailableError: the sources can't be read.
@@ -77,7 +78,7 @@ def fingerprint(flags: Sequence[str], processor: str = "") -> str:
 
 
 def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Builds `library` unless it is whole by then, as another process may have built it meanwhile.
+    """Builds `library` unless it is intact by then, because another process may have built it meanwhile.
 
     Raises:
         UnusableFolderError: its folder can't be written to.
@@ -92,7 +93,7 @@ def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
 
 
 def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Sources are compiled side by side; the library is there as a whole or not at all."""
+    """Compiles sources in parallel, and installs the library whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent, ignore_cleanup_errors=True) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
         common = (compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", "-c")
@@ -105,7 +106,7 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
 
 
 def _run(scratch: str, command: Sequence[str]) -> None:
-    environment = {**os.environ, "TMPDIR": scratch}  # the compiler writes aside too, and /tmp may not be there
+    environment = {**os.environ, "TMPDIR": scratch}  # the compiler writes temporary files too, and /tmp may not exist
     try:
         result = subprocess.run(  # noqa: S603 - our own sources and flags
             command, capture_output=True, text=True, errors="replace", timeout=_BUILD_TIMEOUT_S, check=False,
@@ -118,6 +119,6 @@ def _run(scratch: str, command: Sequence[str]) -> None:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on."""
+    """Returns what `-march=native` depends on."""
     facts = sorted(set(cpu_facts("model name", "flags", "Features", "CPU part")))
-    return "|".join(facts) or f"{platform.processor()} of {platform.node()}"  # whose folder others may share
+    return "|".join(facts) or f"{platform.processor()} of {platform.node()}"  # other machines may share the folder

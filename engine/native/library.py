@@ -1,4 +1,4 @@
-"""Loads the shared library of the C++ kernels, and makes them known to XLA."""
+"""Loads the shared library of the C++ kernels, and registers them with XLA."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ QUANTIZED_MATMUL = "penstock_quantized_matmul"
 HALVES = "penstock_halves"
 ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
 SURVEY = "penstock_survey"
-"""What the kernels are called in `jax.ffi.ffi_call`, once `load_library` has been called."""
+"""The names of the kernels in `jax.ffi.ffi_call`, once `load_library` has been called."""
 
-_loaded: dict[str, ctypes.CDLL] = {}  # by the file's name, which says of what it was built
-_found: dict[Path | None, ctypes.CDLL] = {}  # by the folder that was asked for, whatever became of its files since
+_loaded: dict[str, ctypes.CDLL] = {}  # by file name, which has the hash of what it was built from
+_found: dict[Path | None, ctypes.CDLL] = {}  # by requested folder, even if its files are gone since
 
 
 class NativeLibrary:
-    """The kernels as `build_dir` holds them, built when they are first asked for. None: no folder can be had."""
+    """The kernels in `build_dir`, built when they are first requested. None: there is no folder for them."""
 
     def __init__(self, build_dir: Path | None) -> None:
         self._build_dir = build_dir
         self.missing: str | None = None
-        """Why they cannot be had, once `load_for` could not have them."""
+        """Why the kernels are not available, once `load_for` has failed."""
 
     def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
-        """For what is set to `native` or to `auto`, which does without them where they cannot be had.
+        """Returns the library for a setting of `native` or `auto`; for `auto`, None if it is not available.
 
         Raises:
-            ConfigError: they cannot be had, and `setting` is `native`.
+            ConfigError: the kernels are not available, and `setting` is `native`.
         """
         if self.missing is None:
             try:
@@ -53,10 +53,10 @@ class NativeLibrary:
 
 
 def load_library(build_dir: Path | None) -> ctypes.CDLL:
-    """Takes what was shipped for this processor, or else builds what is not built yet, in `build_dir`.
+    """Loads the library that was shipped for this processor, or the one in `build_dir`, which is built if needed.
 
-    A process loads it once, from whichever folder is asked for first: XLA refuses a second kernel of the same name.
-    Where nothing can be kept in `build_dir`, or nothing be loaded from it, it is built for this process alone.
+    A process loads it once, from whichever folder is requested first: XLA refuses a second kernel of the same name. If
+    nothing can be kept in `build_dir`, or loaded from it, the library is built for this process alone.
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed, or what it built cannot be loaded.
@@ -79,7 +79,7 @@ def _find(build_dir: Path | None) -> ctypes.CDLL:
         scratch = tempfile.TemporaryDirectory(prefix="penstock-native-", ignore_cleanup_errors=True)
     except OSError as error:
         raise UnusableFolderError(f"there is no folder to build the kernels in: {error}") from error
-    with scratch as folder:  # what is mapped outlives its file
+    with scratch as folder:  # the mapping outlives the file
         return _load(build_here(Path(folder)))
 
 
@@ -87,7 +87,7 @@ def _load(path: Path) -> ctypes.CDLL:
     if path.name not in _loaded:
         try:
             library = ctypes.CDLL(str(path))
-        except OSError as error:  # a folder without leave to execute, another libc
+        except OSError as error:  # a folder mounted noexec, another libc
             raise UnusableFolderError(f"the kernels cannot be loaded: {error}") from error
         _loaded[path.name] = _register(library)
     return _loaded[path.name]
@@ -112,11 +112,11 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def value_or_empty(value: jax.Array | nnx.Variable[jax.Array] | None) -> jax.Array:
-    """As kernels take what a layer may not have."""
+    """Returns the value as kernels take it: empty if a layer does not have it."""
     return jnp.zeros((0,), jnp.float32) if value is None else jnp.asarray(value[...])
 
 
 def panel_width(library: ctypes.CDLL) -> int:
-    """Columns of a panel of packed weights, which depends on the processor."""
+    """Returns the number of columns in a panel of packed weights, which depends on the processor."""
     library.PenstockPanelWidth.restype = ctypes.c_int64
     return int(library.PenstockPanelWidth())

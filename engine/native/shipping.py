@@ -1,4 +1,6 @@
-"""Libraries of the kernels that are built ahead, for processors that are not there: an image needs no compiler then."""
+"""Kernel libraries that are built ahead, for processors other than the build machine's: an image then needs no
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from penstock.engine.native.compilation import compile_library, find_compiler, f
 from penstock.engine.processors import cpu_facts
 
 SHIPPED_DIR = Path(__file__).parent / "shipped"
-"""Beside the sources, in an installed package too; empty but for where `python -m penstock.engine.native` was run."""
+"""The folder of shipped libraries, beside the sources also in an installed package; empty unless `python -m
+penstock.engine.native` was run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Target:
     name: str
     flags: tuple[str, ...]
     features: frozenset[str]
-    """As Linux names them in /proc/cpuinfo. A processor that has them all runs what `flags` make."""
+    """Features by their names in Linux's /proc/cpuinfo. A processor that has all of them runs what `flags` build."""
 
 
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})  # x86-64-v3 of the x86-64 psABI
@@ -50,11 +54,11 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         Target("aarch64", ("-march=armv8-a",), frozenset()),
     ),
 }
-"""By machine, those first that a processor gains most by."""
+"""The targets of each machine type, best first."""
 
 
 def shipped_library(directory: Path | None = None) -> Path | None:
-    """The best one in `SHIPPED_DIR` that is of these sources and this jaxlib, and runs on this processor."""
+    """Returns the best library in `SHIPPED_DIR` that has these sources and this jax, and runs on this processor."""
     directory = directory or SHIPPED_DIR
     if not directory.is_dir():
         return None
@@ -64,7 +68,7 @@ def shipped_library(directory: Path | None = None) -> Path | None:
 
 
 def build_all(directory: Path = SHIPPED_DIR) -> Iterator[Path]:
-    """Builds what is not there yet of each kind of processor of this machine's sort, and tells each as it is there.
+    """Builds what is missing for each kind of processor of this machine's type, and yields each path when it is there.
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed.
@@ -86,6 +90,6 @@ def _place(directory: Path, target: Target) -> Path:
 
 
 def _features() -> frozenset[str]:
-    """What the processor has; that of the first, as Linux shows those alone that all have."""
+    """Returns the features of the first processor: Linux only lists those that all have."""
     first = next(iter(cpu_facts("flags", "Features")), "")
     return frozenset(first.partition(":")[2].split())

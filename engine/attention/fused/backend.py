@@ -1,4 +1,4 @@
-"""The kernel behind the contract: what XLA prepares for it, and what it makes of the results."""
+"""The fused kernel as an attention backend: what XLA prepares for it, and what becomes of the results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _SCALE_BYTES = 4
 
 
 class FusedAttention(AttentionBackend):
-    """Pages are `[num_kv_heads, page_size, width]`, K and V of a token side by side on the lanes (`HeadLayout`).
+    """Attention by the fused TPU kernel, for any head_dim and any number of KV heads.
 
-    Any head_dim and any number of KV heads. Codes of 8 bits have a second array, the tokens' scales: f32
-    `[num_kv_heads, 2 (of keys, of values), page_size]` for each page.
+    Pages are `[num_kv_heads, page_size, width]`, with K and V of a token side by side on the lanes (`HeadLayout`).
+    8-bit codes have a second array with the tokens' scales: f32 `[num_kv_heads, 2 (of keys, of values), page_size]` for
+    each page.
     """
 
     name = "fused"
@@ -40,9 +41,9 @@ class FusedAttention(AttentionBackend):
         self,
         *,
         kv_dtype: str | None = None,
-        max_keys: int = 1024,  # of a block of pages, at most
-        max_queries: int = 128,  # of a block of prefill, at most; a power of two from 16
-        interpret: Any = False,  # as of pallas_call
+        max_keys: int = 1024,  # in a block of pages, at most
+        max_queries: int = 128,  # in a block of prefill, at most; a power of two, at least 16
+        interpret: Any = False,  # as for pallas_call
     ) -> None:
         self._max_keys = max_keys
         self._max_queries = max_queries
@@ -55,12 +56,12 @@ class FusedAttention(AttentionBackend):
     def rows_moved(
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
     ) -> tuple[int, int]:
-        del pages_per_seq  # whole tiles, however pages are put together into blocks
+        del pages_per_seq  # whole tiles move, whatever the blocks of pages
         tile, first = tile_rows(spec.dtype), first_key(context, window)
         read = _in_tiles(first, context, tile)
         if not is_quantized(spec.dtype):
             return read, tile
-        # Scales move with those of LANES tokens: what they are more than the rows', in rows.
+        # Scales move for LANES tokens at a time: convert the excess over the rows' tokens to rows.
         row = HeadLayout(spec.head_dim).width + 2 * _SCALE_BYTES
         extra = (_in_tiles(first, context, LANES) - read, LANES - tile)
         more_read, more_written = (-(-tokens * 2 * _SCALE_BYTES // row) for tokens in extra)
@@ -92,7 +93,7 @@ class FusedAttention(AttentionBackend):
         sinks: jax.Array | None = None,
         kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, StackedCache]:
-        """The number of tokens is a multiple of 16, as those of all buckets are."""
+        """Attends by one kernel call. The number of tokens must be a multiple of 16, as in all buckets."""
         q, k, v = qkv
         num_tokens, num_heads, head_dim = q.shape
         held = jax.tree.leaves(cache.pages)
@@ -168,46 +169,50 @@ class FusedAttention(AttentionBackend):
 
 
 def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
-    """Keys and values as they will lie in a page, in parts of whole lanes for each KV head, each
-    `[num_tokens, num_kv_heads * lanes]`, not yet of the page's type, but in values that it has.
+    """Returns keys and values as a page will hold them, in parts of whole lanes for each KV head, each `[num_tokens,
+    num_kv_heads * lanes]`.
+
+    They do not have the page's type yet, but only values that it can represent.
     """
     if layout.is_packed:
         k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, layout.half - x.shape[2]))) for x in (k, v))
-    else:  # from here on as matmuls write them
+    else:  # from here on in the layout that matmuls write
         k, v = _rows(k, layout.half), _rows(v, layout.half)
-    v = jnp.nan_to_num(v)  # a NaN would outlast a weight of 0, and its sequence
+    v = jnp.nan_to_num(v)  # a NaN would survive a weight of 0, and its sequence
     k, v = (x.astype(_new_dtype(dtype)) for x in (k, v))
     return [_rows(jnp.concatenate([k, v], axis=2), layout.width)] if layout.is_packed else [k, v]
 
 
 def _new_dtype(dtype: jnp.dtype) -> str:
-    """That new keys and values come in, for pages of `dtype`."""
+    """Returns the type in which the kernel takes new keys and values, for pages of `dtype`."""
     return "float32" if dtype == jnp.float32 else "bfloat16"
 
 
 def _coded(
     k: jax.Array, v: jax.Array, dtype: jnp.dtype, kv_scales: KVScales | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys and values as codes, in a type that has them exactly, and their `scale_rows`."""
+    """Returns keys and values as codes, in a type that represents them exactly, and their `scale_rows`."""
     (key_codes, key_scales), (value_codes, value_scales) = quantized_kv(k, v, dtype, kv_scales)
     return key_codes.astype(jnp.bfloat16), value_codes.astype(jnp.bfloat16), scale_rows(key_scales, value_scales)
 
 
 def _in_tiles(first: int, end: int, tile: int) -> int:
-    """How many rows there are in the tiles that hold `[first, end)`."""
+    """Returns the number of rows in the tiles that hold `[first, end)`."""
     return -(-end // tile) * tile - first // tile * tile
 
 
 def _rows(x: jax.Array, lanes: int) -> jax.Array:
-    """[num_tokens, heads, features] -> [num_tokens, heads * lanes], zero behind each head's features."""
+    """Pads and flattens [num_tokens, heads, features] to [num_tokens, heads * lanes], with zeros after each head's
+    features.
+    """
     if x.shape[2] != lanes:
         x = jnp.pad(x, ((0, 0), (0, 0), (0, lanes - x.shape[2])))
     return x.reshape(x.shape[0], -1)
 
 
 def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEstimate:
-    """For XLA's schedule. Shapes do not say how long sequences are: as many as there can be decode, each behind half of
-    what its table has pages for.
+    """Estimates the cost for XLA's scheduler. Shapes do not tell the lengths of sequences: the estimate has as many
+    decoding sequences as possible, each at half of its table's capacity.
     """
     num_tokens, num_heads, _ = q.shape
     page_size, width = held[0].shape[2:]
@@ -221,7 +226,7 @@ def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEst
 
 
 def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: Blocks) -> jax.Array:
-    """f32 [num_kv_heads, decode rows, LANES], the same in all lanes."""
+    """Returns sinks as f32 [num_kv_heads, decode rows, LANES], the same in all lanes."""
     rows = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
     rows = jnp.pad(rows, ((0, 0), (0, blocks.decode_rows - rows.shape[1])))
     return jnp.broadcast_to(rows[..., None], (*rows.shape, LANES))

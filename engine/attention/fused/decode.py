@@ -1,4 +1,4 @@
-"""The sequences with one query, one after the other."""
+"""Decoding: the sequences with one query, one after the other."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Decode:
     kv: PageBlocks
     state: Softmax
     tokens: TokenBlock
-    q: Ref  # [num_kv_heads, decode rows, query width]: of the sequence
-    pending: Ref  # [2]: 1 where a write out of the buffer is under way
+    q: Ref  # [num_kv_heads, decode rows, query width]: the sequence's queries
+    pending: Ref  # [2]: 1 while a write from the buffer is in flight
     window: int
-    reads_only: bool  # the pages have the step's keys and values already
+    reads_only: bool  # the pages already hold the step's keys and values
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
@@ -81,7 +81,7 @@ class Decode:
         return next_i, next_block, 1 - slot, j
 
     def _place(self, seq: Int) -> tuple[Int, Int]:
-        """The block of tokens that a sequence's is in, and its row there."""
+        """Returns the block of tokens that holds the sequence's token, and the row in it."""
         token, num = self.tables.cu_q_lens[seq], self.tokens.num_queries
         return token // num, token % num
 
@@ -90,8 +90,8 @@ class Decode:
         return first // self.kv.blocks.keys
 
     def _keys(self, kv_len: Int) -> tuple[Int, Int]:
-        """The first position that the new token sees, and where what the pages have ends: before its own key, where
-        that is new.
+        """Returns the first position that the new token sees, and the end of what the pages hold: the position of its
+        own key, if that is new.
         """
         return jnp.maximum(kv_len - self.window, 0), kv_len if self.reads_only else kv_len - 1
 
@@ -101,7 +101,7 @@ class Decode:
         self.kv.fetch(seq, block, slot, *self._keys(self.tables.kv_lens[seq]))
 
     def _settle(self, slot: Int) -> None:
-        """Waits for the write out of a buffer, if there is one."""
+        """Waits for the write from a buffer, if there is one."""
 
         @pl.when(self.pending[slot] == 1)
         def _() -> None:

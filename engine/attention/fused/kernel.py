@@ -1,13 +1,13 @@
-"""The kernel: two loops, one over sequences that decode, one over blocks of queries that prefill.
+"""The kernel: a loop over sequences that decode, and one over blocks of queries that prefill.
 
-Both walk over blocks of pages with online softmax, the next block on its way from HBM while one is worked on. A block
-that takes in new tokens is changed in VMEM, where its keys are about to be read, and the changed part is written back;
-so new keys and values are never read from HBM in the step they come in. Without any, where the pages have a step's
-already, blocks are read to their end and nothing is changed.
+Both walk over blocks of pages with online softmax, and the next block is fetched from HBM while one is computed. A
+block that gets new tokens is updated in VMEM, where its keys are about to be read, and the changed part is written
+back. So new keys and values are never read from HBM in the step that brings them. If there are none, because the pages
+already hold the step's, blocks are read to their end and nothing is changed.
 
-Two transfers must not cross. Sequences that decode write to pages of their own, so nothing waits for their writes but
-the buffer they come from. Blocks of prefill may belong to one sequence: each waits for its writes before the next block
-of pages is fetched.
+Two transfers must not overlap. Sequences that decode write to pages of their own, so only the reuse of the buffer waits
+for their writes. Blocks of prefill may belong to one sequence: each waits for its writes before the next block of pages
+is fetched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 from penstock.engine.attention.quantization import is_quantized
 
 NUM_TABLES = 7
-_NUM_OWN = 2 + 15  # outputs and scratch, without those of scales
+_NUM_OWN = 2 + 15  # outputs and scratch, without those for scales
 
 
 def attend_kernel(
@@ -41,14 +41,14 @@ def attend_kernel(
     num_parts: int,
     has_scales: bool,
 ) -> None:
-    """Its arguments are tables, inputs, outputs and scratch, in the order in which `FusedAttention` names them."""
+    """Runs both loops. `refs` are tables, inputs, outputs and scratch, in the order of `FusedAttention`."""
     tables = Tables(*refs[:NUM_TABLES])
     num_own = _NUM_OWN + 3 * has_scales
     q, *others = refs[NUM_TABLES:-num_own]
     parts, rest = others[:num_parts], others[num_parts:]
     reads_only = not parts
     new_scales, *rest = (None, *rest) if reads_only or not has_scales else rest
-    sinks = rest[1 + has_scales :]  # behind the pages, and their scales, as they come in
+    sinks = rest[1 + has_scales :]  # after the input pages and their scales
     out, pages, *own = refs[-num_own:]
     scales, *own = own if has_scales else (None, *own)
     buffer, arrived, written, pending, *held = own
@@ -59,7 +59,7 @@ def attend_kernel(
     kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq, scale_blocks)
     operands = Operands(q, tuple(parts), out, new_scales)
     tokens = TokenBlock(operands, q_block, new_block, out_block, scale_block, moved, group)
-    buffer[...] = jnp.zeros_like(buffer)  # what no page fills is multiplied with a weight of 0
+    buffer[...] = jnp.zeros_like(buffer)  # rows that no page fills are multiplied by a weight of 0
     if kv.scales is not None:
         kv.scales.buffer[...] = jnp.zeros_like(kv.scales.buffer)
     out_block[...] = jnp.zeros_like(out_block)
@@ -72,7 +72,7 @@ def attend_kernel(
 def scratch(
     blocks: Blocks, layout: HeadLayout, num_kv_heads: int, group: int, q_dtype: str, new_dtype: str, kv_dtype: str
 ) -> list[Any]:
-    """The kernel's own memory."""
+    """Returns the kernel's scratch memory."""
     rows = blocks.num_queries * group
 
     def vmem(*shape: int, dtype: str = "float32") -> Any:

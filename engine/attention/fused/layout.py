@@ -1,4 +1,4 @@
-"""Sizes that the kernel is built for, chosen from the shapes of its arguments."""
+"""The sizes that the kernel is built for, chosen from the shapes of its arguments."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 LANES = 128
-_SLOT_BYTES = 2 * 2**20  # of one of the two buffers for keys and values
+_SLOT_BYTES = 2 * 2**20  # for one of the two buffers of keys and values
 _MAX_KEYS_AT_ONCE = 256
-_MAX_ROWS = 512  # query rows per KV head of a block
+_MAX_ROWS = 512  # query rows per KV head in a block
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How the K and V of one token and head lie side by side on the lanes of a page.
+    """The layout of K and V of one token and head, side by side on the lanes of a page.
 
-    A head_dim of up to 64 shares 128 lanes: the query is zero where V lies, so the dot product over all lanes is the
-    score, and the result is taken from the lanes of V. A larger one has lanes of its own, padded to a multiple of 128.
+    A head_dim of up to 64 shares 128 lanes. The query is zero on V's lanes, so the dot product over all lanes is the
+    score, and the result is taken from V's lanes. A larger head_dim has lanes of its own, padded to a multiple of 128.
     """
 
     head_dim: int
@@ -28,17 +28,17 @@ class HeadLayout:
 
     @property
     def half(self) -> int:
-        """Where V begins."""
+        """The first lane of V."""
         return LANES // 2 if self.is_packed else -(-self.head_dim // LANES) * LANES
 
     @property
     def width(self) -> int:
-        """Lanes of K and V together."""
+        """Number of lanes of K and V together."""
         return 2 * self.half
 
     @property
     def query_width(self) -> int:
-        """Lanes of a query, and of a result."""
+        """Number of lanes of a query, and of a result."""
         return self.width if self.is_packed else self.half
 
     @property
@@ -48,15 +48,15 @@ class HeadLayout:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What the kernel holds in VMEM at a time."""
+    """Sizes of what the kernel holds in VMEM at a time."""
 
-    num_queries: int  # tokens of a block, of which a step has a whole number
+    num_queries: int  # tokens in a block; a step is a whole number of blocks
     decode_rows: int  # query heads of a KV head, padded to whole tiles
     pages: int  # per block of keys
     keys: int
-    keys_at_once: int  # of a block, that prefill attends to: what it takes to compile grows with it
-    heads_at_once: int  # KV heads that decode side by side
-    tile_rows: int  # of the least part of a page that is moved
+    keys_at_once: int  # keys of a block that prefill attends to at once; compile time grows with it
+    heads_at_once: int  # KV heads that decode at once
+    tile_rows: int  # rows of the smallest part of a page that is moved
 
 
 def blocks_for(
@@ -97,11 +97,11 @@ def blocks_for(
 def pages_per_block(
     *, num_kv_heads: int, page_size: int, pages_per_seq: int, kv_dtype: str, width: int, max_keys: int
 ) -> int:
-    """Of keys, as many as half of the buffers holds."""
+    """Returns the number of pages in a block of keys: as many as one of the two buffers holds."""
     keys = min(max_keys, _SLOT_BYTES // (num_kv_heads * width * jnp.dtype(kv_dtype).itemsize))
     return max(1, min(keys // page_size, pages_per_seq))
 
 
 def tile_rows(dtype: str) -> int:
-    """Rows of a TPU tile: 8 of 32 bits."""
+    """Returns the number of rows in a TPU tile: 8 for 32-bit types."""
     return 8 * 4 // jnp.dtype(dtype).itemsize

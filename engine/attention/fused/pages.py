@@ -1,4 +1,4 @@
-"""The tables that the kernel reads, and its traffic of pages between HBM and VMEM."""
+"""The tables that the kernel reads, and its transfers of pages between HBM and VMEM."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from penstock.engine.attention.fused.softmax import Int, KeyBlock, Ref, aligned
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Scalars, in SMEM: a step's (`prepared.py`), and behind them the layer's."""
+    """Scalars in SMEM: the step's (`prepared.py`), then the layer's."""
 
     kv_lens: Ref  # [max_seqs]
     cu_q_lens: Ref  # [max_seqs + 1]
     pages: Ref  # [max_seqs * pages_per_seq]
-    decoding: Ref  # [max_seqs]: first the sequences with one query
-    prefilling: Ref  # [max_seqs]: first those with more
-    counts: Ref  # [2]: how many decode, how many prefill
-    first_page: Ref  # [1]: where the pages of the layer's array begin
+    decoding: Ref  # [max_seqs]: the sequences with one query come first
+    prefilling: Ref  # [max_seqs]: those with more come first
+    counts: Ref  # [2]: numbers of decoding and of prefilling sequences
+    first_page: Ref  # [1]: index of the first page of the layer's array
 
 
 class ScaleBlocks(NamedTuple):
-    """Of codes of 8 bits: the tokens' scales, of keys and behind them of values."""
+    """The tokens' scales for 8-bit codes: those of keys, then those of values."""
 
     pages: Ref  # in HBM, f32 [pages, num_kv_heads, 2, page_size]
     buffer: Ref  # [2, num_kv_heads, 2, keys]
@@ -38,7 +38,7 @@ class ScaleBlocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageBlocks:
-    """Two buffers of keys and values, each a block of pages."""
+    """Two buffers of keys and values, each for a block of pages."""
 
     blocks: Blocks
     tables: Tables
@@ -47,34 +47,34 @@ class PageBlocks:
     arrived: Ref  # semaphores, one per buffer
     written: Ref
     pages_per_seq: int
-    scales: ScaleBlocks | None  # of codes of 8 bits alone
+    scales: ScaleBlocks | None  # only for 8-bit codes
 
     def keys_of(self, slot: Int, head: Int, first: Int, num: int) -> KeyBlock:
-        """Of a buffer, `num` keys from `first` on, a multiple of pages."""
+        """Returns `num` keys of a buffer from `first` on; both are multiples of a page."""
         rows = pl.ds(first, num)
         scales = None if self.scales is None else self.scales.buffer.at[slot, head, :, rows]
         return KeyBlock(self.buffer.at[slot, head, rows, :], scales)
 
     def fetch(self, seq: Int, block: Int, slot: Int, first: Int, end: Int) -> None:
-        """Starts to bring in those of a block's keys that are at positions from `first` and before `end`, in whole
-        tiles.
-        """
+        """Starts to fetch a block's keys at positions from `first` to before `end`, in whole tiles."""
         self._each_arrival(seq, block, slot, first, end, _start)
 
     def wait(self, seq: Int, block: Int, slot: Int, first: Int, end: Int) -> None:
         self._each_arrival(seq, block, slot, first, end, _wait)
 
     def write_tile(self, seq: Int, block: Int, slot: Int, row: Int) -> None:
-        """Starts to write the tile that begins at `row` of a buffer, with its scales; one at a time for each buffer."""
+        """Starts to write back the tile that begins at `row` of a buffer, with its scales; one at a time for each
+        buffer.
+        """
         for copy in self._tile(seq, block, slot, row):
             copy.start()
 
     def await_tile(self, slot: Int) -> None:
-        for copy in self._tile(0, 0, slot, 0):  # a wait asks for the size alone
+        for copy in self._tile(0, 0, slot, 0):  # a wait only needs the size
             copy.wait()
 
     def write_rows(self, seq: Int, block: Int, slot: Int, first_row: Int, end_row: Int) -> None:
-        """Writes the tiles that hold the rows `[first_row, end_row)` of a buffer, and waits for it."""
+        """Writes the tiles that hold the rows `[first_row, end_row)` of a buffer, and waits until they are written."""
         for act in (_start, _wait):
             self._each_copy(seq, block, slot, first_row, end_row, act, out=True)
 
@@ -93,7 +93,9 @@ class PageBlocks:
         *,
         out: bool = False,
     ) -> None:
-        """Of the tiles of a buffer that hold the rows `[first_row, end_row)`, and of their scales."""
+        """Calls `act` with each copy of the tiles that hold the rows `[first_row, end_row)` of a buffer, and of their
+        scales.
+        """
         first, end = self._in_tiles(first_row, end_row, self.blocks.tile_rows)
         self._each_piece(first, end, lambda row, size: act(self._copy(seq, block, slot, row, size, out=out)))
         scales = self.scales
@@ -112,14 +114,14 @@ class PageBlocks:
         return [codes, self._scale_copy(self.scales, seq, block, slot, row // LANES * LANES, out=True)]
 
     def _copy(self, seq: Int, block: Int, slot: Int, row: Int, size: int, *, out: bool) -> Any:
-        """The transfer of some rows of one page into a buffer, or with `out` the other way."""
+        """Returns the copy of some rows of one page into a buffer, or with `out` the other way."""
         tile = self.blocks.tile_rows
         near = self.buffer.at[slot, :, pl.ds(aligned(row, tile), size), :]
         place = aligned(row % self._page_size, tile)
         return self._between(near, self.pages.at[self._page(seq, block, row), :, pl.ds(place, size), :], slot, out)
 
     def _scale_copy(self, scales: ScaleBlocks, seq: Int, block: Int, slot: Int, row: Int, *, out: bool) -> Any:
-        """The transfer of the scales of LANES tokens from `row` on, likewise."""
+        """Returns the copy of the scales of LANES tokens from `row` on, in the same direction."""
         near = scales.buffer.at[slot, :, :, pl.ds(aligned(row, LANES), LANES)]
         place = aligned(row % self._page_size, LANES)
         return self._between(near, scales.pages.at[self._page(seq, block, row), :, :, pl.ds(place, LANES)], slot, out)
@@ -135,13 +137,14 @@ class PageBlocks:
         return page
 
     def _in_tiles(self, first_row: Int, end_row: Int, tile: int) -> tuple[jax.Array, jax.Array]:
-        """Where the tiles that hold the rows `[first_row, end_row)` begin and end, of those in a buffer."""
+        """Returns the first and end row of a buffer's tiles that hold the rows `[first_row, end_row)`."""
         end = jnp.clip(pl.cdiv(end_row, tile) * tile, 0, self.blocks.keys)
         return jnp.clip(first_row // tile * tile, 0, end), end
 
     def _each_piece(self, first: Int, end: Int, work: Callable[[Int, int], None]) -> None:
-        """Runs `work` with the first row and the size of each piece of a buffer's rows from `first` to `end`: whole
-        pages, and of others powers of two of tiles, within the page.
+        """Calls `work` with the first row and the size of each piece of a buffer's rows from `first` to `end`.
+
+        Pieces are whole pages; of a partial page, powers of two of tiles within it.
         """
         page_size = self._page_size
         first_page, end_page = pl.cdiv(first, page_size), end // page_size
@@ -151,7 +154,7 @@ class PageBlocks:
         self._each_part(jnp.maximum(end_page * page_size, head_end), end, work)
 
     def _each_part(self, first: Int, end: Int, work: Callable[[Int, int], None]) -> None:
-        """Of a page of which not all rows are meant."""
+        """Calls `work` with the pieces of a partial page."""
         tile = self.blocks.tile_rows
         count = (end - first) // tile
         for bit in reversed(range((self._page_size // tile - 1).bit_length())):

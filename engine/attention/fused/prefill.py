@@ -1,7 +1,7 @@
-"""The sequences with more than one query, block of queries by block of queries.
+"""Prefill: the sequences with more than one query, one block of queries after the other.
 
-Blocks of queries are the same for all sequences, `num_queries` consecutive tokens of the step each; a block in which
-two sequences meet is worked on twice.
+Blocks of queries are the same for all sequences: `num_queries` consecutive tokens of the step each. A block in which
+two sequences meet is processed twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_
 from penstock.engine.attention.fused.tokens import TokenBlock
 
 Carry = tuple[Int, Int, Int, Int, Int]
-"""Place in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
+"""Index in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Span:
     seq: Int
     first: Int  # of the step's tokens
     end: Int
-    shift: Int  # from a token's number in the step to its position in the sequence
+    shift: Int  # added to a token's number in the step, gives its position in the sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Prefill:
     state: Softmax
     tokens: TokenBlock
     window: int
-    reads_only: bool  # the pages have the step's keys and values already
+    reads_only: bool  # the pages already hold the step's keys and values
 
     def run(self) -> None:
         @pl.when(self._num_seqs > 0)
@@ -59,7 +59,7 @@ class Prefill:
     def _step(self, carry: Carry) -> Carry:
         i, j, block, slot, loaded = carry
         span = self._span(i, j)
-        self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # what decoding sequences have in the block
+        self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # if decoding sequences may have results there
 
         @pl.when(block == self._first_block(i, j))
         def _() -> None:
@@ -84,7 +84,9 @@ class Prefill:
         return next_i, next_j, next_block, 1 - slot, j
 
     def _next(self, span: Span, is_last: Int, i: Int, j: Int, block: Int) -> tuple[Int, Int, Int]:
-        """The next block of keys; behind the last the next block of queries, of this sequence or of the next."""
+        """Returns the next block of keys; after the last, the next block of queries, of this sequence or of the next
+        one.
+        """
         is_done = span.end == self.tables.cu_q_lens[span.seq + 1]
         next_i = jnp.where(is_last & is_done, i + 1, i)
         peek = jnp.minimum(next_i, self._num_seqs - 1)
@@ -106,8 +108,8 @@ class Prefill:
         return first // self.kv.blocks.keys
 
     def _keys(self, span: Span) -> tuple[Int, Int]:
-        """The first position that any of the queries sees, and where what the pages have ends: at the first query's,
-        where keys are new from there on.
+        """Returns the first position that any of the queries sees, and the end of what the pages hold: the position of
+        the first query, if keys are new from there on.
         """
         position = span.first + span.shift
         end = span.end + span.shift if self.reads_only else position
@@ -118,9 +120,9 @@ class Prefill:
         self.kv.fetch(span.seq, block, slot, *self._keys(span))
 
     def _take_in(self, span: Span, j: Int, block: Int, slot: Int) -> None:
-        """Puts the new tokens that fall into this block of keys there, and writes their tiles back."""
+        """Writes the new tokens that fall into this block of keys to the buffer, and their tiles back to the pages."""
         num_keys = self.kv.blocks.keys
-        shift = span.shift - block * num_keys  # from tokens to rows of the buffer
+        shift = span.shift - block * num_keys  # from token numbers to rows of the buffer
         first_row, end_row = span.first + shift, span.end + shift
 
         @pl.when((end_row > 0) & (first_row < num_keys))
@@ -129,7 +131,7 @@ class Prefill:
             self.kv.write_rows(span.seq, block, slot, first_row, end_row)
 
     def _merge(self, span: Span, j: Int, slot: Int, part: Int, shift: Int) -> None:
-        """Of a part of the buffer: each token to its row, by a matmul with a matrix of ones and zeros."""
+        """Moves each token to its row in a part of the buffer, by a matmul with a matrix of ones and zeros."""
         num_rows, num_queries = self.kv.blocks.keys_at_once, self.kv.blocks.num_queries
         row = part + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 0)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, (num_rows, num_queries), 1)
@@ -138,7 +140,7 @@ class Prefill:
         row = part + lax.broadcasted_iota(jnp.int32, (num_rows, self.tokens.new.shape[2]), 0)
         is_new = (row >= span.first + shift) & (row < span.end + shift)
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, self.tokens.new.shape[1:], 0)
-        is_own = (token >= span.first) & (token < span.end)  # a NaN of another sequence would outlast its zeros
+        is_own = (token >= span.first) & (token < span.end)  # a NaN of another sequence would survive the zeros
 
         def merge(head: Int) -> None:
             rows = self.kv.buffer.at[slot, head, pl.ds(part, num_rows), :]
@@ -172,18 +174,18 @@ class Prefill:
 
             each_head(self.tokens.num_heads, 1, attend)
 
-        oldest = span.first + span.shift - window + 1  # that any of the queries sees
+        oldest = span.first + span.shift - window + 1  # the oldest key that any of the queries sees
         self._each_part(oldest - start, span.end + span.shift - start, attend_to)
 
     def _each_part(self, first_row: Int, end_row: Int, work: Callable[[Int], None]) -> None:
-        """Runs `work` with the first row of each part of the buffer that holds any of these rows."""
+        """Calls `work` with the first row of each part of the buffer that holds any of these rows."""
         rows = self.kv.blocks.keys_at_once
         first = jnp.maximum(first_row, 0) // rows
         end = pl.cdiv(jnp.minimum(end_row, self.kv.blocks.keys), rows)
         lax.fori_loop(first, end, lambda i, _: work(aligned(i * rows, rows)), None)
 
     def _finish(self, span: Span, j: Int) -> None:
-        """Puts the sequence's rows among those of the others that meet in this block of queries."""
+        """Merges the sequence's rows with those of other sequences in this block of queries."""
         out = self.tokens.out
         num_queries = self.kv.blocks.num_queries
         token = j * num_queries + lax.broadcasted_iota(jnp.int32, out.shape[1:], 0) % num_queries

@@ -1,4 +1,4 @@
-"""What the kernel reads of a step and what does not depend on the layer: made once, outside the loop over layers."""
+"""The kernel's inputs that do not depend on the layer: made once per step, outside the loop over layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.engine.models.attend import RaggedBatch
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StepTables:
-    """As of the kernel's `Tables`."""
+    """The step's part of the kernel's `Tables`."""
 
     kv_lens: jax.Array  # i32 [max_seqs]
     cu_q_lens: jax.Array  # i32 [max_seqs + 1]
@@ -33,7 +33,7 @@ class StepTables:
 
 def step_tables(batch: RaggedBatch, page_size: int) -> StepTables:
     starts = jnp.minimum(batch.cu_q_lens[:-1], batch.slots.shape[0] - 1)
-    # The kernel writes where a sequence's pages say, and the pages of one that is over are others'.
+    # The kernel writes wherever a sequence's table points, and pages of an ended one belong to others.
     is_over = batch.slots[starts] < page_size
     page_indices = jnp.where(is_over[:, None], 0, batch.page_indices)
     q_lens, is_real = jnp.diff(batch.cu_q_lens), jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
@@ -50,5 +50,5 @@ def step_tables(batch: RaggedBatch, page_size: int) -> StepTables:
 
 
 def _first_those(is_meant: jax.Array) -> jax.Array:
-    """The numbers of the sequences that are meant, in order, before the others'."""
+    """Returns the numbers of the sequences in `is_meant`, in order, before all others."""
     return jnp.argsort(~is_meant, stable=True).astype(jnp.int32)

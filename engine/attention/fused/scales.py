@@ -1,7 +1,7 @@
-"""Scales of keys and values in 8 bits: a pair for each token and KV head.
+"""Scales of 8-bit keys and values: a pair for each token and KV head.
 
-Outside the pages they lie as the step's tokens do, a token per row, with the pairs of its KV heads along the lanes. In
-a page tokens lie along the lanes, as keys do in scores, which are multiplied by a row of scales; weights by another.
+Outside the pages there is a row per token, with the pairs of its KV heads along the lanes. In a page, tokens lie along
+the lanes, like the keys of scores, which are multiplied by a row of scales; weights are multiplied by another.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from penstock.engine.attention.fused.softmax import Int, Ref, aligned, each_head
 
 
 def scale_lanes(num_kv_heads: int) -> int:
-    """Of a token's row of scales."""
+    """Returns the number of lanes in a token's row of scales."""
     return -(-2 * num_kv_heads // LANES) * LANES
 
 
 def scale_rows(keys: jax.Array, values: jax.Array) -> jax.Array:
-    """Of keys and of values, each f32 [num_tokens, num_kv_heads], as the kernel takes them."""
+    """Lays out the scales of keys and of values, each f32 [num_tokens, num_kv_heads], as the kernel takes them."""
     num_tokens, num_kv_heads = keys.shape
     rows = jnp.stack([keys, values], axis=2).reshape(num_tokens, -1)
     return jnp.pad(rows, ((0, 0), (0, scale_lanes(num_kv_heads) - rows.shape[1])))
 
 
 def put_scales(buffer: Ref, key: Int, row: jax.Array) -> None:
-    """Puts a token's `row`, f32 [1, lanes], at `key` of [num_kv_heads, 2, keys]."""
+    """Writes a token's `row`, f32 [1, lanes], at `key` of [num_kv_heads, 2, keys]."""
     start = aligned(key // LANES * LANES, LANES)
     is_new = lax.broadcasted_iota(jnp.int32, (2, LANES), 1) == key - start
 
@@ -43,12 +43,13 @@ def put_scales(buffer: Ref, key: Int, row: jax.Array) -> None:
 def place_scales(
     buffer: Ref,  # [num_kv_heads, 2, keys]
     rows: jax.Array,  # f32 [num_tokens, lanes]
-    place: jax.Array,  # f32 [keys, num_tokens]: 1 where a key is a token, and else 0
-    is_new: jax.Array,  # bool [2, keys]: which keys are tokens
+    place: jax.Array,  # f32 [keys, num_tokens]: 1 where a key is the token's, otherwise 0
+    is_new: jax.Array,  # bool [2, keys]: which keys are new
 ) -> None:
-    """Puts each token's scales at its key: exact, by matmuls with ones and zeros.
+    """Writes each token's scales at its key; exact, by matmuls with ones and zeros.
 
-    Those of values are finite whatever the keys', and stay so: they lie apart from them before they are summed.
+    Scales of values are finite even if those of keys are not, and stay so, because the two are separated before they
+    are summed.
     """
     num_rows = 2 * buffer.shape[0]
     chosen = jnp.where(_is_row(num_rows, rows.shape[1]), 1.0, 0.0)
@@ -58,11 +59,11 @@ def place_scales(
     )
     is_value = lax.broadcasted_iota(jnp.int32, all_scales.shape, 0) % 2 == 1
     new = jnp.where(is_value, of_values, all_scales)
-    for head in range(buffer.shape[0]):  # not a loop of the kernel's: rows of a value are taken at fixed places
+    for head in range(buffer.shape[0]):  # unrolled: rows of a value can only be taken at fixed places
         buffer[head] = jnp.where(is_new, new[2 * head : 2 * head + 2], buffer[head])
 
 
 def _is_row(num_rows: int, lanes: int, first: Int = 0) -> jax.Array:
-    """Where a lane is that of a row, counted from `first`: bool [num_rows, lanes]."""
+    """Returns where a lane is that of a row, counted from `first`: bool [num_rows, lanes]."""
     lane = lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 1)
     return lane == first + lax.broadcasted_iota(jnp.int32, (num_rows, lanes), 0)

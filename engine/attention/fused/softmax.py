@@ -1,4 +1,4 @@
-"""Online softmax over blocks of keys (Milakov and Gimelshein, arXiv 1805.02867), for the KV heads one by one."""
+"""Online softmax over blocks of keys (Milakov and Gimelshein, arXiv 1805.02867), one KV head at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How the dot product of query and key becomes a score."""
+    """The function from the dot product of query and key to a score."""
 
     scale: float
     soft_cap: float | None
@@ -31,19 +31,19 @@ class KeyBlock(NamedTuple):
     """Keys and values of a KV head, in VMEM."""
 
     rows: Ref  # [keys, width]
-    scales: Ref | None  # f32 [2, keys]: what the rows' keys and what their values are multiplied with
+    scales: Ref | None  # f32 [2, keys]: the factors of the rows' keys, and of their values
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Running state of all KV heads."""
+    """The running state of all KV heads."""
 
     layout: HeadLayout
     scores: Scores
-    sinks: Ref | None  # f32 [num_kv_heads, decode rows, LANES]: scores of a key without a value, the same in all lanes
-    num_queries: int | None  # where rows are heads times tokens, so many tokens; None: rows are as those of sinks
+    sinks: Ref | None  # f32 [num_kv_heads, decode rows, LANES], the same in all lanes: scores of a key without a value
+    num_queries: int | None  # number of tokens, if rows are heads times tokens; None: rows are those of sinks
     top: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
-    total: Ref  # f32 [num_kv_heads, rows, LANES], likewise
+    total: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes
     values: Ref  # f32 [num_kv_heads, rows, query width]
 
     def start(self) -> None:
@@ -95,14 +95,14 @@ class Softmax:
         self.values[head] = self.values[head] * correction[:, :1] + update
 
     def result(self, head: Int) -> jax.Array:
-        """f32 [rows, query width]."""
+        """Returns the head's result, f32 [rows, query width]."""
         total = jnp.maximum(self.total[head][:, :1], 1e-30)
         result: jax.Array = self.values[head] * (1.0 / total)
         return result
 
 
 def each_head(num_heads: int, at_once: int, work: Callable[[Int], None]) -> None:
-    """Runs `work` for all heads, `at_once` of them side by side."""
+    """Calls `work` for all heads, unrolled by `at_once`."""
 
     def run(i: Int, _: None) -> None:
         for j in range(at_once):
@@ -112,22 +112,22 @@ def each_head(num_heads: int, at_once: int, work: Callable[[Int], None]) -> None
 
 
 def aligned(value: Int, multiple: int) -> jax.Array:
-    """`value`, which the compiler may take for a multiple of `multiple`."""
+    """Returns `value`, marked for the compiler as a multiple of `multiple`."""
     return pl.multiple_of(jnp.asarray(value, jnp.int32), multiple)
 
 
 def place_rows(place: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows put where the ones of a matrix of ones and zeros say: exact, in f32."""
+    """Moves rows to where the ones of a matrix of ones and zeros are; exact, in f32."""
     return _matmul(place, rows)
 
 
 def place_lanes(rows: jax.Array, place: jax.Array) -> jax.Array:
-    """`rows` [n, tokens] with each token's lane where `place` [lanes, tokens] has its one: exact, in f32."""
+    """Moves each token's lane of `rows` [n, tokens] to where `place` [lanes, tokens] has its one; exact, in f32."""
     return _matmul(rows, place, contract_lanes=True)
 
 
 def _matmul(a: jax.Array, b: jax.Array, *, contract_lanes: bool = False) -> jax.Array:
-    """In f32; with `contract_lanes`, `b` is transposed."""
+    """Multiplies in f32; with `contract_lanes`, `b` is transposed."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (1 if contract_lanes else 0,)), ((), ()))
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -1,7 +1,8 @@
-"""Queries, new keys and values, and results of the step's tokens: their traffic between HBM and VMEM, and single rows.
+"""Queries, new keys and values, and results of the step's tokens: their transfers between HBM and VMEM, and single
+rows.
 
-Outside the kernel they lie as matmuls write and read them, a token per row with its heads along the lanes, in tiles of
-8 or 16 tokens. So they move in blocks of consecutive tokens, and a decoding sequence takes its row out of a block.
+Outside the kernel they have the layout of matmuls: a row per token with its heads along the lanes, in tiles of 8 or 16
+tokens. So they move in blocks of consecutive tokens, and a decoding sequence takes its row out of a block.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from jax.experimental.pallas import tpu as pltpu
 from penstock.engine.attention.fused.softmax import Int, Ref, aligned
 
 ROWS = 16
-"""Tokens of a tile of 16 bits: an array in VMEM is indexed dynamically by whole tiles alone."""
+"""Tokens in a tile of a 16-bit type: an array in VMEM can only be indexed dynamically by whole tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """In HBM, or wherever XLA has them."""
+    """The kernel's arrays in HBM, or wherever XLA has put them."""
 
     q: Ref  # [num_tokens, num_heads * query width]
-    new: tuple[Ref, ...]  # parts of what a page holds of a token, each [num_tokens, num_kv_heads * lanes]
+    new: tuple[Ref, ...]  # parts of a token's row in a page, each [num_tokens, num_kv_heads * lanes]
     out: Ref  # as q
-    scales: Ref | None  # f32 [num_tokens, lanes]: `scale_rows`, of codes of 8 bits alone
+    scales: Ref | None  # f32 [num_tokens, lanes]: `scale_rows`, only for 8-bit codes
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBlock:
-    """A block of tokens in VMEM; of a KV head's queries, those of one query head after those of another."""
+    """A block of tokens in VMEM. The queries of a KV head are ordered by query head, then by token."""
 
     operands: Operands
     q: Ref  # [num_kv_heads, group * num_queries, query width]
@@ -49,12 +50,12 @@ class TokenBlock:
 
     @property
     def num_heads(self) -> int:
-        """KV heads."""
+        """Number of KV heads."""
         return int(self.new.shape[0])
 
     def switch(self, j: Int, loaded: Int, *, keeps: Int) -> None:
-        """Brings block `j` in where `loaded` is another, whose results go out; -1 is none. With `keeps`, the results
-        that block `j` has already come in too.
+        """Loads block `j` unless it is `loaded`, whose results are stored first; -1 is none. With `keeps`, the results
+        that block `j` already has are loaded too.
         """
 
         @pl.when((j != loaded) & (loaded >= 0))
@@ -74,7 +75,9 @@ class TokenBlock:
         self._all([self._head(self.operands.out, self.out, j, i, out=True) for i in range(self._num_query_heads)])
 
     def rows_of_heads(self, array: Ref, head: Int, token: Int, num_rows: int) -> jax.Array:
-        """Of `array`, `q` or `out`: the rows that a KV head's query heads have for a token of the block, f32."""
+        """Returns the rows in `array`, which is `q` or `out`, of a KV head's query heads for a token of the
+        block, f32.
+        """
         place = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
         rows = jnp.zeros((num_rows, array.shape[2]), jnp.float32)
         for i in range(self.group):
@@ -82,7 +85,7 @@ class TokenBlock:
         return rows
 
     def put_rows(self, head: Int, token: Int, rows: jax.Array) -> None:
-        """Puts f32 rows, one for each of a KV head's query heads, where the results of a token of the block are."""
+        """Writes f32 rows, one for each query head of a KV head, to the results of a token of the block."""
         start = aligned(token // ROWS * ROWS, ROWS)
         is_meant = lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0) == token - start
         for i in range(self.group):
@@ -108,7 +111,7 @@ class TokenBlock:
         return copies
 
     def _head(self, whole: Ref, block: Ref, j: Int, i: int, *, out: bool = False) -> Any:
-        """The transfer of a query head's rows, `whole` to `block`, or with `out` the other way."""
+        """Returns the copy of a query head's rows from `whole` to `block`, or with `out` the other way."""
         lanes = block.shape[2]
         far = whole.at[self._tokens(j), pl.ds(i * lanes, lanes)]
         near = block.at[i // self.group, pl.ds(i % self.group * self.num_queries, self.num_queries), :]
@@ -129,7 +132,7 @@ class TokenBlock:
 
 
 def row_of(array: Ref, first: int, token: Int) -> jax.Array:
-    """Row `first + token` of [rows, lanes], f32 [1, lanes]; `first` is a multiple of ROWS."""
+    """Returns row `first + token` of [rows, lanes], f32 [1, lanes]; `first` is a multiple of ROWS."""
     start = aligned(token // ROWS * ROWS, ROWS)
     rows = array[pl.ds(first + start, ROWS), :].astype(jnp.float32)
     is_meant = lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0) == token - start

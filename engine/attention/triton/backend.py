@@ -1,4 +1,4 @@
-"""The kernels behind the contract: what XLA prepares for them, and in which order they run."""
+"""The Triton kernels as an attention backend: what XLA prepares for them, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, Layer
 
 
 class TritonAttention(AttentionBackend):
-    """Keys and values of a layer are `[num_pages, num_kv_heads, page_size, head_dim]`, each an array of its own.
+    """Attention by Triton kernels, for any head_dim, number of KV heads and page size.
 
-    Any head_dim, any number of KV heads, any page size; best where a page holds whole blocks of keys
-    (`tiles.DecodeTiles`). Four kernels: one writes the step's keys and values into the pages, two decode, one prefills.
-    Which sequences have work for which, the kernels read from the device; a program without work leaves at once.
+    Keys and values of a layer are `[num_pages, num_kv_heads, page_size, head_dim]`, each an array of its own. A page
+    should hold whole blocks of keys (`tiles.DecodeTiles`). There are four kernels: one writes the step's keys and
+    values into the pages, two decode, one prefills. They read from the device which sequences have work for them; a
+    program without work exits at once.
     """
 
     name = "triton"
-    # In a loop over layers each layer's weights would be copied out of the stack before they are used. Unrolled, what
-    # depends on the batch alone is also the same expression in all layers, which XLA then computes once.
+    # In a loop over layers each layer's weights would be copied out of the stack before use. If unrolled, what depends
+    # only on the batch is also the same expression in all layers, which XLA then computes once.
     is_stacked = False
     quantized_dtypes = ()
 
     def __init__(self, *, num_programs: int = NUM_PROGRAMS, interpret: bool = False) -> None:
-        """`num_programs` keep the card busy: what fewer sequences decode is split so that there are as many.
+        """Creates the backend.
 
-        With `interpret` it runs on any device, slowly: for tests.
+        `num_programs` keep the GPU busy: if fewer sequences decode, their keys are split into as many parts. With
+        `interpret` it runs on any device, slowly: for tests.
         """
         self._num_programs = num_programs
         self._interpret = interpret
@@ -49,7 +51,7 @@ class TritonAttention(AttentionBackend):
         self, context: int, spec: KVCacheSpec, pages_per_seq: int, window: int | None = None
     ) -> tuple[int, int]:
         del spec, pages_per_seq
-        return context + 1 - first_key(context, window), 1  # what lies behind the last token is masked, not read
+        return context + 1 - first_key(context, window), 1  # what lies after the last token is masked, not read
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[tuple[CacheArray, CacheArray], ...]:
         shape = (spec.num_pages, spec.num_kv_heads, spec.page_size, spec.head_dim)
@@ -80,7 +82,7 @@ class TritonAttention(AttentionBackend):
     def _write(
         self, k: jax.Array, v: jax.Array, cache: LayerCache, batch: RaggedBatch, heads: Heads
     ) -> tuple[jax.Array, jax.Array]:
-        """The pages with this step's keys and values in them."""
+        """Returns the pages with this step's keys and values."""
         write = self._call(
             partial(write_kernel, heads=heads),
             "write_kv",
@@ -102,7 +104,9 @@ class TritonAttention(AttentionBackend):
         scores: Scores,
         sinks: jax.Array | None,  # f32 [num_heads]
     ) -> jax.Array:
-        """Attended values, as `q`, in the rows of sequences with one query; the others hold anything."""
+        """Returns attended values, shaped like `q`, in the rows of sequences with one query; other rows are
+        undefined.
+        """
         max_seqs, pages_per_seq = batch.page_indices.shape
         tiles = decode_tiles(heads, keys.dtype.name, self._num_programs, max_seqs, pages_per_seq * keys.shape[2])
         work, shares = split_work(batch, tiles, heads, scores.sliding_window)
@@ -131,7 +135,7 @@ class TritonAttention(AttentionBackend):
 
     def _prefill(
         self,
-        attended: jax.Array,  # as q: overwritten in the rows of sequences with more queries than one
+        attended: jax.Array,  # as q: overwritten in the rows of sequences with more than one query
         q: jax.Array,
         keys: jax.Array,
         values: jax.Array,
@@ -160,12 +164,12 @@ class TritonAttention(AttentionBackend):
         name: str,
         *,
         grid: tuple[int, ...],
-        out: tuple[Any, ...],  # arrays of the shapes that come out
+        out: tuple[Any, ...],  # arrays with the shapes of the results
         aliases: dict[int, int] | None = None,
         num_warps: int = 4,
         num_stages: int = STAGES,
     ) -> Callable[..., list[jax.Array]]:
-        """`kernel` over `grid`; its references are whole arrays in device memory."""
+        """Returns the call of `kernel` over `grid`; its references are whole arrays in device memory."""
         run: Callable[..., list[jax.Array]] = pl.pallas_call(
             kernel,
             grid=grid,

@@ -1,7 +1,7 @@
-"""Sequences with one query: the keys of each are split between programs, and a second pass joins what they found.
+"""Decoding: the keys of each sequence with one query are split between programs, and a second pass joins the results.
 
-Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). The query heads of a KV head are the rows of one tile, so that a
-key is read once for all of them.
+This is flash-decoding (Dao, Haziza, Massa and Sizov, 2023). The query heads of a KV head are the rows of one tile, so
+that a key is read once for all of them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from penstock.engine.attention.triton.softmax import Carry, Scores, empty_softma
 from penstock.engine.attention.triton.tiles import DecodeTiles, Heads
 from penstock.engine.models.attend import RaggedBatch
 
-_SPLITS_AT_ONCE = 16  # that the second pass holds in registers
+_SPLITS_AT_ONCE = 16  # splits that the second pass holds in registers
 
 
 def split_work(
     batch: RaggedBatch, tiles: DecodeTiles, heads: Heads, sliding_window: int | None
 ) -> tuple[jax.Array, jax.Array]:
-    """How the blocks of keys of decoding sequences are shared out, the same for every KV head.
+    """Splits the blocks of keys of decoding sequences into shares, the same for every KV head.
 
-    Returns i32 [max_seqs, 5] of each sequence: its token, first block, number of blocks, blocks in one share, and first
-    share; no blocks where it does not decode. And i32 [num_shares, 2]: the sequence of each share, -1 for none, and
-    which of its shares it is.
+    Returns two arrays. The first, i32 [max_seqs, 5], has for each sequence its token, first block, number of blocks,
+    blocks per share, and first share; a sequence that does not decode has no blocks. The second, i32 [num_shares, 2],
+    has for each share its sequence, or -1 for none, and its number among the sequence's shares.
 
-    All shares are about as large, however long the sequences are, and about as many as keep the device busy: with
-    shares of `most` blocks, where all have `total`, there are no more than total / most beside one for each sequence.
+    All shares are about the same size, however long the sequences are, and there are about as many as keep the device
+    busy. If all sequences have `total` blocks and a share has `most`, there are at most total / most shares beyond one
+    per sequence.
     """
     max_seqs = batch.kv_lens.shape[0]
     is_decoding = (jnp.arange(max_seqs) < batch.num_seqs[0]) & (jnp.diff(batch.cu_q_lens) == 1)
@@ -40,11 +41,11 @@ def split_work(
     first = first_key // tiles.keys
     count = jnp.where(is_decoding, -(-batch.kv_lens // tiles.keys) - first, 0)
     most = jnp.maximum(-(-jnp.sum(count) * heads.num_kv_heads // tiles.num_programs), 1)
-    share = -(-count // jnp.maximum(-(-count // most), 1))  # even ones
+    share = -(-count // jnp.maximum(-(-count // most), 1))  # evened out
     ends = jnp.cumsum(-(-count // jnp.maximum(share, 1)))
     begins = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends[:-1]])
     number = jnp.arange(tiles.num_shares)
-    seq = jnp.searchsorted(ends, number, side="right", method="compare_all")  # the default loops, launch by launch
+    seq = jnp.searchsorted(ends, number, side="right", method="compare_all")  # the default is a loop of launches
     which = number - begins[jnp.minimum(seq, max_seqs - 1)]
     work = jnp.stack([batch.cu_q_lens[:-1], first, count, share, begins], axis=1)
     shares = jnp.stack([jnp.where(number < ends[-1], seq, -1), which], axis=1)
@@ -57,18 +58,18 @@ def decode_kernel(
     values: Ref,
     table: Ref,
     kv_lens: Ref,
-    work: Ref,  # as of split_work
+    work: Ref,  # as from split_work
     shares: Ref,
     sinks: Ref | None,  # f32 [num_heads]
     out: Ref,  # as q
-    parts: Ref,  # f32 [num_shares, num_heads, head_dim]: the result of each share of several
-    weights: Ref,  # f32 [num_shares, num_heads], base 2: how much it counts
+    parts: Ref,  # f32 [num_shares, num_heads, head_dim]: the result of each share, if there are several
+    weights: Ref,  # f32 [num_shares, num_heads], log2: the weight of each result
     *,
     heads: Heads,
     tiles: DecodeTiles,
     scores: Scores,
 ) -> None:
-    """A share of one sequence's keys, for the query heads of one KV head."""
+    """Attends to one share of a sequence's keys, for the query heads of one KV head."""
     kv_head, number = pl.program_id(0), pl.program_id(1)
     seq = shares[number, 0]
 
@@ -104,7 +105,7 @@ def decode_kernel(
 
 
 def _query_heads(heads: Heads, tiles: DecodeTiles, kv_head: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """The query head of each row of a tile, [rows], and which of the rows have one. None: all."""
+    """Returns the query head of each row of a tile, [rows], and which rows have one; None: all."""
     row = jnp.arange(tiles.rows, dtype=jnp.int32)
     return kv_head * heads.group + row, None if tiles.rows == heads.group else row < heads.group
 
@@ -119,7 +120,7 @@ def join_kernel(
     heads: Heads,
     tiles: DecodeTiles,
 ) -> None:
-    """One head of one sequence, if its keys were split."""
+    """Joins the results of one head of one sequence, if its keys were split."""
     head, seq = pl.program_id(0), pl.program_id(1)
     token, _, count, share, number = (work[seq, i] for i in range(5))
 

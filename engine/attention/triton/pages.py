@@ -1,4 +1,4 @@
-"""The pages as kernels see them: [num_pages, num_kv_heads, page_size, head_dim], keys and values apart."""
+"""The pages as the kernels see them: [num_pages, num_kv_heads, page_size, head_dim], keys and values apart."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class PageBlocks:
     values: Ref
     table: Ref  # i32 [max_seqs, pages_per_seq]
     heads: Heads
-    size: int  # tokens of a block
+    size: int  # tokens in a block
     seq: Int
     head: Int  # KV head
 
     def pages(self, block: Int, end: Int) -> jax.Array:
-        """Where a block lies: one page that has all of it, or the page of each of its tokens [size, 1].
+        """Returns a block's location: the one page that holds all of it, or the page of each of its tokens [size, 1].
 
-        For positions from `end` on it is some valid page. Loops carry this to the next iteration: if keys were loaded
-        in the iteration that loads their address, Triton would load them one block later, and wait for each.
+        For positions from `end` on it is some valid page. Loops carry the location to the next iteration. If the
+        iteration that loads the keys also loaded their address, Triton would load them one block later and wait for
+        each.
         """
         page_size = self.keys.shape[2]
         if page_size % self.size == 0:
@@ -44,9 +45,10 @@ class PageBlocks:
         return plgpu.load(numbers, mask=key < end, other=0)[:, None]
 
     def load(self, block: Int, pages: jax.Array, end: Int | None) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [size, width] of a block; zero from the position `end` on. None: all of it is filled.
+        """Loads keys and values [size, width] of a block, with zeros from the position `end` on; None: the block is
+        full.
 
-        What lies behind a sequence's end is never read: it may be an earlier holder's, and NaN.
+        What lies after a sequence's end is never read: it may be from an earlier sequence, and NaN.
         """
         page_size = self.keys.shape[2]
         if page_size % self.size == 0:
@@ -64,7 +66,9 @@ class PageBlocks:
 
 
 def lanes_mask(heads: Heads, shape: tuple[int, int], rows: jax.Array | None) -> jax.Array | None:
-    """Which of a tile's elements exist: `rows` [rows, 1] of them, with head_dim lanes each. None: all."""
+    """Returns which of a tile's elements exist: those in `rows` [rows, 1] and in the first head_dim lanes.
+    None: all.
+    """
     mask = None if rows is None else jnp.broadcast_to(rows, shape)
     if heads.width != heads.head_dim:
         lanes = jnp.broadcast_to(jnp.arange(heads.width, dtype=jnp.int32)[None, :] < heads.head_dim, shape)
@@ -73,7 +77,7 @@ def lanes_mask(heads: Heads, shape: tuple[int, int], rows: jax.Array | None) -> 
 
 
 def masked_load(ref: Ref, mask: jax.Array | None) -> jax.Array:
-    """Zero where the mask is not set."""
+    """Loads with zeros where the mask is not set."""
     return plgpu.load(ref, mask=mask, other=None if mask is None else 0.0)
 
 
@@ -88,7 +92,9 @@ def write_kernel(
     *,
     heads: Heads,
 ) -> None:
-    """One token's keys and values into its slot, for all heads. Padding tokens overwrite one another in page 0."""
+    """Writes one token's keys and values into its slot, for all heads. Padding tokens overwrite one another
+    in page 0.
+    """
     token = pl.program_id(0)
     slot, page_size = slots[token], keys.shape[2]
     rows = power_of_two(heads.num_kv_heads)
@@ -101,7 +107,9 @@ def write_kernel(
 
 
 def finite(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """In `dtype`, with NaN as 0 and infinities as the largest: as values they would outlast a weight of 0."""
+    """Converts to `dtype`, with NaN as 0 and infinities as the largest number: as values they would survive a weight of
+    0.
+    """
     top = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
     wide = x.astype(jnp.float32)
     return jnp.where(jnp.isnan(wide), 0.0, jnp.clip(wide, -top, top)).astype(dtype)

@@ -1,6 +1,6 @@
-"""Sequences with more queries than one: blocks of queries, each over the keys of its own sequence.
+"""Prefill: blocks of queries of sequences with more than one, each over the keys of its own sequence.
 
-As in FlashAttention-2 (Dao, arXiv 2307.08691), but that the query heads of a KV head share a block: its rows are
+As in FlashAttention-2 (Dao, arXiv 2307.08691), except that the query heads of a KV head share a block: its rows are
 queries times heads. Only blocks of keys at the edges of what a block of queries sees are masked.
 """
 
@@ -21,15 +21,16 @@ from penstock.engine.models.attend import RaggedBatch
 
 
 def query_blocks(batch: RaggedBatch, tiles: PrefillTiles) -> jax.Array:
-    """i32 [num_blocks, 2]: the sequence of each block of queries, -1 for none, and which of its queries come first.
+    """Returns, i32 [num_blocks, 2], the sequence of each block of queries, or -1 for none, and the first of its
+    queries.
 
-    The last block of a sequence comes first: it has the most keys to see.
+    The last block of a sequence comes first: it has the most keys to attend to.
     """
     is_real = jnp.arange(batch.kv_lens.shape[0]) < batch.num_seqs[0]
     q_lens = jnp.diff(batch.cu_q_lens)
     ends = jnp.cumsum(jnp.where(is_real & (q_lens > 1), -(-q_lens // tiles.queries), 0))
     block = jnp.arange(tiles.num_blocks)
-    seq = jnp.searchsorted(ends, block, side="right", method="compare_all")  # the default loops, launch by launch
+    seq = jnp.searchsorted(ends, block, side="right", method="compare_all")  # the default is a loop of launches
     number = ends[jnp.minimum(seq, ends.shape[0] - 1)] - 1 - block
     return jnp.stack([jnp.where(block < ends[-1], seq, -1), number * tiles.queries], axis=1).astype(jnp.int32)
 
@@ -41,7 +42,7 @@ def prefill_kernel(
     table: Ref,
     kv_lens: Ref,
     cu_q_lens: Ref,
-    blocks: Ref,  # as of query_blocks
+    blocks: Ref,  # as from query_blocks
     _out: Ref,
     sinks: Ref | None,  # f32 [num_heads]
     out: Ref,  # as q, in place
@@ -50,7 +51,7 @@ def prefill_kernel(
     tiles: PrefillTiles,
     scores: Scores,
 ) -> None:
-    """A block of queries of one sequence, for the query heads of one KV head."""
+    """Attends for a block of queries of one sequence, for the query heads of one KV head."""
     kv_head, block = pl.program_id(0), pl.program_id(1)
     seq, offset = blocks[block, 0], blocks[block, 1]
 
@@ -66,7 +67,7 @@ def prefill_kernel(
         mask = lanes_mask(heads, (tiles.rows, heads.width), is_own[:, None])
         rows = masked_load(q.at[at], mask)
         kv = PageBlocks(keys, values, table, heads, tiles.keys, seq, kv_head)
-        before = kv_len - q_len  # tokens of the sequence that earlier steps had
+        before = kv_len - q_len  # tokens of the sequence from earlier steps
         position = before + query
 
         def attend(number: jax.Array, state: tuple[jax.Array, Carry], *, is_edge: bool) -> tuple[jax.Array, Carry]:
@@ -89,7 +90,10 @@ def prefill_kernel(
 def _seen_blocks(
     first: jax.Array, last: jax.Array, size: int, sliding_window: int | None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Blocks of keys that queries at the positions `first` to `last` see: begin and end, and of those seen by all."""
+    """Returns the bounds of the blocks of keys that queries at the positions `first` to `last` see.
+
+    The bounds are: the first block, the first and the end of those that all queries see whole, and the end.
+    """
     end = lax.div(last, size) + 1
     all_end = lax.div(first + 1, size)
     begin = all_begin = jnp.zeros_like(end)

@@ -19,14 +19,16 @@ _LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How the dot product of query and key becomes a score, and which keys a query sees."""
+    """The function from the dot product of query and key to a score, and which keys a query sees."""
 
     scale: float
     soft_cap: float | None
     sliding_window: int | None
 
     def of(self, dots: jax.Array) -> jax.Array:
-        """Times log2(e), so that weights are powers of two: the hardware has an instruction for those."""
+        """Returns scores times log2(e), so that weights are powers of two: the hardware has an instruction
+        for those.
+        """
         if self.soft_cap is None:
             return dots * (self.scale * _LOG2_E)
         return jnp.tanh(dots * (self.scale / self.soft_cap)) * (self.soft_cap * _LOG2_E)
@@ -40,11 +42,11 @@ class Scores:
 
 def empty_softmax(
     width: int,
-    sinks: Ref | None,  # f32 [num_heads]: scores of a key without a value, the first that a row sees
+    sinks: Ref | None,  # f32 [num_heads]: scores of a key without a value, which a row sees first
     head: jax.Array,  # i32 [rows]
-    has_head: jax.Array | None = None,  # bool [rows]; None: all have
+    has_head: jax.Array | None = None,  # bool [rows]; None: all rows have one
     *,
-    is_first: jax.Array | bool = True,  # and not what others join to what they have seen
+    is_first: jax.Array | bool = True,  # otherwise the result is joined with one that has the sinks
 ) -> Carry:
     top, total = jnp.full(head.shape, _NEVER, jnp.float32), jnp.zeros(head.shape, jnp.float32)
     if sinks is not None:
@@ -63,8 +65,8 @@ def take_keys(
 ) -> Carry:
     """Adds a block of keys.
 
-    A row that has seen nothing yet gathers values of what is hidden from it. They vanish with the first key that it
-    sees, because everything before is then multiplied with 2 ** -1e30.
+    A row that has not seen any key yet accumulates values that are hidden from it. They vanish with the first key that
+    it sees, because everything before is then multiplied by 2 ** -1e30.
     """
     top, total, values = carry
     score = scores.of(_matmul(q, k, transpose=True))
@@ -78,19 +80,19 @@ def take_keys(
 
 
 def result(carry: Carry) -> jax.Array:
-    """f32 [rows, width]."""
+    """Returns the result, f32 [rows, width]."""
     _, total, values = carry
     return values / jnp.maximum(total, 1e-30)[:, None]
 
 
 def log_weight(carry: Carry) -> jax.Array:
-    """Base 2, [rows]: how much a result counts beside those over other keys."""
+    """Returns the log2 of a result's weight beside results over other keys, [rows]."""
     top, total, _ = carry
     return top + jnp.log2(jnp.maximum(total, 1e-30))
 
 
 def _matmul(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array:
-    """In f32; with `transpose`, of `a` and `b` transposed."""
+    """Multiplies in f32; with `transpose`, `b` is transposed."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (1 if transpose else 0,)), ((), ()))
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Sizes that the kernels are built for, chosen from the shapes of their arguments. Triton wants powers of two."""
+"""The sizes that the kernels are built for, chosen from the shapes of their arguments. Triton wants powers of two."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-STAGES = 3  # of the loops over keys: a block of keys and values is in use while the next is on its way
-_DECODE_BUFFERS = STAGES - 1  # blocks that Triton keeps in shared memory then,
-_PREFILL_BUFFERS = STAGES  # and one more for Hopper's asynchronous matmuls, which take 64 rows or more
+STAGES = 3  # of the loops over keys: one block is in use while the next is being fetched
+_DECODE_BUFFERS = STAGES - 1  # blocks that Triton then keeps in shared memory
+_PREFILL_BUFFERS = STAGES  # one more for Hopper's asynchronous matmuls, which take 64 rows or more
 
-# Shared memory, of 227 KiB that an SM of Hopper has for programs. Decoding waits for memory: two programs at least
-# share an SM, three in half precision, so that some 64 KiB are on their way to each SM at any time; to hide the
-# memory's latency takes a third of that. A program that prefills fills the registers of an SM and has it alone.
+# Shared memory, out of the 227 KiB that a Hopper SM has for programs. Decoding waits for memory: at least two programs
+# share an SM, three in half precision, so that about 64 KiB are in flight to each SM at any time; a third of that
+# would hide the memory's latency. A program that prefills fills the registers of an SM and has it to itself.
 _DECODE_BYTES = 96 * 2**10
 _PREFILL_BYTES = 200 * 2**10
 
 _MAX_KEYS = 64
-_MIN_ROWS = 16  # of a matmul on a tensor core
-_MAX_ROWS = 128  # two warp groups, of 64 rows each
-_MAX_WIDE_ROWS = 16  # in f32, which is multiplied without tensor cores: more would not stay in registers
-_MAX_VALUES = 128 * 128  # of the f32 sums of a block of queries, which stay in registers: 64 in each of 256 threads
+_MIN_ROWS = 16  # for a matmul on a tensor core
+_MAX_ROWS = 128  # two warp groups of 64 rows each
+_MAX_WIDE_ROWS = 16  # for f32, which is multiplied without tensor cores: more would not stay in registers
+_MAX_VALUES = 128 * 128  # f32 sums of a block of queries, which stay in registers: 64 in each of 256 threads
 
 NUM_PROGRAMS = 264
-"""That keep a card busy: two for each of the 132 SMs of an H100."""
+"""The number of programs that keep a GPU busy: two for each of the 132 SMs of an H100."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How query heads share KV heads, and how wide a head is."""
+    """The numbers of query and KV heads, and the width of a head."""
 
     num_heads: int
     num_kv_heads: int
@@ -40,7 +40,7 @@ class Heads:
 
     @property
     def width(self) -> int:
-        """head_dim, padded to what a tile may be."""
+        """The head_dim, padded to a valid tile size."""
         return max(16, power_of_two(self.head_dim))
 
 
@@ -48,9 +48,9 @@ class Heads:
 class DecodeTiles:
     rows: int  # query heads of a KV head, padded
     keys: int  # of a block
-    max_splits: int  # of one sequence's blocks between programs; a power of two
-    num_programs: int  # that are wanted
-    num_shares: int  # that a step of this shape can have at most, for each KV head
+    max_splits: int  # parts that one sequence's blocks are split into, at most; a power of two
+    num_programs: int  # programs that are wanted
+    num_shares: int  # shares that a step of this shape can have at most, for each KV head
     num_warps: int = 4
 
 
@@ -59,14 +59,14 @@ class PrefillTiles:
     rows: int  # queries times the query heads of a KV head, padded
     queries: int
     keys: int  # of a block
-    num_blocks: int  # of queries, that a step of this shape can have at most
+    num_blocks: int  # blocks of queries that a step of this shape can have at most
     num_warps: int
 
 
 def decode_tiles(heads: Heads, dtype: str, num_programs: int, max_seqs: int, max_len: int) -> DecodeTiles:
-    """`max_len` is the number of tokens that the pages of a sequence hold at most."""
+    """Returns the tiles for decoding. `max_len` is the most tokens that the pages of a sequence can hold."""
     keys = _keys(heads, dtype, _DECODE_BYTES // _DECODE_BUFFERS)
-    extra = -(-num_programs // heads.num_kv_heads)  # shares beyond one for each sequence, as of `split_work`
+    extra = -(-num_programs // heads.num_kv_heads)  # shares beyond one for each sequence, as in `split_work`
     return DecodeTiles(
         rows=max(_MIN_ROWS, power_of_two(heads.group)),
         keys=keys,
@@ -82,7 +82,7 @@ def prefill_tiles(heads: Heads, dtype: str, num_tokens: int, max_seqs: int) -> P
     rows = max(_MIN_ROWS, power_of_two(heads.group), min(most, power_of_two(num_tokens * heads.group)))
     queries = rows // heads.group
     q_bytes = rows * heads.width * itemsize
-    # Blocks do not cross from one sequence to the next; one that prefills has two tokens at least.
+    # Blocks do not span sequences; a sequence that prefills has at least two tokens.
     num_blocks = num_tokens // queries + min(max_seqs, num_tokens // 2)
     return PrefillTiles(
         rows=rows,
@@ -98,7 +98,7 @@ def power_of_two(at_least: int) -> int:
 
 
 def _keys(heads: Heads, dtype: str, budget: int) -> int:
-    """Keys of a block, such that they and their values fit into `budget` bytes."""
+    """Returns the number of keys in a block, such that they and their values fit into `budget` bytes."""
     token_bytes = 2 * heads.width * jnp.dtype(dtype).itemsize
     keys = _MAX_KEYS
     while keys > _MIN_ROWS and keys * token_bytes > budget:

@@ -1,6 +1,6 @@
-"""What the metadata of a GGUF file says of a model, as the fields that a `config.json` has for it.
+"""Converts the metadata of a GGUF file to the fields of a `config.json`.
 
-Some of a model is in no file, because llama.cpp has it in its code: that is stated here by architecture.
+Some properties of a model are in no file, because llama.cpp has them in its code: they are stated here by architecture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.loading.gguf.header import Header
 
-# Of metadata, behind the name of the architecture, and as config.json calls it.
+# Metadata keys, after the architecture's name, to fields of config.json.
 COMMON: Mapping[str, str] = MappingProxyType(
     {
         "context_length": "max_position_embeddings",
@@ -48,7 +48,7 @@ GRANITE = {
     "logit_scale": "logits_scaling",
 }
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""Tensors that are no weights: what rotary frequencies are divided by."""
+"""Tensors that are not weights, but the divisors of rotary frequencies."""
 
 Fields = dict[str, Any]
 ReadTensor = Callable[[str], np.ndarray]
@@ -68,7 +68,7 @@ class Described:
         return f"{tensor}.weight" in self.header.tensors or f"{tensor}.bias" in self.header.tensors
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive whole number.
+        """Reads a positive whole number.
 
         Raises:
             ConfigError: it is none.
@@ -79,7 +79,7 @@ class Described:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0.
+        """Reads a number above 0.
 
         Raises:
             ConfigError: it is none.
@@ -105,13 +105,13 @@ def _nothing(described: Described) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one of llama.cpp's architectures becomes a family of ours."""
+    """The conversion of one of llama.cpp's architectures to a model family."""
 
     model_type: str
-    keys: Mapping[str, str] = field(default_factory=dict)  # beside COMMON
+    keys: Mapping[str, str] = field(default_factory=dict)  # in addition to COMMON
     more: Callable[[Described], Fields] = _nothing
     permutes: bool = False  # rows of queries and keys are stored with neighbouring features paired
-    adds_one: bool = False  # to the weights of norms
+    adds_one: bool = False  # 1 is added to the weights of norms
 
 
 def _llama(described: Described) -> Fields:
@@ -121,7 +121,7 @@ def _llama(described: Described) -> Fields:
 
 
 def _gemma(large: int) -> Callable[[Described], Fields]:
-    """Of so many layers, queries are scaled by another size than that of a head."""
+    """Returns the fields of a Gemma. With `large` layers, queries are scaled by another size than the head's."""
 
     def more(described: Described) -> Fields:
         is_large = described.get("block_count") == large
@@ -197,7 +197,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def architecture_of(header: Header) -> Architecture:
-    """Raises ConfigError if it is not supported."""
+    """Returns the file's architecture. Raises ConfigError if it is not supported."""
     name = header.architecture
     if name not in ARCHITECTURES:
         raise ConfigError(
@@ -208,7 +208,7 @@ def architecture_of(header: Header) -> Architecture:
 
 
 def config_fields(header: Header, read: ReadTensor) -> Fields:
-    """Those of a config.json. `read` gives a tensor of floats by its name.
+    """Returns the fields of a config.json. `read` reads a tensor of floats by name.
 
     Raises:
         ConfigError: the model, or something it asks for, is not supported.
@@ -248,7 +248,7 @@ def _same_in_all_layers(described: Described, key: str, default: int) -> Any:
 
 
 def _windows(described: Described) -> Fields:
-    """Without a pattern, that of the family."""
+    """Reads the windows. Without a pattern in the metadata, the family's applies."""
     window, pattern = described.get("attention.sliding_window"), described.get("attention.sliding_window_pattern")
     if not window:
         return {"sliding_window": None}
@@ -265,11 +265,11 @@ def _windows(described: Described) -> Fields:
 def _rope(described: Described) -> Fields:
     scaling = _scaling(described)
     fields: Fields = {"rope_theta": described.number("rope.freq_base", 10_000.0), "rope_scaling": scaling}
-    length = "original_max_position_embeddings"  # of which families may have one beside the table, which would win
+    length = "original_max_position_embeddings"  # a family's default beside the table would override it
     fields[length] = scaling.get(length)
     dim = described.integer("rope.dimension_count", described.head_dim)
     if dim != described.head_dim:
-        fields["partial_rotary_factor"] = (dim + 0.5) / described.head_dim  # is rounded down to whole features
+        fields["partial_rotary_factor"] = (dim + 0.5) / described.head_dim  # readers round down to whole features
     return fields
 
 
@@ -279,7 +279,7 @@ def _scaling(described: Described) -> Fields:
         return _divided_frequencies(described, factors)
     kind = described.get("rope.scaling.type", "none")
     if kind == "none":
-        return {"rope_type": "default"}  # else a family's own would be taken
+        return {"rope_type": "default"}  # otherwise the family's default would apply
     table = {"rope_type": kind, "factor": described.number("rope.scaling.factor")}
     if kind == "linear":
         return table
@@ -289,7 +289,7 @@ def _scaling(described: Described) -> Fields:
 
 
 def _yarn(described: Described, factor: float) -> Fields:
-    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0  # which is what yarn multiplies by of itself
+    usual = 0.1 * math.log(max(factor, 1.0)) + 1.0  # YaRN's own factor
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         stated = described.number(key, 1.0)
         if not any(math.isclose(stated, accepted, rel_tol=1e-4) for accepted in (1.0, usual)):
@@ -305,7 +305,9 @@ def _yarn(described: Described, factor: float) -> Fields:
 
 
 def _divided_frequencies(described: Described, names: set[str]) -> Fields:
-    """longrope, or Llama 3's scaling, which llama.cpp stores as what it makes of every length's frequencies."""
+    """Reads longrope, or Llama 3's scaling, which llama.cpp stores as its divisors of frequencies, the same for every
+    length.
+    """
     one, short, long = ROPE_FACTORS
     if names not in ({one}, {short, long}):
         raise ConfigError(f"{described.header.file.name} has {', '.join(sorted(names))} without what belongs to them")

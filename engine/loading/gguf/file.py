@@ -23,15 +23,15 @@ from penstock.engine.loading.gguf.parts import refuse_part
 from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
 from penstock.engine.loading.weights import Stored, WeightFiles
 
-MAX_FACTORS = 2**12  # of rotary frequencies: half of the largest head that there may be, and more
-QUANTIZED_DTYPE = "bfloat16"  # of activations and floats, where no type of the whole model is stated
+MAX_FACTORS = 2**12  # of rotary frequencies: more than half of the largest possible head
+QUANTIZED_DTYPE = "bfloat16"  # of activations and floats, as the file states no type for the whole model
 
 
 class GgufFile:
-    """One file that holds all of a checkpoint, of which what the rest reads is as a Hugging Face folder has it.
+    """A checkpoint in a single file, presented like a Hugging Face folder.
 
     Raises:
-        CheckpointError: it cannot be read, or describes what cannot be.
+        CheckpointError: it cannot be read, or its description is inconsistent.
         ConfigError: it holds something that is not supported.
     """
 
@@ -74,7 +74,9 @@ class GgufFile:
         return tokenizer_of(self._header)
 
     def contents(self) -> Iterator[bytes]:
-        """Tokenizer and templates are left out: they have digests of their own. So is the name of the file."""
+        """Yields what identifies the weights. Tokenizer and templates are left out, because they have digests of their
+        own; so is the file's name.
+        """
         yield json.dumps(self.fields, sort_keys=True, separators=(",", ":")).encode()
         tensors = self._header.tensors.items()
         for name, tensor in tensors:

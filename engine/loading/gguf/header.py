@@ -1,7 +1,7 @@
-"""What a GGUF file says of itself: metadata and where its tensors are (docs/gguf.md in github.com/ggml-org/ggml).
+"""Reads the header of a GGUF file: metadata, and where tensors are (docs/gguf.md in github.com/ggml-org/ggml).
 
-Names and sizes of types are the `gguf` library's. Its reader is not used: an array that claims 2^60 elements keeps it
-busy until memory is full, and the vocabulary of a real model costs it hundreds of megabytes.
+Names and sizes of types come from the `gguf` library. Its reader is not used: an array that claims 2^60 elements keeps
+it busy until memory is full, and the vocabulary of a real model costs it hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.engine.errors import CheckpointError, shown
 from penstock.engine.loading.files import check_file
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-MAX_HEADER_BYTES = 2**27  # of metadata and descriptions of tensors; the largest vocabularies in use have some 20 MB
+MAX_HEADER_BYTES = 2**27  # of metadata and tensor descriptions; the largest vocabularies in use have about 20 MB
 MAX_FIELDS, MAX_TENSORS, MAX_ELEMENTS, MAX_DIMS, MAX_NAME = 2**12, 2**17, 2**21, 4, 2**8
 DEFAULT_ALIGNMENT = 32
 
@@ -45,9 +45,9 @@ _SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is and what its blocks are made of."""
+    """Location of a tensor, and the type of its blocks."""
 
-    shape: tuple[int, ...]  # of its elements, as numpy has it
+    shape: tuple[int, ...]  # of its elements, in numpy's order
     kind: str  # ggml's name of the type
     start: int  # in the file
 
@@ -63,7 +63,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """Of one file, whose tensors all lie inside it and apart from each other."""
+    """The header of a file. All its tensors lie inside the file and do not overlap."""
 
     file: Path
     metadata: Mapping[str, Value]
@@ -71,21 +71,21 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
-        """Raises CheckpointError if there is none."""
+        """The name of the architecture. Raises CheckpointError if there is none."""
         return self.text("general.architecture")
 
     def text(self, key: str) -> str:
-        """Raises CheckpointError if it is missing or no text."""
+        """Reads a string. Raises CheckpointError if it is missing or not a string."""
         value = self.metadata.get(key)
         if not isinstance(value, str):
             raise CheckpointError(f"{self.file.name}: {key} must be text, not {shown(value)}")
         return value
 
     def items(self, key: str, kind: type[Any]) -> list[Any]:
-        """An array, empty where it is missing.
+        """Reads an array; empty if it is missing.
 
         Raises:
-            CheckpointError: it is no array, or not of this kind.
+            CheckpointError: it is not an array of this type.
         """
         value = self.metadata.get(key, [])
         if not isinstance(value, list) or not all(type(item) is kind for item in value):
@@ -94,10 +94,10 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Reads no tensor, and nothing behind their descriptions.
+    """Reads the header, and nothing after the tensors' descriptions.
 
     Raises:
-        CheckpointError: the file cannot be read, is no GGUF file, or describes what cannot be.
+        CheckpointError: the file cannot be read, is not a GGUF file, or its description is inconsistent.
     """
     check_file(file)
     try:
@@ -112,7 +112,9 @@ def read_header(file: Path) -> Header:
 
 
 class _Scan:
-    """A walk through a header. Every length is held against what is left of the file before anything is made of it."""
+    """A parser of a header. Every length is checked against the rest of the file before anything is allocated
+    for it.
+    """
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
@@ -162,7 +164,7 @@ class _Scan:
         return list(struct.unpack(code, self._bytes(struct.calcsize(code), name)))
 
     def _tensor(self, name: str) -> TensorInfo:
-        """Its start is still counted from that of the first one."""
+        """Reads a tensor's description. Its start is still relative to that of the first tensor."""
         num_dims = self._number("I", name)
         if not 1 <= num_dims <= MAX_DIMS:
             raise self._wrong(f"has {num_dims} dimensions of tensor {name}, expected 1 to {MAX_DIMS}")
@@ -177,7 +179,7 @@ class _Scan:
         return TensorInfo(shape, kind.name, start)
 
     def _aligned(self, metadata: Mapping[str, Value]) -> int:
-        """Where tensors begin."""
+        """Returns the start of the first tensor."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self._wrong(f"has general.alignment = {shown(alignment)}, which is no power of two")

@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF file are which of a Hugging Face checkpoint, by the `gguf` library's map of their names."""
+"""Maps tensors of a GGUF file to those of a Hugging Face checkpoint, by the `gguf` library's map of names."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _WITHOUT_FIRST_AXIS = "ffn_gate_inp_shexp.weight"  # of 1
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of a checkpoint in the file: all of one there, or what one expert has of it."""
+    """A tensor of a checkpoint in the file: a whole stored tensor, or one expert's part of it."""
 
     tensor: TensorInfo
     expert: int | None = None
-    num_heads: int = 0  # in whose rows neighbouring features are paired; 0: rows are as they should be
-    less: float = 0.0  # what was added to it
-    is_row: bool = False  # stored without the first axis, of 1
+    num_heads: int = 0  # heads whose rows have neighbouring features paired; 0: rows are in order
+    less: float = 0.0  # what was added to it, to be subtracted
+    is_row: bool = False  # stored without the first axis, which is 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of blocks, that of their bytes."""
+        """The tensor's shape; for blocks, that of their bytes."""
         shape = self._stored_shape
         return (1, *shape) if self.is_row else shape if self.expert is None else shape[1:]
 
@@ -46,7 +46,7 @@ class View:
         return tensor.shape if tensor.kind in FLOAT_KINDS else (*tensor.shape[:-1], tensor.row_bytes)
 
     def array(self, data: np.ndarray) -> Array:
-        """Out of the bytes of the file, which are mapped: nothing is read."""
+        """Returns the array in the mapped bytes of the file: nothing is read yet."""
         mine = data[self.tensor.start : self.tensor.start + self.tensor.num_bytes]
         all_of_it = mine.view(jnp.dtype(FLOAT_KINDS.get(self.tensor.kind, "uint8"))).reshape(self._stored_shape)
         values = all_of_it if self.expert is None else all_of_it[self.expert]
@@ -55,10 +55,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What is read when it is indexed. Floats are a copy then."""
+    """An array that is read when it is indexed. Floats are then a copy."""
 
     values: np.ndarray
-    order: np.ndarray | None  # of rows: where each is stored
+    order: np.ndarray | None  # where each row is stored
     less: float
 
     def __getitem__(self, index: Any) -> np.ndarray:
@@ -66,24 +66,27 @@ class Array:
         rows = self.values
         if self.order is not None and index:
             rows, index = rows[self.order[index[0]]], (slice(None), *index[1:])
-        if self.values.dtype == np.uint8:  # is converted, which makes a copy of its own
+        if self.values.dtype == np.uint8:  # will be converted, which copies
             return np.asarray(rows[index])
         read = np.array(rows[index])
         return read - np.asarray(self.less, read.dtype) if self.less else read
 
 
 def _order(num_rows: int, num_heads: int) -> np.ndarray | None:
-    """llama.cpp rotates neighbouring features, so its rows of a head are those of both halves by turns."""
-    if not num_heads or num_rows % (2 * num_heads):  # which is refused for its shape
+    """Returns where each row is stored: llama.cpp rotates neighbouring features, so a head's rows alternate between its
+    halves.
+    """
+    if not num_heads or num_rows % (2 * num_heads):  # refused later for its shape
         return None
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def views(header: Header, architecture: Architecture, fields: Mapping[str, Any]) -> dict[str, View]:
-    """By the names of Hugging Face's checkpoints; a tensor that the family has no name for keeps its own.
+    """Returns the views by their names in Hugging Face checkpoints; a tensor that the family has no name for keeps its
+    own.
 
     Raises:
-        CheckpointError: there are more than can be.
+        CheckpointError: there are too many.
     """
     names = _names(header.architecture, FAMILIES[str(fields["model_type"])].split_experts())
     found: dict[str, View] = {}
@@ -118,7 +121,9 @@ def _views_of(
 
 
 def _names(architecture: str, family: Family) -> dict[str, str]:
-    """Of a file's tensors, those of a layer without its number. A `{}` stands for the number of an expert."""
+    """Returns the names for a file's tensors; keys inside a layer are without its number. A `{}` stands for the number
+    of an expert.
+    """
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
     known = get_tensor_name_map(number, 1)
     modules = {**LAYER_MODULES, **family.own_modules}
@@ -134,7 +139,9 @@ def _names(architecture: str, family: Family) -> dict[str, str]:
 
 
 def _stored(name: str, known: TensorNameMap) -> str:
-    """The library leaves `weight` and `bias` aside, which some names of Hugging Face's do not have; none: empty."""
+    """Returns the name in the file, empty if there is none. The library does not handle `weight` and `bias`, which some
+    of Hugging Face's names lack.
+    """
     module, _, leaf = name.rpartition(".") if name.endswith((".weight", ".bias")) else (name, "", "weight")
     stored = known.get_name(module)
     if stored is None and module.endswith("_bias"):

@@ -1,4 +1,4 @@
-"""Files that are one part of a model, as llama-gguf-split writes them. They are refused: one file holds a model."""
+"""Refuses files that are one part of a model, as llama-gguf-split writes them: a model must be in one file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 
 def refuse_part(header: Header) -> None:
-    """Before anything else is read: only the first part says what the model is.
+    """Refuses a part before anything else is read: only the first part describes the model.
 
     Raises:
-        ConfigError: `header` is of a part. The message says which part is to be given to what merges them, and which
-            ones are not beside it.
+        ConfigError: `header` is that of a part. The message says which part to pass to the merging tool, and which
+            ones are missing.
     """
     stated = header.metadata.get("split.count", 1)
     if stated in (0, 1):

@@ -1,4 +1,4 @@
-"""The tokenizer, chat template and generation defaults that the metadata of a GGUF file describes."""
+"""Reads the tokenizer, chat templates and generation defaults from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _O200K, _TEKKEN = _CASED % (_ENDING, _ENDING, "{1,3}"), _CASED % ("", "", "")
 _DIGIT = r"\p{N}"
 
-# How text is split before bytes are merged, by `tokenizer.ggml.pre`.
+# Regular expressions that split text before bytes are merged, by `tokenizer.ggml.pre`.
 SPLITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys(("gpt-2", "phi-2", "olmo"), (_GPT2,)),
@@ -45,13 +45,13 @@ SPLITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tekken": (_TEKKEN,),
     }
 )
-WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a token that is a whole piece needs no merges
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a whole piece that is a token needs no merges
 COMPOSED = ("qwen2", "deepseek-r1-qwen", "command-r")  # NFC comes first
-BEGINS_TEXT = ("llama-bpe", "llama3", "llama-v3", "tekken")  # with BOS, where the file does not say
+BEGINS_TEXT = ("llama-bpe", "llama3", "llama-v3", "tekken")  # with BOS, unless the file says otherwise
 
-# Control tokens that end a turn, whether or not a file names them as such.
+# Control tokens that end a turn, whether or not the file names them so.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
-HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")  # of gpt-oss, where <|end|> ends a part of the answer
+HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")  # for gpt-oss, where <|end|> only ends a part of the answer
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -62,7 +62,7 @@ SAMPLING = {
 
 
 def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
-    """The tokenizer, with the chat templates.
+    """Returns the tokenizer, with the chat templates.
 
     Raises:
         CheckpointError: the metadata does not describe one.
@@ -82,7 +82,7 @@ def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
         backend = _KINDS[kind](vocabulary)
     except (CheckpointError, ConfigError):
         raise
-    except Exception as error:  # what the library raises for merges that are none is plain Exception
+    except Exception as error:  # for invalid merges the library raises plain Exception
         raise CheckpointError(f"{header.file.name} describes no tokenizer that can be made: {error}") from error
     _refuse_repeated(backend, vocabulary)
     _add_tokens(backend, vocabulary)
@@ -97,7 +97,7 @@ def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
 
 
 def end_token_ids(header: Header) -> tuple[int, ...]:
-    """Of tokens after which nothing comes: those that the file names, and control tokens that end turns by name."""
+    """Returns the ids of end tokens: those that the file names, and control tokens that end turns by their names."""
     vocabulary = _Vocabulary(header)
     named = [vocabulary.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
     control = {token: id_ for id_, token in vocabulary.of_type(TokenType.CONTROL)}
@@ -107,7 +107,7 @@ def end_token_ids(header: Header) -> tuple[int, ...]:
 
 
 def sampling_fields(header: Header) -> dict[str, Any]:
-    """Those of a generation_config.json, of what the file recommends."""
+    """Returns the fields of a generation_config.json, from what the file recommends."""
     stated = {name: header.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
     fields = {name: value for name, value in stated.items() if value is not None}
     if fields.get("temperature") == 0:
@@ -116,7 +116,7 @@ def sampling_fields(header: Header) -> dict[str, Any]:
 
 
 class _Vocabulary:
-    """Tokens and what is said of them."""
+    """The tokens of a file, and what its metadata says of them."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -131,7 +131,7 @@ class _Vocabulary:
         return [(id_, self.tokens[id_]) for id_, found in enumerate(self.types) if found == kind]
 
     def id(self, key: str) -> int | None:
-        """Raises CheckpointError if it is none of the tokens'."""
+        """Reads the id of a special token. Raises CheckpointError if there is no such token."""
         value = self.header.metadata.get(f"{KEY}{key}")
         if value is not None and (type(value) is not int or not 0 <= value < len(self.tokens)):
             raise CheckpointError(
@@ -144,7 +144,7 @@ class _Vocabulary:
         return None if id_ is None else self.tokens[id_]
 
     def flag(self, key: str, default: bool) -> bool:
-        """Raises CheckpointError if it is something else."""
+        """Reads a flag. Raises CheckpointError if it is not a boolean."""
         value = self.header.metadata.get(f"{KEY}{key}", default)
         if not isinstance(value, bool):
             raise CheckpointError(f"{self.header.file.name}: {KEY}{key} must be true or false, not {shown(value)}")
@@ -152,7 +152,7 @@ class _Vocabulary:
 
     @property
     def pre(self) -> str:
-        """How text is split.
+        """The name of the rule by which text is split.
 
         Raises:
             ConfigError: it is not known.
@@ -166,7 +166,7 @@ class _Vocabulary:
         return str(value)
 
     def merges(self) -> list[tuple[str, str]]:
-        """Raises CheckpointError if they are not pairs."""
+        """Reads the merges. Raises CheckpointError if they are not pairs."""
         pairs = [tuple(merge.split(" ")) for merge in self.header.items(f"{KEY}merges", str)]
         wrong = next((number for number, pair in enumerate(pairs) if len(pair) != 2), None)
         if wrong is not None:
@@ -175,7 +175,7 @@ class _Vocabulary:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
-    """Byte-level BPE, as of GPT-2."""
+    """Builds a byte-level BPE tokenizer, as for GPT-2."""
     pre = vocabulary.pre
     padding = {id_ for id_, _ in vocabulary.of_type(TokenType.UNUSED)}
     vocab = {token: id_ for id_, token in enumerate(vocabulary.tokens) if id_ not in padding}
@@ -191,7 +191,9 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
-    """BPE of characters, with bytes for those that it lacks; its merges follow from the tokens' scores."""
+    """Builds a BPE tokenizer of characters, with bytes for missing ones; without merges, they follow from the tokens'
+    scores.
+    """
     tokens = _as_pieces(vocabulary)
     vocab = {token: id_ for id_, token in enumerate(tokens)}
     merges = vocabulary.merges() or _implied_merges(vocabulary, tokens)
@@ -211,7 +213,9 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _as_pieces(vocabulary: _Vocabulary) -> list[str]:
-    """llama.cpp's converter gives tokens that users defined spaces, in place of SentencePiece's mark of one."""
+    """Returns the tokens as pieces. llama.cpp's converter writes spaces in user-defined tokens, instead of
+    SentencePiece's mark.
+    """
     tokens = list(vocabulary.tokens)
     for id_, token in vocabulary.of_type(TokenType.USER_DEFINED):
         if token.strip(" ") == "":
@@ -220,10 +224,10 @@ def _as_pieces(vocabulary: _Vocabulary) -> list[str]:
 
 
 def _implied_merges(vocabulary: _Vocabulary, tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Any two pieces that make a third one, the better that one's rank the earlier."""
+    """Derives merges: any two pieces that form a third one; the better its rank, the earlier the merge."""
     merged = (TokenType.NORMAL, TokenType.USER_DEFINED)
     longest, total = max(map(len, tokens)), sum(map(len, tokens))
-    if longest > MAX_PIECE or total > MAX_PIECES:  # each of them is cut in all ways
+    if longest > MAX_PIECE or total > MAX_PIECES:  # each token is split at every place
         raise CheckpointError(
             f"{vocabulary.header.file.name} has no merges and tokens of up to {longest} characters, {total} in all, "
             f"where {MAX_PIECE} and {MAX_PIECES} may be"
@@ -235,7 +239,7 @@ def _implied_merges(vocabulary: _Vocabulary, tokens: Sequence[str]) -> list[tupl
 
 
 def _ranks(vocabulary: _Vocabulary, tokens: Sequence[str]) -> dict[str, float]:
-    """By scores; Gemma's are in the order of its tokens."""
+    """Ranks tokens by scores; Gemma's are in the order of its tokens."""
     scores: list[float] = vocabulary.header.items(f"{KEY}scores", float)
     if vocabulary.header.architecture.startswith("gemma") or not scores:
         return {token: -float(id_) for id_, token in enumerate(tokens)}
@@ -249,7 +253,7 @@ _SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_
 
 
 def _refuse_repeated(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Raises CheckpointError for a token with text that another one has too: BPE knows one id of each text."""
+    """Raises CheckpointError if two tokens have the same text: BPE knows one id for each text."""
     ids = backend.get_vocab()
     for kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE):
         for id_, token in vocabulary.of_type(kind):
@@ -262,7 +266,7 @@ def _refuse_repeated(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
 
 
 def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
-    """What is found in a text as a whole, before anything else."""
+    """Adds the tokens that are found whole in a text, before anything else."""
     pieces = _as_pieces(vocabulary)
     special = [*vocabulary.of_type(TokenType.CONTROL), *vocabulary.of_type(TokenType.UNKNOWN)]
     num_added = len(special) + len(vocabulary.of_type(TokenType.USER_DEFINED))
@@ -289,7 +293,7 @@ def _begin_and_end(backend: Tokenizer, vocabulary: _Vocabulary, kind: str) -> No
 
 
 def _templates(header: Header) -> str | dict[str, str] | None:
-    """The one, or all by name where some are for special cases."""
+    """Returns the single template, or all by name if there are some for special cases."""
     if "tokenizer.chat_template" not in header.metadata:
         return None
     default = header.text("tokenizer.chat_template")
