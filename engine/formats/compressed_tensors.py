@@ -1,6 +1,6 @@
 """The compressed-tensors format (github.com/neuralmagic/compressed-tensors), which llm-compressor writes.
 
-`config_groups` says how the Linears in its `targets` are quantized. Which ones are is told here by the stored tensors:
+`config_groups` says how the Linears in its `targets` are quantized. The stored tensors tell which ones are:
 
 | format | tensors of a Linear `[out, in]` |
 | --- | --- |

@@ -3,7 +3,7 @@
 | kind | held as |
 | --- | --- |
 | int8 | a scale for each output feature: its largest weight over 127 |
-| int4 | groups of 32, each with a scale and a minimum that span its least weight, or 0, to its largest |
+| int4 | groups of 32, each with a scale and a minimum that reach from its least weight, or 0, to its largest |
 | fp8 | float8_e4m3fn in blocks of 128 x 128, each with a scale: its largest weight over 448 |
 
 Codes are computed with the scales as held, so that rounding a scale does not add to the error.

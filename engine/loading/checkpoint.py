@@ -153,7 +153,7 @@ def load_model(
     the blocks come first. `pack_head` may then change them, which takes memory that the blocks do not need yet.
 
     Every tensor of the model must be there with its shape, and no other. Names, shapes and types are all checked before
-    the first weight is read. Five kinds of extra tensors are ignored: stored rotary frequencies, an `lm_head.weight`
+    the first weight is read. Five kinds of extra tensors are ignored: rotary frequencies, an `lm_head.weight`
     that equals the embedding it is tied to, draft layers, what a family lists as outside the language model, and scales
     of a KV cache that is not kept in fp8.
 

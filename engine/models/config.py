@@ -208,7 +208,7 @@ class ExpertsConfig:
     activation: str = "silu"
     clamped: ClampedSwiGLU | None = None  # in place of `activation`
     bias: bool = False  # of the router, and of each expert
-    scores: str = "softmax"  # applied to the router's logits: over all experts, or `sigmoid` for each alone
+    scores: str = "softmax"  # of the router's logits: over all experts, or `sigmoid`, for each by itself
     normalized: bool = False  # the scores of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
     has_correction: bool = False  # a learned value per expert is added to its score, only for the choice

@@ -206,7 +206,7 @@ class PackedBlock(Block):
             return None
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
         none = value_or_empty(None)
-        scales = () if len(cache.pages) == 4 else (none, none)  # int8 alone has them
+        scales = () if len(cache.pages) == 4 else (none, none)  # only int8 has them
         cos, sin = (none, none) if config.rope is None else step.rotary[config.rope]
         operands = (
             *cache.pages, *scales, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,

@@ -41,7 +41,8 @@ def _quantized(linear: Linear | GroupedLinear | nnx.Param[jax.Array], packing: P
 
 
 def unpack_in_pieces(model: nnx.Module) -> None:
-    """Unpacks some rows of a weight at a time, and experts one by one: for a CPU that holds the whole model.
+    """Makes a model unpack some rows of a weight at a time, and experts one by one: for a CPU that holds the whole
+    model.
 
     XLA for CPUs starts with whatever waits for nothing, which would be to unpack the weights of all layers.
     """
