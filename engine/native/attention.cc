@@ -1,7 +1,7 @@
 // Ragged paged attention for CPUs, called by XLA through its foreign function interface.
 //
-// The same contract as XlaAttention: writes this step's keys and values, if it is given any, into the pages, then
-// attends, sequence by sequence, over the pages that the sequence has and no others.
+// It has the same contract as XlaAttention: it writes this step's keys and values, if there are any, into the pages.
+// Then it attends, sequence by sequence, only over the pages of the sequence.
 
 #include "attention.h"
 #include "buffers.h"
@@ -20,15 +20,15 @@ PENSTOCK_PLAN_RUN(Float16, int8_t);
 
 namespace {
 
-constexpr int64_t kTokensPerTask = 8;  // that one thread writes at once
+constexpr int64_t kTokensPerTask = 8;  // written by one thread at once
 
-// What all types of pages share.
+// The part of a call that does not depend on the type of pages.
 struct Call {
   Shape shape;
   Batch batch;
   Options options;
   int64_t num_tokens;
-  bool writes;  // else the pages have this step's keys and values already
+  bool writes;  // otherwise the pages already hold this step's keys and values
 };
 
 template <typename T, typename C>

@@ -1,18 +1,19 @@
-// Ragged paged attention for CPUs: what a step's layers share, and the work of one task. No thread and no XLA in it: who
-// calls decides which thread runs which task.
+// Ragged paged attention for CPUs: the state shared by a step's layers, and the work of one task. It uses neither
+// threads nor XLA: the caller decides which thread runs which task.
 //
-//   Plan plan;                                            // kept from step to step: it holds on to its memory
-//   plan.Build(shape, batch, window);                     // once a step for all layers with the same window
+//   Plan plan;                                            // kept from step to step, with its memory
+//   plan.Build(shape, batch, window);                     // once per step, for all layers with the same window
 //   WriteToken(shape, batch.slots[t], k, v, cache);       // for every token of the step, before any task
 //   plan.Run(i, options, queries, out, cache, scratch);   // for i in [0, plan.num_tasks()), in any order, on any thread
 //
-// A task is a block of queries of one sequence, for one KV head and the query heads that share it (its rows) or for several
-// KV heads one behind the other. It walks through the pages in strides of about kKeysPerStride keys, with two matmuls for
-// each: queries by keys, and weights by values. The softmax is online (Milakov and Gimelshein, arXiv 1805.02867).
+// A task is a block of queries of one sequence, for one KV head and the query heads that share it (its rows), or for
+// several KV heads one after the other. It walks through the pages in strides of about kKeysPerStride keys, with two
+// matmuls for each: queries by keys, and weights by values. The softmax is online (Milakov and Gimelshein, arXiv
+// 1805.02867).
 //
-// Strides begin at fixed positions. A row's softmax begins anew every kKeysPerPart keys, and is then merged with what came
-// before, so that few queries behind many keys can be several tasks (Dao et al., flash-decoding, 2023). So what a row gets
-// depends on its own sequence alone: not on the batch, on how a prompt was cut, or on how tasks are made.
+// Strides begin at fixed positions. A row's softmax restarts every kKeysPerPart keys, and is then merged with what came
+// before, so that few queries after many keys can be several tasks (Dao et al., flash-decoding, 2023). So a row's
+// result depends only on its own sequence: not on the batch, on how a prompt was split, or on how tasks are made.
 
 #ifndef PENSTOCK_ATTENTION_H_
 #define PENSTOCK_ATTENTION_H_
@@ -26,44 +27,44 @@
 namespace penstock {
 namespace attention {
 
-// Of a step, as RaggedBatch has it.
+// A step's metadata, as in RaggedBatch.
 struct Batch {
   int64_t num_seqs;
   const int32_t* slots;         // [num_tokens]
   const int32_t* kv_lens;       // [max_seqs]
   const int32_t* page_indices;  // [max_seqs, pages_per_seq]
   const int32_t* cu_q_lens;     // [max_seqs + 1]
-  int64_t num_tokens() const { return cu_q_lens[num_seqs]; }  // that are not padding
+  int64_t num_tokens() const { return cu_q_lens[num_seqs]; }  // without padding
 };
 
-// A step's tasks.
+// The tasks of a step.
 class Plan {
  public:
   void Build(const Shape& shape, const Batch& batch, int64_t window);
 
   int64_t num_tasks() const { return static_cast<int64_t>(tasks_.size()); }
 
-  // `queries` [num_tokens, num_heads * head_dim] and `out`, of the same shape, are f32, bf16 or f16. `options` have the window
-  // that the plan was built for.
+  // `queries` [num_tokens, num_heads * head_dim], and `out` of the same shape, are f32, bf16 or f16. `options` must
+  // have the window that the plan was built for.
   template <typename Q, typename O, typename C>
   void Run(int64_t task, const Options& options, Rows<const Q> queries, Rows<O> out, const Cache<C>& cache,
            Scratch& scratch);
 
  private:
-  static constexpr int64_t kFewQueries = 8;  // of a sequence, whose parts may be tasks
+  static constexpr int64_t kFewQueries = 8;  // queries of a sequence, at most, for parts to be tasks
   static constexpr int64_t kEnoughTasks = 16;
 
   struct Task {
     Block block;
     int64_t first_head, end_head;
-    int64_t split;  // of which this is the part from `first_key` on; or -1
+    int64_t split;  // the split whose part from `first_key` on this is; or -1
     int64_t first_key;
   };
 
-  // Rows whose parts are tasks of their own. The last one that is done merges them all, in their order.
+  // Rows whose parts are tasks of their own. The last task to finish merges them all, in order.
   struct Split {
     int64_t num_parts;
-    int64_t first_state;  // of its parts' in `states_`
+    int64_t first_state;  // the first of its parts' in `states_`
   };
 
   void AddTasks(const Block& block, bool has_few_queries, int64_t most_heads);
@@ -107,7 +108,7 @@ inline void Plan::Build(const Shape& shape, const Batch& batch, int64_t window) 
   for (int64_t i = 0; i < num_splits; ++i) unfinished_[i] = splits_[i].num_parts;
 }
 
-// Parts of about kKeysPerPart keys, together over heads, unless that makes too few tasks.
+// Adds tasks for parts of about kKeysPerPart keys, summed over heads, unless that makes too few tasks.
 inline void Plan::AddTasks(const Block& block, bool has_few_queries, int64_t most_heads) {
   const int64_t per_part = shape_.keys_per_part(), num_heads = shape_.num_kv_heads;
   const bool is_split = has_few_queries && block.first_key / per_part < (block.end_key - 1) / per_part;
@@ -149,7 +150,7 @@ void Plan::Run(int64_t index, const Options& options, Rows<const Q> queries, Row
   walk.Finish(task.first_head, out);
 }
 
-// Compiled once, in attention.cc: for each type of activations, with their pages or those of int8.
+// Compiled once, in attention.cc: for each type of activations, with its own pages or int8 ones.
 #define PENSTOCK_PLAN_RUN(T, C)                                                                                    \
   template void Plan::Run<T, T, C>(int64_t, const Options&, Rows<const T>, Rows<T>, const Cache<C>&, Scratch&)
 extern PENSTOCK_PLAN_RUN(float, float);

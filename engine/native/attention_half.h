@@ -1,4 +1,4 @@
-// The half of a layer that is attention: from the residual stream through pages to the residual stream.
+// The attention half of a layer: from the residual stream through pages to the residual stream.
 
 #ifndef PENSTOCK_ATTENTION_HALF_H_
 #define PENSTOCK_ATTENTION_HALF_H_
@@ -10,12 +10,12 @@ namespace penstock {
 
 struct Heads {
   Norm q_norm, k_norm;
-  int64_t q_normed, k_normed;  // features that are normed together: a head's, or all
+  int64_t q_normed, k_normed;  // number of features normed together: a head's, or all
   const float *cos, *sin;      // [tokens, pairs], or null
   int64_t pairs;
   bool is_interleaved;
   const float* query_scales;  // [tokens], or null
-  bool has_gate;              // of each feature of what attention gives; its projections are behind the values
+  bool has_gate;              // for each feature of the result; its projections follow the values
 };
 
 // Norms, rotates and scales one token's queries or keys, `count` features of them.
@@ -42,7 +42,7 @@ struct AttentionHalf {
   void Run(Team& team) const {
     static thread_local Buffer normed, projected, queries, attended, whole;
     static thread_local attention::Plan kept_plan;
-    attention::Plan& plan = kept_plan;  // that of this thread, for all of the team
+    attention::Plan& plan = kept_plan;  // this thread's, shared by its team
     const int64_t rows = residual.rows, q_size = shape.num_heads * shape.head_dim;
     const int64_t stride = qkv.shape.columns;
     const T* x = residual.Read(team, nullptr, normed);
@@ -65,13 +65,13 @@ struct AttentionHalf {
     residual.Add(team, out, y, whole);
   }
 
-  // By the sigmoids of the gates.
+  // Scales by the sigmoids of the gates.
   static void Scale(int64_t size, const float* gates, T* y) {
     for (int64_t i = 0; i < size; i += kLanes)
       StoreUpTo(y + i, LoadUpTo(y + i, size - i) * Sigmoid(LoadUpTo(gates + i, size - i)), size - i);
   }
 
-  // Queries to `q`, keys and values to their page.
+  // Writes queries to `q`, keys and values to their page.
   void Prepare(int64_t token, float* qkv_row, T* q) const {
     static thread_local Buffer kept;
     const int64_t q_size = shape.num_heads * shape.head_dim, kv_size = shape.num_kv_heads * shape.head_dim;

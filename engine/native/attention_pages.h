@@ -1,9 +1,9 @@
-// How keys and values lie in the pages of a layer, by their type, and how a token's get there.
+// The layout of keys and values in the pages of a layer, by type, and how a token's are written.
 //
-// Of a head, keys are [head_dim / n, page_size] words of 32 bits and values [page_size / n, head_dim], n elements in each:
-// neighbours in head_dim, and neighbouring tokens. n is 1 for f32, 2 for bf16 and 4 for int8, and what it does not divide is
-// padded. What a model in f16 computes is held in f32, which no instruction has to widen. An int8 page has, beside it, the scales of each token's keys and values, f32 [page_size] of a head
-// (docs/kv-cache.md).
+// For a head, keys are [head_dim / n, page_size] 32-bit words and values [page_size / n, head_dim], with n elements in
+// each word: neighbours in head_dim, and neighbouring tokens. n is 1 for f32, 2 for bf16 and 4 for int8, and sizes that
+// it does not divide are padded. A model in f16 has its pages in f32, which needs no instruction to widen it. An int8
+// page also has the scales of each token's keys and values, f32 [page_size] per head (docs/kv-cache.md).
 
 #ifndef PENSTOCK_ATTENTION_PAGES_H_
 #define PENSTOCK_ATTENTION_PAGES_H_
@@ -22,7 +22,7 @@ constexpr int64_t kEven = 16;            // elements of the widest vectors
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t RoundUp(int64_t a, int64_t b) { return CeilDivide(a, b) * b; }
 
-// Of a layer and its cache.
+// The shape of a layer and its cache.
 struct Shape {
   int64_t num_heads, num_kv_heads, head_dim, page_size, pages_per_seq;
   int64_t group() const { return num_heads / num_kv_heads; }
@@ -34,16 +34,16 @@ struct Shape {
   int64_t width() const { return RoundUp(head_dim, kEven); }  // of values
 };
 
-// The pages of one layer, whose elements are of type C: float, BFloat16 or int8_t. The scales are int8's alone.
+// The pages of one layer, with elements of type C: float, BFloat16 or int8_t. Only int8 has scales.
 template <typename C>
 struct Cache {
   C* keys;
   C* values;
   float* key_scales = nullptr;    // [num_pages, num_kv_heads, page_size]
-  float* value_scales = nullptr;  // likewise
+  float* value_scales = nullptr;  // [num_pages, num_kv_heads, page_size]
 };
 
-// Where things are in the pages, in elements.
+// Offsets in the pages, in elements.
 template <typename C>
 struct Layout {
   static constexpr int64_t kPack = 4 / sizeof(C);  // elements in a word
@@ -56,15 +56,15 @@ struct Layout {
   int64_t Value(int64_t page, int64_t head) const { return (page * heads + head) * value_words * kPack; }
   int64_t Scale(int64_t page, int64_t head) const { return (page * heads + head) * page_size; }
 
-  // Within a head's page.
+  // Offsets within a head's page.
   int64_t KeyAt(int64_t place, int64_t d) const { return (d / kPack * page_size + place) * kPack + d % kPack; }
   int64_t ValueAt(int64_t place, int64_t d) const { return (place / kPack * head_dim + d) * kPack + place % kPack; }
 
   int64_t heads, head_dim, page_size;
-  int64_t key_words, value_words;  // of a head's page
+  int64_t key_words, value_words;  // in a head's page
 };
 
-// The type of pages, but for int8, that activations of type T are held in.
+// The type of pages, unless they are int8, for activations of type T.
 template <typename T>
 using PageOf = std::conditional_t<std::is_same_v<T, Float16>, float, T>;
 
@@ -76,14 +76,14 @@ inline bool IsFinite(T value) {
   return (bits & 0x7f800000u) != 0x7f800000u;
 }
 
-// A NaN among the values would outlast a weight of 0 when another sequence gets the page.
+// A NaN among the values would survive a weight of 0 when another sequence gets the page.
 template <typename T>
 inline float Sound(T value) {
   return IsFinite(value) ? Load(value) : 0.0f;
 }
 
-// The scale of a token's codes in int8: that of its largest element is 127 or -127. A NaN makes it one. A product, as
-// compilers make one of a division by a constant or not.
+// The scale of a token's int8 codes: its largest element becomes 127 or -127. A NaN makes the scale NaN. It is a
+// product, because compilers may or may not turn a division by a constant into one.
 template <typename T>
 inline float ScaleOf(const T* x, int64_t count, bool is_value) {
   float top = 0.0f, spoiled = 0.0f;
@@ -95,10 +95,10 @@ inline float ScaleOf(const T* x, int64_t count, bool is_value) {
   return (top + spoiled) * (1.0f / 127.0f);
 }
 
-// 0, which makes codes 0, of a scale that has no inverse.
+// Returns 0, which makes codes 0, for a scale without a finite inverse.
 inline float InverseOf(float scale) { return scale > 1e-30f && IsFinite(scale) ? 1.0f / scale : 0.0f; }
 
-// An element as pages have it.
+// Stores an element in the type of pages.
 inline void Hold(float* to, float x, float) { *to = x; }
 inline void Hold(BFloat16* to, float x, float) { Store(to, x); }
 inline void Hold(int8_t* to, float x, float inverse) {
@@ -129,7 +129,7 @@ inline void WriteValue(const Layout<C>& layout, int64_t place, const T* v, float
   }
 }
 
-// Keys and values of one token, [num_kv_heads, head_dim] with keys rotated, into the pages.
+// Writes keys and values of one token, [num_kv_heads, head_dim] with keys rotated, into the pages.
 template <typename T, typename C>
 void WriteToken(const Shape& shape, int64_t slot, const T* k, const T* v, const Cache<C>& cache) {
   const Layout<C> layout(shape);

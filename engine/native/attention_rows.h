@@ -1,8 +1,8 @@
-// The rows of a task through one stride of keys: queries as words, scores, weights as words, sums. What differs by the type
-// of the pages is here; a row is a query with one of its heads.
+// The work of a task's rows in one stride of keys: queries as words, scores, weights as words, sums. Whatever differs
+// by the type of pages is here. A row is a query with one of its heads.
 //
-// int8 loses nothing beside what the pages hold: a query has 15 bits, as two bytes, and a weight, with the scale of its
-// value, 16 of the largest in its stride. Their sums are exact.
+// int8 loses nothing beyond what pages lose: a query has 15 bits, as two bytes, and a weight, with the scale of its
+// value, has 16 bits relative to the largest in its stride. Their sums are exact.
 
 #ifndef PENSTOCK_ATTENTION_ROWS_H_
 #define PENSTOCK_ATTENTION_ROWS_H_
@@ -13,8 +13,8 @@
 namespace penstock {
 namespace attention {
 
-constexpr float kLowest = -1e30f;  // of a row that has seen no key: finite, so that a difference of two is 0
-constexpr float kUnseen = -1e36f;  // a score whose weight is 0 even beside that, whatever scores' scale
+constexpr float kLowest = -1e30f;  // for a row that has seen no key: finite, so that a difference of two is 0
+constexpr float kUnseen = -1e36f;  // a score whose weight is 0 even relative to kLowest, whatever the scale
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 
@@ -32,7 +32,7 @@ inline float SumOf(Vector values) {
   return sum;
 }
 
-inline float LargestOf(const float* values, int64_t count) {  // a multiple of kLanes
+inline float LargestOf(const float* values, int64_t count) {  // `count` is a multiple of kLanes
   Vector top = LoadVector(values);
   for (int64_t j = kLanes; j < count; j += kLanes) {
     const Vector next = LoadVector(values + j);
@@ -41,7 +41,7 @@ inline float LargestOf(const float* values, int64_t count) {  // a multiple of k
   return Largest(top);
 }
 
-// e^(x * scale - top), which is 1 at most, as near as bf16 can show. A NaN stays one.
+// e^(x * scale - top), which is at most 1, to about the precision of bf16. A NaN stays NaN.
 inline Vector CoarseExp(Vector x, float scale, float top) {
 #if defined(__AVX512BF16__)  // 2^floor(t), and 2^rest by a polynomial (minimax of the third degree that is 1 at 0: 9e-5)
   const Vector t = x * (scale * 1.44269504f) - top * 1.44269504f;
@@ -53,21 +53,21 @@ inline Vector CoarseExp(Vector x, float scale, float top) {
 #endif
 }
 
-// How to read the sums of a query's words.
+// How to interpret the sums of a query's words.
 struct QueryScale {
   float scale;
-  int32_t extra[2];  // in the sums of each of its rows of words
+  int32_t extra[2];  // excess in the sums of each of its rows of words
 };
 
-// What becomes of a row's scores in a stride.
+// The result of weighing a row's scores in a stride.
 struct Weighed {
   Vector sum;    // of the weights, by lanes
-  float factor;  // of the sums of their words
+  float factor;  // for the sums of their words
 };
 
-// What a type of pages asks of a row, which is kWordRows rows of words: to make words of a query; scores, in place, of
-// the sums of its words by keys; words of its weights, e^(score * scale - top); and f32, in place, of the sums of those by
-// values. Counts are multiples of kLanes.
+// The operations on a row by type of pages. A row is kWordRows rows of words. The operations make words of a query;
+// scores, in place, of the sums of its words by keys; words of its weights, e^(score * scale - top); and f32, in place,
+// of the sums of those by values. Counts are multiples of kLanes.
 template <typename C>
 struct Form;
 
@@ -116,12 +116,12 @@ struct Form<BFloat16> {
 
   static void Scores(Matrix<uint32_t>, int64_t, const QueryScale&, const float*) {}
 
-  // The sum is that of the rounded weights: so those of a row add up to 1.
+  // Sums the rounded weights, so that those of a row add up to 1.
   static Weighed Weights(const float* scores, int64_t count, float scale, float top, const float*,
                          Matrix<uint32_t> words) {
     Vector sum = {};
     int64_t j = 0;
-#if defined(__AVX512BF16__)  // two vectors at once, summed as products with 1
+#if defined(__AVX512BF16__)  // two vectors at once, summed by multiplying with 1
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     for (; j + 2 * kLanes <= count; j += 2 * kLanes) {
       const Vector low = CoarseExp(LoadVector(scores + j), scale, top);
@@ -142,7 +142,7 @@ struct Form<BFloat16> {
   static void Sums(Matrix<uint32_t>, int64_t, float) {}
 };
 
-// A number in two bytes: rows of words for the upper and the lower ones.
+// Numbers in two bytes: a row of words for the upper ones, and one for the lower ones.
 template <>
 struct Form<int8_t> {
   using KeyKind = KeyBytes;

@@ -1,8 +1,8 @@
 // The two matmuls of attention: queries by keys, and weights by values.
 //
-// A page holds its elements in words of 32 bits: one f32, two bf16 or four int8, neighbours along the axis that is summed
-// over, as the processors' dot products take them. So both matmuls are rows of words by a matrix of words, whatever the
-// type. What a row gets does not depend on the other rows.
+// A page holds its elements in 32-bit words: one f32, two bf16 or four int8, neighbours along the axis that is summed
+// over, as the processors' dot products take them. So both matmuls multiply rows of words by a matrix of words,
+// whatever the type. A row's result does not depend on the other rows.
 
 #ifndef PENSTOCK_ATTENTION_TILES_H_
 #define PENSTOCK_ATTENTION_TILES_H_
@@ -27,7 +27,7 @@ struct Floats {
   static Sum Dot(Sum sum, Words x, Words w) { return sum + (Vector)x * (Vector)w; }
 };
 
-// Two products, in f32.
+// Sums two products, in f32.
 struct BFloat16Pairs {
   using Sum = Vector;
   static Sum Dot(Sum sum, Words x, Words w) {
@@ -40,7 +40,7 @@ struct BFloat16Pairs {
   }
 };
 
-// Four products of bytes without a sign by bytes with one, exact.
+// Sums four products of unsigned bytes and signed bytes, exactly.
 inline Ints DotBytes(Ints sum, Words plain, Words with_sign) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)plain, (__m512i)with_sign);
@@ -56,7 +56,7 @@ inline Ints DotBytes(Ints sum, Words plain, Words with_sign) {
   return sum + (Ints)even + (Ints)_mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
   return (Ints)vusdotq_s32((int32x4_t)sum, (uint8x16_t)plain, (int8x16_t)with_sign);
-#elif defined(__ARM_FEATURE_DOTPROD)  // of bytes with a sign: 128 less, and then 128 times the other bytes' sum more
+#elif defined(__ARM_FEATURE_DOTPROD)  // for signed bytes: subtract 128, then add 128 times the sum of the other bytes
   const Ints missing = (Ints)vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(1), (int8x16_t)with_sign);
   return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)(plain ^ 0x80808080u), (int8x16_t)with_sign) + (missing << 7);
 #else
@@ -66,13 +66,13 @@ inline Ints DotBytes(Ints sum, Words plain, Words with_sign) {
 #endif
 }
 
-// Codes of keys, to which 128 is added, by bytes of queries: 128 times the sum of those is too much.
+// Codes of keys, plus 128, times bytes of queries: the result is too large by 128 times the sum of those.
 struct KeyBytes {
   using Sum = Ints;
   static Sum Dot(Sum sum, Words x, Words w) { return DotBytes(sum, w ^ 0x80808080u, x); }
 };
 
-// Codes of values by bytes of weights, which have no sign.
+// Codes of values times bytes of weights, which are unsigned.
 struct ValueBytes {
   using Sum = Ints;
   static Sum Dot(Sum sum, Words x, Words w) { return DotBytes(sum, x, w); }
@@ -81,14 +81,14 @@ struct ValueBytes {
 template <typename T>
 struct Matrix {
   T* data;
-  int64_t stride;  // elements of a row
+  int64_t stride;  // elements between rows
 };
 
-constexpr int kFewRows = 8;  // that one tile has: the matrix, which may come from memory, is read once
-constexpr int kSecondLevel = 2;  // of caches, which has more lines under way than the first
+constexpr int kFewRows = 8;  // rows in one tile: the matrix, which may come from memory, is read once
+constexpr int kSecondLevel = 2;  // cache level that can have more lines in flight than the first
 
-// sums[R][V vectors] += x[R][depth] * w[depth][V vectors]. Where few rows read w, which then comes from memory, it asks
-// for what lies `ahead` bytes behind it.
+// sums[R][V vectors] += x[R][depth] * w[depth][V vectors]. If few rows read w, which then comes from memory, it
+// prefetches what lies `ahead` bytes after it.
 template <typename Kind, int R, int V>
 inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t depth, int64_t ahead,
                     typename Kind::Sum (&sums)[R][V]) {
@@ -106,20 +106,20 @@ inline void AddTile(Matrix<const uint32_t> x, Matrix<const uint32_t> w, int64_t 
   }
 }
 
-// Vectors of a tile of R rows, whose sums stay in registers.
+// Number of vectors in a tile of R rows whose sums stay in registers.
 constexpr int Width(int rows) {
   const int sums = kRows * kVectors;
   return 4 * rows <= sums ? 4 : 2 * rows <= sums ? 2 : 1;
 }
 
-// Keys or values of neighbouring tokens, as the matmul with them takes them.
+// Keys or values of neighbouring tokens, as their matmul takes them.
 struct Span {
   const uint32_t* words;
-  int64_t stride;  // words of a row
-  int64_t ahead;   // bytes from here to what is needed next
+  int64_t stride;  // words between rows
+  int64_t ahead;   // bytes from here to the data needed next
 };
 
-// out[r][c .. c + V vectors] = x[r] * the spans one behind the other, of which each has `depth` rows but the last.
+// out[r][c .. c + V vectors] = x[r] * the concatenated spans, each of which has `depth` rows except the last.
 template <typename Kind, int R, int V>
 inline void MultiplyColumns(Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth, int64_t c,
                             Matrix<uint32_t> out) {
@@ -130,7 +130,7 @@ inline void MultiplyColumns(Matrix<const uint32_t> x, const Span* spans, int64_t
   for (int r = 0; r < R; ++r) std::memcpy(out.data + r * out.stride + c, sums[r], sizeof sums[r]);
 }
 
-// A function of its own, that a profile and the tests of the library's instructions find.
+// A function of its own, so that profiles and the tests of the library's instructions can find it.
 template <typename Kind, int R>
 __attribute__((noinline)) void MultiplyRows(Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
                          int64_t columns, Matrix<uint32_t> out) {
@@ -151,7 +151,7 @@ inline void MultiplyFew(int64_t rows, Matrix<const uint32_t> x, const Span* span
   ((rows == R + 1 ? MultiplyRows<Kind, R + 1>(x, spans, depth, whole_depth, columns, out) : void()), ...);
 }
 
-// out[rows][columns] = x[rows][whole_depth] * spans, whose `columns` are a multiple of kLanes.
+// out[rows][columns] = x[rows][whole_depth] * spans; `columns` is a multiple of kLanes.
 template <typename Kind>
 void Multiply(int64_t rows, Matrix<const uint32_t> x, const Span* spans, int64_t depth, int64_t whole_depth,
               int64_t columns, Matrix<uint32_t> out) {

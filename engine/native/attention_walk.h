@@ -1,4 +1,4 @@
-// One block of rows on its way through the pages of its sequence.
+// The walk of one block of rows through the pages of its sequence.
 
 #ifndef PENSTOCK_ATTENTION_WALK_H_
 #define PENSTOCK_ATTENTION_WALK_H_
@@ -11,10 +11,10 @@ namespace penstock {
 namespace attention {
 
 constexpr int64_t kRowsPerTask = 72;  // about: at least one query with all its heads
-constexpr int64_t kRowsAtOnce = 12;  // whose scores in a stride stay in the first level of caches
+constexpr int64_t kRowsAtOnce = 12;  // rows whose scores in a stride stay in the first-level cache
 constexpr int64_t kMostSpans = kKeysPerStride / kEven;
 
-// How dot products of queries and keys become scores, and which of them are seen.
+// How dot products of queries and keys become scores, and which keys are seen.
 struct Options {
   float scale;
   int64_t window;      // 0: no window
@@ -22,7 +22,7 @@ struct Options {
   const float* sinks;  // [num_heads], the score of one more key without a value; or null
 };
 
-// A token's heads lie side by side, and `stride` elements behind their first that of the next token.
+// Rows in which a token's heads are contiguous; the next token's begin `stride` elements later.
 template <typename T>
 struct Rows {
   T* data;
@@ -30,15 +30,15 @@ struct Rows {
   T* at(int64_t token, int64_t element) const { return data + token * stride + element; }
 };
 
-// Queries of one sequence.
+// A block of queries of one sequence.
 struct Block {
   const int32_t* pages;  // of the sequence
   int64_t first_token, num_queries;
-  int64_t position;              // of the first of them in its sequence
-  int64_t first_key, end_key;    // that any of them sees, from the beginning of a stride
+  int64_t position;              // of the first query in its sequence
+  int64_t first_key, end_key;    // keys that any query sees, from the beginning of a stride
 };
 
-// Memory that grows, and is not cleared.
+// Memory that grows and is not cleared.
 template <typename T>
 class Buffer {
  public:
@@ -57,7 +57,8 @@ class Buffer {
   std::unique_ptr<T[]> data_;
 };
 
-// Rows' softmax so far: the largest score [rows], weights' sums by lanes [rows, kLanes], and those of values [rows, width].
+// The running softmax of rows: the largest score [rows], sums of weights by lanes [rows, kLanes], and sums of values
+// [rows, width].
 struct Softmax {
   float *tops, *totals, *sums;
   static int64_t Size(int64_t rows, int64_t width) { return rows * (width + kLanes + 1); }
@@ -66,7 +67,7 @@ struct Softmax {
   }
 };
 
-// One thread's working memory, to be kept from call to call.
+// The working memory of one thread, kept from call to call.
 struct Scratch {
   Buffer<uint32_t> queries, products, weights, keys, values;
   Buffer<float> total, part, key_scales, value_scales, corrections, factors;
@@ -92,7 +93,7 @@ class Walk {
     part_ = Softmax::In(scratch.part.Get(Softmax::Size(rows_, width_)), rows_, width_);
   }
 
-  // Of one KV head, over all keys. `is_last`: no head of this walk follows.
+  // Attends for one KV head, over all keys. `is_last`: no head of this walk follows.
   template <typename Q, typename O>
   void Attend(int64_t head, bool is_last, Rows<const Q> queries, Rows<O> out) {
     LoadQueries(head, queries);
@@ -112,7 +113,8 @@ class Walk {
                                   {queries_.data + i * kWordRows * depth_, depth_});
   }
 
-  // Of keys from `first` to the end of their part. `next_head`, if there is one, is attended behind the last of them.
+  // Attends to keys from `first` to the end of their part. `next_head`, if there is one, is attended after the last
+  // key.
   void AttendPart(int64_t head, int64_t first, const Softmax& part, int64_t next_head) {
     std::fill(part.tops, part.tops + rows_, kLowest);
     std::fill(part.totals, part.totals + rows_ * kLanes, 0.0f);
@@ -125,7 +127,7 @@ class Walk {
     }
   }
 
-  // Begins the softmax of all parts.
+  // Starts the softmax of all parts.
   void Begin(int64_t head) {
     for (int64_t i = 0; i < rows_; ++i) {
       total_.tops[i] = options_.sinks ? options_.sinks[head * shape_.group() + i % shape_.group()] : kLowest;
@@ -157,9 +159,9 @@ class Walk {
   }
 
  private:
-  // Neighbouring keys: of a page each, or all together.
+  // Neighbouring keys: one page each, or all together.
   struct Stride {
-    int64_t count;  // keys that any row sees, from the first
+    int64_t count;  // keys that any row sees, counted from the first
     int64_t num_spans;
     Span keys[kMostSpans], values[kMostSpans];
   };
@@ -191,10 +193,10 @@ class Walk {
     }
   }
 
-  // Makes weights of the scores in a stride, and adds them to their rows' softmax. One kind of work for some rows before
-  // the next: a row waits for each of its results, and so those of several are under way.
+  // Turns the scores of a stride into weights, and adds them to their rows' softmax. Each kind of work is done for some
+  // rows before the next kind: a row waits for each of its results, so several are in flight.
   void Weigh(int64_t first, int64_t count, const Softmax& part) {
-    const float scale = options_.soft_cap > 0 ? 1.0f : options_.scale;  // capped scores have theirs
+    const float scale = options_.soft_cap > 0 ? 1.0f : options_.scale;  // capped scores are scaled already
     for (int64_t begin = 0; begin < rows_; begin += kRowsAtOnce) {
       const int64_t end = std::min(begin + kRowsAtOnce, rows_);
       for (int64_t i = begin; i < end; ++i) corrections_[i] = LargestScore(i, first, count) * scale;
@@ -215,7 +217,8 @@ class Walk {
     }
   }
 
-  // Of a row in a stride, capped where options say so. What the row does not see becomes kUnseen.
+  // Computes a row's scores in a stride, capped if options say so, and returns the largest. Those that the row does not
+  // see become kUnseen.
   float LargestScore(int64_t i, int64_t first, int64_t count) {
     const int64_t position = block_.position + i / shape_.group(), window = options_.window;
     const int64_t padded = RoundUp(count, kLanes);
@@ -246,7 +249,8 @@ class Walk {
     return stride;
   }
 
-  // While a page's keys are read its values are fetched, and while those are read the keys of a page of the next stride.
+  // Prefetches a page's values while its keys are read, and the keys of a page of the next stride while values are
+  // read.
   void LookAhead(int64_t next_head, int64_t next_first, Stride& stride) const {
     if (!shape_.is_even()) return;
     const auto fetch = [](Span& span, const void* next) {
@@ -266,7 +270,7 @@ class Walk {
     }
   }
 
-  // Of pages or heads whose sizes are no whole vectors: the keys of a stride side by side.
+  // Gathers the keys of a stride, for pages or heads whose sizes are not whole vectors.
   Stride Gathered(int64_t head, int64_t first) {
     const int64_t count = std::min(stride_, block_.end_key - first);
     const int64_t value_words = CeilDivide(count, kPack) * width_;

@@ -1,12 +1,13 @@
-// The halves of decoder layers for CPUs: attention or what is in its place, and the feed-forward, with the norms and
-// residual connections around them. One call of XLA's is given as many of them as come one after the other, all but the last of a whole model.
+// The halves of decoder layers for CPUs: attention or the recurrence in its place, and the feed-forward, with the norms
+// and residual connections around them. One call from XLA gets as many consecutive halves as possible: all but the last
+// of a whole model.
 //
-// A step of few rows is as fast as the weights come from memory, if no thread waits: what lies between two matmuls takes
-// microseconds, XLA's way from one operation to the next takes as many, and a thread of its pool comes to help a tenth of
-// a millisecond after it is called. So a call goes from phase to phase with the same team of threads, on the tokens that
-// there are instead of a padded number.
+// A step of few rows is as fast as weights come from memory, if no thread waits. The work between two matmuls takes
+// microseconds, XLA takes as long to get from one operation to the next, and a thread of its pool starts a tenth of a
+// millisecond after it is called. So a call goes from phase to phase with the same team of threads, on the real tokens
+// instead of a padded number.
 //
-// Activations between the phases are f32, but for what a matmul or attention reads, which is of the model's type.
+// Activations between the phases are f32, except for the inputs of matmuls and attention, which have the model's type.
 
 #include "attention_half.h"
 #include "delta_net.h"
@@ -18,13 +19,13 @@ namespace ffi = xla::ffi;
 namespace penstock {
 namespace {
 
-// What a half is besides its arrays, in the order in which Python gives it (`_Numbers` in packed_block.py).
+// The parameters of a half besides its arrays, in the order of Python's `_Numbers` in packed_block.py.
 struct Integers {
   int64_t kind;  // an index of kRuns
   int64_t is_layer_norm;
   int64_t columns, gate;  // of the first matmul
   int64_t first_offset, first_reads_bytes, last_offset, last_reads_bytes;
-  int64_t rates_offset, rates_reads_bytes;  // of a delta net
+  int64_t rates_offset, rates_reads_bytes;  // for a delta net
   int64_t num_heads, head_dim, is_qk_layer_norm, is_interleaved, window, has_gate;  // of attention
 };
 struct Floats {
@@ -33,7 +34,7 @@ struct Floats {
   float scale, soft_cap;  // of attention
 };
 
-// The arrays of a call, one after the other.
+// The arrays of a call, in order.
 class Arrays {
  public:
   Arrays(const ffi::RemainingArgs& given, const ffi::RemainingRets& results) : given_(given), results_(results) {}
@@ -54,10 +55,10 @@ class Arrays {
     const ffi::AnyBuffer weights = Next(), scales = Next(), offsets = Next();
     return {weights, scales, offsets, OfFloats(), offset, reads_bytes};
   }
-  // One that is changed where it is: it has to be the next result too.
+  // Returns an array that is updated in place: it must be the next result too.
   ffi::AnyBuffer NextChanged() {
     const ffi::AnyBuffer array = Next();
-    if (array.element_count() == 0) return array;  // a part that this cache does not have
+    if (array.element_count() == 0) return array;  // this cache does not have the part
     is_in_place_ &= array.untyped_data() == (*results_.get<ffi::AnyBuffer>(num_results_++))->untyped_data();
     return array;
   }
@@ -70,7 +71,7 @@ class Arrays {
   bool is_in_place_ = true;
 };
 
-// The residual stream, and who works on it.
+// The residual stream, and the team that works on it.
 struct Stream {
   Team& team;
   ffi::AnyBuffer x;
@@ -123,7 +124,7 @@ ffi::Error RunAttention(const Stream& stream, const Integers& ints, const Floats
   });
 }
 
-// Of [slots, taps - 1, ...].
+// For arrays [slots, taps - 1, ...].
 template <typename T>
 KeptInputs<T> KeptIn(const ffi::AnyBuffer& states) {
   const auto dims = states.dimensions();
@@ -194,7 +195,7 @@ ffi::Error RunDeltaNet(const Stream& stream, const Integers& ints, const Floats&
 }
 
 ffi::Error RunFeedForward(const Stream& stream, const Integers& ints, const Floats& floats, Arrays& arrays) {
-  const ffi::AnyBuffer source = arrays.Next();  // what it reads, where that is not x; or empty
+  const ffi::AnyBuffer source = arrays.Next();  // its input if that is not x; or empty
   const int64_t rows = *arrays.OfIntegers();
   const Norm before = arrays.NextNorm(floats.eps, ints.is_layer_norm);
   const Norm after = arrays.NextNorm(floats.eps, ints.is_layer_norm);

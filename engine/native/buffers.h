@@ -1,4 +1,4 @@
-// XLA's buffers as the kernels take them.
+// Converts XLA's buffers for the kernels.
 
 #ifndef PENSTOCK_BUFFERS_H_
 #define PENSTOCK_BUFFERS_H_
@@ -12,7 +12,7 @@ namespace penstock {
 using F32 = xla::ffi::Buffer<xla::ffi::F32>;
 using S32 = xla::ffi::Buffer<xla::ffi::S32>;
 
-// Calls `run` with a null pointer of the type of activations that `type` names.
+// Calls `run` with a null pointer to the type of activations that `type` names.
 template <typename Run>
 xla::ffi::Error OfActivations(xla::ffi::DataType type, Run run) {
   switch (type) {
@@ -24,7 +24,7 @@ xla::ffi::Error OfActivations(xla::ffi::DataType type, Run run) {
   return xla::ffi::Error::Success();
 }
 
-// Calls `run` with null pointers of the types of activations and of what is made of them, which is of the same or f32.
+// Calls `run` with null pointers to the types of activations and of results, which is the same or f32.
 template <typename Run>
 xla::ffi::Error OfResults(xla::ffi::DataType type, xla::ffi::DataType result, Run run) {
   if (result != type && result != xla::ffi::F32)
@@ -35,7 +35,7 @@ xla::ffi::Error OfResults(xla::ffi::DataType type, xla::ffi::DataType result, Ru
   });
 }
 
-// Calls `run` with null pointers of the types of activations and of the elements of pages.
+// Calls `run` with null pointers to the types of activations and of the elements of pages.
 template <typename Run>
 xla::ffi::Error OfPages(xla::ffi::DataType type, xla::ffi::DataType pages, Run run) {
   const xla::ffi::DataType plain = type == xla::ffi::F16 ? xla::ffi::F32 : type;
@@ -48,7 +48,7 @@ xla::ffi::Error OfPages(xla::ffi::DataType type, xla::ffi::DataType pages, Run r
   });
 }
 
-// What a layer does not have comes as an empty buffer.
+// Returns null for an empty buffer, which stands for something that a layer does not have.
 inline const float* OrNull(const F32& buffer) { return buffer.element_count() ? buffer.typed_data() : nullptr; }
 
 inline ScaleType ScaleTypeOf(const xla::ffi::AnyBuffer& scales) {

@@ -1,9 +1,9 @@
-// Codes of quantized weights, and what unpacks them into the floats that they stand for.
+// Codes of quantized weights, and how they are unpacked to floats.
 //
-// A lane of 32 bits holds codes of one column, of 8 features in 4 bits or of 4 in 8 bits: those of even features in its
-// low half, those of odd ones in its high half, both from the low bits on. So a shift or a mask leaves the two codes of
-// a pair of features in the two halves, where instructions for bf16 want them. A panel is [depth / features in a lane,
-// kPanel] of such lanes.
+// A 32-bit lane holds codes of one column: those of 8 features in 4 bits, or of 4 in 8 bits. Codes of even features are
+// in its low half, those of odd ones in its high half, both from the low bits on. So a shift or a mask leaves the two
+// codes of a pair of features in the two halves, where bf16 instructions need them. A panel is [depth / features in a
+// lane, kPanel] of such lanes.
 
 #ifndef PENSTOCK_CODES_H_
 #define PENSTOCK_CODES_H_
@@ -17,7 +17,7 @@ inline void StoreLanes(void* to, Words value) { std::memcpy(to, &value, sizeof v
 template <int kBits>
 constexpr int64_t kInLane = 32 / kBits;
 
-// Codes of 4 bits have no sign: `zero` is subtracted. Those of 8 bits have one.
+// 4-bit codes are unsigned, and `zero` is subtracted. 8-bit codes are signed.
 template <int kBits>
 inline Vector ValueOf(Words lanes, int feature, float zero) {
   const int shift = 16 * (feature % 2) + kBits * (feature / 2);
@@ -25,7 +25,7 @@ inline Vector ValueOf(Words lanes, int feature, float zero) {
   return __builtin_convertvector((Ints)(lanes >> shift & 15u), Vector) - zero;
 }
 
-// What unpacks lanes into the rows of a panel of f32, for rows of float16 too, or the pairs of rows of one of bf16.
+// Unpacks lanes into the rows of an f32 panel, also if rows are float16, or into the pairs of rows of a bf16 one.
 template <typename T, int kBits>
 struct Unpacker;
 
@@ -42,7 +42,7 @@ struct Unpacker<float, kBits> {
 #if defined(__AVX512BW__)
 template <>
 struct Unpacker<BFloat16, 4> {
-  __m512i values;  // of a code, whatever the bit above it
+  __m512i values;  // by code, whatever the bit above it
   explicit Unpacker(float zero) {
     alignas(64) BFloat16 table[32];
     for (int code = 0; code < 32; ++code) Store(&table[code], static_cast<float>(code % 16) - zero);
@@ -94,7 +94,7 @@ struct Unpacker<BFloat16, kBits> {
   float zero;
   explicit Unpacker(float zero) : zero(zero) {}
   void operator()(Words lanes, BFloat16* to) const {
-    for (int feature = 0; feature < kInLane<kBits>; feature += 2) {  // whole numbers: nothing is rounded
+    for (int feature = 0; feature < kInLane<kBits>; feature += 2) {  // integers: nothing is rounded
       const Words first = (Words)ValueOf<kBits>(lanes, feature, zero);
       const Words second = (Words)ValueOf<kBits>(lanes, feature + 1, zero);
       StoreLanes(to + feature * kPanel, first >> 16 | (second & 0xffff0000u));
@@ -102,9 +102,9 @@ struct Unpacker<BFloat16, kBits> {
   }
 };
 
-constexpr int64_t kUnpackedBytes = 16384;  // of a piece of a panel: half of the first-level cache
+constexpr int64_t kUnpackedBytes = 16384;  // for a piece of a panel: half of the first-level cache
 
-// Unpacks `depth` features of a panel, as Multiply takes them, and fetches what comes behind them.
+// Unpacks `depth` features of a panel, as Multiply takes them, and prefetches what follows them.
 template <typename T, int kBits>
 __attribute__((noinline)) void UnpackPiece(const uint32_t* lanes, int64_t depth, float zero, T* piece) {
   constexpr int64_t kAcross = kLanes * (sizeof(T) == 2 ? 2 : 1);  // a vector of lanes, of bf16 with its pairs

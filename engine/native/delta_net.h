@@ -1,4 +1,4 @@
-// The half of a layer that is a gated delta net, in the place of attention.
+// The half of a layer that is a gated delta net, in place of attention.
 
 #ifndef PENSTOCK_DELTA_NET_H_
 #define PENSTOCK_DELTA_NET_H_
@@ -9,7 +9,7 @@
 
 namespace penstock {
 
-// Heads of keys, each of which serves `copies` value heads that stand together.
+// Key heads, each of which serves `copies` adjacent value heads.
 struct DeltaShape {
   int64_t key_heads, copies, keys, values;  // the last two: features of a head
 
@@ -32,13 +32,13 @@ struct DeltaNetHalf {
   KeptInputs<T> q_kept, k_kept, v_kept;
   float* matrices;  // [slots, value heads, keys, values]
   DeltaParameters parameters;
-  Linear<T> joined, joined_rates, out;  // columns: queries, keys, values, gates; and what beta and decay are made of
+  Linear<T> joined, joined_rates, out;  // columns: queries, keys, values, gates; and the inputs of beta and decay
   Residual<T> residual;
 
   void Run(Team& team) const {
     static thread_local Buffer normed, projected, rates_buffer, mixed, whole;
     static thread_local StateWrites kept_writes;
-    StateWrites& writes = kept_writes;  // that of this thread, for all of the team
+    StateWrites& writes = kept_writes;  // this thread's, shared by its team
     const int64_t rows = residual.rows, stride = joined.shape.columns, num_rates = joined_rates.shape.columns;
     const T* x = residual.Read(team, nullptr, normed);
     T* parts = projected.Of<T>(rows * stride);
@@ -64,14 +64,14 @@ struct DeltaNetHalf {
     T* y;                // [tokens, features of all value heads]
   };
 
-  // One key head of one sequence, and the value heads that it serves: token by token.
+  // Computes one key head of one sequence, and the value heads that it serves, token by token.
   struct Heads {
     const DeltaNetHalf& half;
     const Sequence sequence;
     const int64_t key_head, copies, keys, values;
     const Rows rows;
-    float *q, *k, *v, *result;  // of a token; values of all copies, each with a place of its own
-    float* kept;                // matrices of all copies, while none is asked for
+    float *q, *k, *v, *result;  // of a token; values of all copies, in separate places
+    float* kept;                // matrices of all copies, while none is requested
     float* zeros;               // a matrix
     Window<T> q_window, k_window, v_window;
 
@@ -131,7 +131,7 @@ struct DeltaNetHalf {
       Scale(k, Inverse(k));
     }
 
-    // silu(convolution), of a window that takes a token's inputs in.
+    // Computes silu(convolution) over a window that takes in a token's inputs.
     static void Activated(Window<T>& window, const T* inputs, const float* taps, int64_t stride, int64_t size,
                           float* to) {
       std::memcpy(window.newest(), inputs, size * sizeof(T));
@@ -149,7 +149,7 @@ struct DeltaNetHalf {
       for (int64_t i = 0; i < keys; ++i) x[i] *= factor;
     }
 
-    // `from` null: zeros.
+    // A null `from` means zeros.
     void Step(int64_t token, const float* from, float* to) {
       const DeltaParameters& parameters = half.parameters;
       const int64_t heads = half.shape.value_heads(), matrix = keys * values;

@@ -1,5 +1,5 @@
-// The gated delta rule (Yang et al., arXiv 2412.06464), for one token and one value head: its matrix [keys, values] is
-// read once for key and query, and once to be changed, row by row, in the same order always.
+// The gated delta rule (Yang et al., arXiv 2412.06464), for one token and one value head. Its matrix [keys, values] is
+// read once for key and query, and once to be updated, row by row, always in the same order.
 
 #ifndef PENSTOCK_DELTA_RULE_H_
 #define PENSTOCK_DELTA_RULE_H_
@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-// One token's, of one value head.
+// The inputs of one token and one value head.
 struct DeltaToken {
   const float *q, *k;  // [keys]
   const float* v;      // [values]
@@ -16,9 +16,9 @@ struct DeltaToken {
   float qk;  // the scalar product of q and k
 };
 
-constexpr int kDeltaVectors = kLanes == 16 ? 8 : 4;  // of columns that are summed at once, for q and for k
+constexpr int kDeltaVectors = kLanes == 16 ? 8 : 4;  // vectors of columns that are summed at once, for q and for k
 
-// Columns [0, vectors * kLanes) of `from` to those of `to`, which may be the same memory.
+// Updates columns [0, vectors * kLanes) of `from` to those of `to`, which may be the same memory.
 template <int vectors>
 inline void DeltaColumns(const DeltaToken& token, int64_t keys, int64_t stride, const float* from, const float* v,
                          float* to, float* result) {
@@ -42,7 +42,7 @@ inline void DeltaColumns(const DeltaToken& token, int64_t keys, int64_t stride, 
   }
 }
 
-// The last columns, fewer than kLanes.
+// Updates the last columns, fewer than kLanes.
 inline void DeltaRest(const DeltaToken& token, int64_t keys, int64_t stride, int64_t columns, const float* from,
                       const float* v, float* to, float* result) {
   for (int64_t j = 0; j < columns; ++j) {
@@ -58,8 +58,8 @@ inline void DeltaRest(const DeltaToken& token, int64_t keys, int64_t stride, int
   }
 }
 
-// What the query reads, `result` [values], and the matrix behind the token. Never inlined: all tokens go through the
-// very same instructions.
+// Computes what the query reads, `result` [values], and the matrix after the token. Never inlined, so that all tokens
+// run the very same instructions.
 __attribute__((noinline)) inline void DeltaRule(const DeltaToken& token, int64_t keys, int64_t values,
                                                 const float* from, float* to, float* result) {
   constexpr int64_t kMost = kDeltaVectors * kLanes;

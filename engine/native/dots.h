@@ -1,4 +1,4 @@
-// Products of whole numbers of 8 bits, summed in 32: exact, by whichever instructions the processor has.
+// Products of 8-bit integers, summed in 32 bits: exact, with whichever instructions the processor has.
 
 #ifndef PENSTOCK_DOTS_H_
 #define PENSTOCK_DOTS_H_
@@ -14,7 +14,7 @@
 namespace penstock {
 
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
-constexpr uint32_t kUnsigned = 0x80808080u;  // the instruction takes x without a sign: 128 is added to it
+constexpr uint32_t kUnsigned = 0x80808080u;  // the instruction takes unsigned x: 128 is added to it
 inline Ints Dot(Ints sums, Words x, Words weights) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weights);
@@ -32,7 +32,7 @@ inline Ints Dot(Ints sums, Words x, Words weights) {
 }
 #elif defined(__AVX2__)
 inline Ints Dot(Ints sums, Words x, Words weights) {
-  // In 16 bits: instructions that take bytes saturate, which would not be exact.
+  // In 16 bits, because instructions that take bytes saturate, which would not be exact.
   const auto low = [](Words w) { return _mm256_srai_epi16(_mm256_slli_epi16((__m256i)w, 8), 8); };
   const auto high = [](Words w) { return _mm256_srai_epi16((__m256i)w, 8); };
   return sums + (Ints)_mm256_madd_epi16(low(x), low(weights)) + (Ints)_mm256_madd_epi16(high(x), high(weights));
@@ -50,11 +50,11 @@ inline Ints Dot(Ints sums, Words x, Words weights) {
 #endif
 #endif
 
-// A row in 8 bits, in lanes as weights are: the nearest to x / scale, where the largest is 127. Gives the scale. A row
-// with an infinity or what is no number has a scale that is no number.
+// Quantizes a row to 8 bits, in the lanes of weights: the values nearest to x / scale, with the largest at 127. Returns
+// the scale, which is NaN for a row with an infinity or a NaN.
 template <typename T>
 __attribute__((noinline)) float QuantizeRow(const T* x, int64_t depth, uint8_t* to) {
-  uint32_t most = 0;  // as bits, which are ordered as sizes are, and what is no number last
+  uint32_t most = 0;  // as bits, which are ordered like magnitudes, with NaN last
   for (int64_t k = 0; k < depth; ++k) {
     const float size = std::fabs(Load(x[k]));
     uint32_t bits;
@@ -64,7 +64,7 @@ __attribute__((noinline)) float QuantizeRow(const T* x, int64_t depth, uint8_t* 
   float largest;
   std::memcpy(&largest, &most, sizeof largest);
   const bool is_finite = most < 0x7f800000u;
-  const float inverse = is_finite && largest > 1e-36f ? 127.0f / largest : 0.0f;  // of less it would be infinite
+  const float inverse = is_finite && largest > 1e-36f ? 127.0f / largest : 0.0f;  // for less it would be infinite
   constexpr int kAdded = kUnsigned ? 128 : 0;
   if (inverse == 0.0f) {
     std::memset(to, kAdded, depth);

@@ -1,7 +1,7 @@
-// What stands around the matmuls of a mixture of experts, called by XLA through its foreign function interface: which
-// experts a token goes to, its rows in the order of their experts, and the weighted sum of what comes back.
+// The operations around the matmuls of a mixture of experts, called by XLA through its foreign function interface: the
+// choice of a token's experts, sorting rows by expert, and the weighted sum of results.
 //
-// XLA computes the same; but each of its operations is compiled anew for every layer of every step, and these are many.
+// XLA computes the same, but it compiles each of its operations anew for every layer of every step, and there are many.
 
 #include "kernels.h"
 
@@ -24,7 +24,7 @@ void ForEachToken(ffi::ThreadPool& pool, int64_t tokens, Work work) {
   });
 }
 
-// The `count` largest of `values`, largest first; of equal ones the first. Takes any where values are not numbers.
+// Finds the `count` largest of `values`, largest first; of equal ones the first. NaNs give an arbitrary choice.
 void Largest(const std::vector<float>& values, int64_t count, int32_t* places) {
   std::vector<bool> is_taken(values.size());
   for (int64_t n = 0; n < count; ++n) {
@@ -73,7 +73,7 @@ void RouteToken(const Router& router, const float* logits, int32_t* chosen, floa
     for (float& score : scores) score = 1.0f / (1.0f + Exp(-score));
   else
     Softmax(scores);
-  // A softmax is ordered as its logits are, of which fewer are equal.
+  // Logits have the order of their softmax, and fewer equal values.
   std::vector<float> choice = router.is_sigmoid || router.correction || router.groups > 1 ? scores : plain;
   if (router.correction)
     for (int64_t i = 0; i < router.experts; ++i) choice[i] += router.correction[i];
@@ -81,7 +81,7 @@ void RouteToken(const Router& router, const float* logits, int32_t* chosen, floa
   Largest(choice, router.chosen, chosen);
   float total = 1.0f;
   if (router.is_normalized) {
-    total = 1e-20f;  // where all have underflown
+    total = 1e-20f;  // if all have underflowed
     for (int64_t n = 0; n < router.chosen; ++n) total += scores[chosen[n]];
   }
   for (int64_t n = 0; n < router.chosen; ++n) weights[n] = scores[chosen[n]] / total * router.scale;
@@ -100,7 +100,7 @@ ffi::Error Route(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits, ffi::Buffer
   return ffi::Error::Success();
 }
 
-// `places` are where each token's rows went, -1 for an expert that there is not.
+// `places` are the places of each token's rows, -1 for an expert that does not exist.
 ffi::Error GroupRows(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> chosen,
                      ffi::Result<ffi::AnyBuffer> rows, ffi::Result<ffi::Buffer<ffi::S32>> places,
                      ffi::Result<ffi::Buffer<ffi::S32>> group_sizes) {

@@ -1,4 +1,4 @@
-// What all CPU kernels compute with: bfloat16 and float16, the widest vectors, and functions that compilers vectorise.
+// The basis of all CPU kernels: bfloat16 and float16, the widest vectors, and functions that compilers vectorise.
 
 #ifndef PENSTOCK_KERNELS_H_
 #define PENSTOCK_KERNELS_H_
@@ -18,11 +18,11 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-struct Float16 {  // of IEEE 754
+struct Float16 {  // IEEE 754
   uint16_t bits;
 };
 
-// The bits of one type as another's, of the same size.
+// Reinterprets the bits of one type as another of the same size.
 template <typename To, typename From>
 inline To As(From from) {
   static_assert(sizeof(To) == sizeof(From), "bits are neither left out nor made up");
@@ -31,18 +31,18 @@ inline To As(From from) {
   return to;
 }
 
-// What the bits of a float16 stand for. F is float and W uint32_t, or both are vectors of them. No f32 on the way is
-// subnormal: XLA's threads take those for 0.
+// The value of a float16's bits. F is float and W uint32_t, or both are vectors of them. No intermediate f32 is
+// subnormal: XLA's threads flush those to 0.
 template <typename F, typename W>
 inline F WideOf(W bits) {
   const W size = bits & 0x7fffu;
-  const F tiny = As<F>(size | 0x3f000000u) - 0.5f;  // the step of an f32 from 0.5 on is the smallest float16
+  const F tiny = As<F>(size | 0x3f000000u) - 0.5f;  // an f32's spacing at 0.5 is the smallest float16
   const W normal = (size << 13) + (112u << 23);
   const W wide = size < 0x7c00u ? normal : (normal | 0x7f800000u);
   return As<F>((size < 0x0400u ? As<W>(tiny) : wide) | (bits & 0x8000u) << 16);
 }
 
-// The bits of the nearest float16, ties to even; a NaN stays one.
+// The bits of the nearest float16, ties to even; a NaN stays NaN.
 template <typename F, typename W>
 inline W Float16BitsOf(F x) {
   const W bits = As<W>(x), sign = bits & 0x80000000u, size = bits ^ sign;
@@ -122,7 +122,7 @@ inline Vector LoadVector(const Float16* from) {
 
 inline void StoreVector(float* to, Vector values) { std::memcpy(to, &values, sizeof values); }
 
-// In bf16, to nearest, ties to even; a NaN stays one.
+// Rounds to bf16, to nearest, ties to even; a NaN stays NaN.
 inline HalfWords Rounded(Vector x) {
 #if defined(__AVX512BF16__)
   return (HalfWords)_mm512_cvtneps_pbh((__m512)x);
@@ -159,7 +159,7 @@ inline void StoreRow(int64_t size, const From* __restrict x, T* __restrict y) {
 
 inline Vector ToFloats(Ints value) { return __builtin_convertvector(value, Vector); }
 
-// e^r of r in [-log(2) / 2, log(2) / 2], by Cephes' expf. T is float or Vector.
+// e^r for r in [-log(2) / 2, log(2) / 2], by Cephes' expf. T is float or Vector.
 template <typename T>
 inline T ExpOfRest(T r) {
   T y = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -170,8 +170,8 @@ inline T ExpOfRest(T r) {
   return y * r * r + r + 1.0f;
 }
 
-// e^x within 2 ulp, in a form that compilers vectorise: 2^n times a polynomial in the rest. Outside of
-// [-87, 88] it is that of the nearer end.
+// e^x within 2 ulp, in a form that compilers vectorise: 2^n times a polynomial of the remainder. Outside [-87, 88] the
+// result is that of the nearer end.
 inline float Exp(float x) {
   x = std::min(std::max(x, -87.0f), 88.0f);  // a NaN stays one
   const float n = std::floor(x * 1.44269504f + 0.5f);
@@ -182,11 +182,11 @@ inline float Exp(float x) {
   return ExpOfRest(r) * power;
 }
 
-// e^x of x <= 0 within 2 ulp; 0 below -87. A NaN stays one.
+// e^x for x <= 0 within 2 ulp; 0 below -87. A NaN stays NaN.
 inline Vector ExpOfNegative(Vector x) {
   const Vector least = Vector{} - 87.0f;
   const Vector in = x < least ? least : x;
-  const Ints n = __builtin_convertvector(in * 1.44269504f - 0.5f, Ints);  // to nearest, as it rounds towards 0
+  const Ints n = __builtin_convertvector(in * 1.44269504f - 0.5f, Ints);  // to nearest, because the conversion rounds towards 0
   const Vector whole = ToFloats(n);
   const Vector r = (in - whole * 0.693359375f) + whole * 2.12194440e-4f;
   const Vector power = (Vector)((n + 127) << 23);
@@ -208,8 +208,8 @@ inline float Tanh(float x) {
   return size < 0.625f ? near : far;
 }
 
-// The error function within 4e-7 of it, in a form that compilers vectorise: a quotient of polynomials up to where f32
-// has no number between it and 1.
+// The error function within 4e-7, in a form that compilers vectorise: a quotient of polynomials, up to where no f32
+// lies between it and 1.
 inline float Erf(float x) {
   const float t = std::min(std::max(x, -4.0f), 4.0f);  // a NaN stays one
   const float s = t * t;

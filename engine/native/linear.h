@@ -1,4 +1,4 @@
-// Linear layers of a step, worked through by a team of threads, and the residual stream between them.
+// Linear layers of a step, computed by a team of threads, and the residual stream between them.
 
 #ifndef PENSTOCK_LINEAR_H_
 #define PENSTOCK_LINEAR_H_
@@ -13,7 +13,7 @@ namespace penstock {
 
 namespace ffi = xla::ffi;
 
-constexpr int64_t kRowsEach = 4;  // of a phase that goes row by row
+constexpr int64_t kRowsEach = 4;  // rows per task in a phase that goes row by row
 
 template <typename Work>
 void ForEachRow(Team& team, int64_t rows, Work work) {
@@ -23,11 +23,11 @@ void ForEachRow(Team& team, int64_t rows, Work work) {
   });
 }
 
-// Takes columns [column, column + width) of a row of a matmul's result. Refers to the function that it is made of.
+// Receives columns [column, column + width) of a row of a matmul's result. Refers to the function that it is made from.
 class Put {
  public:
   template <typename Function>
-  Put(const Function& function)  // NOLINT: what is given to a matmul is written where it is called
+  Put(const Function& function)  // NOLINT: implicit, for lambdas written in a matmul's call
       : function_(&function), call_([](const void* put, int64_t row, int64_t column, const float* values, int64_t width) {
           (*static_cast<const Function*>(put))(row, column, values, width);
         }) {}
@@ -40,7 +40,7 @@ class Put {
   void (*call_)(const void*, int64_t, int64_t, const float*, int64_t);
 };
 
-// A linear layer as XLA gives it: weights in panels, or codes with scales and maybe offsets.
+// A linear layer as XLA passes it: weights in panels, or codes with scales and maybe offsets.
 struct LinearBuffers {
   ffi::AnyBuffer weights, scales, offsets;
   F32 bias;
@@ -48,7 +48,7 @@ struct LinearBuffers {
   bool reads_bytes;  // its rows are quantized
 };
 
-// A linear layer, and how a team multiplies with it. T is the type of the rows.
+// A linear layer, and its multiplication by a team. T is the type of the rows.
 template <typename T>
 struct Linear {
   LinearBuffers buffers;
@@ -100,15 +100,15 @@ struct Linear {
   }
 };
 
-// A residual stream [rows, size], which a half reads through a norm and adds its result to.
+// A residual stream [rows, size]: a half reads it through a norm, and adds its result to it.
 template <typename T>
 struct Residual {
   T* x;
   int64_t rows, size;
-  float scale;     // of what is added
+  float scale;     // of the result that is added
   Norm before, after;
 
-  // What the half's first matmul reads: `source` or, where there is none, the stream itself.
+  // Returns the input of the half's first matmul: from `source` or, if there is none, the stream itself.
   const T* Read(Team& team, const T* source, Buffer& buffer) const {
     const T* from = source != nullptr ? source : x;
     if (before.factors == nullptr) return from;
@@ -117,7 +117,7 @@ struct Residual {
     return normed;
   }
 
-  // Adds inner times the half's last matmul.
+  // Adds the product of inner and the half's last matmul.
   void Add(Team& team, const Linear<T>& linear, const T* inner, Buffer& buffer) const {
     if (after.factors == nullptr) {
       linear.Multiply(team, rows, inner, [&](int64_t row, int64_t column, const float* values, int64_t width) {

@@ -1,6 +1,6 @@
 // Matmuls with packed weights for CPUs (matmul.h), called by XLA through its foreign function interface.
 //
-// XLA's own matmul transposes the weights at every call. Here they are packed once, when a model is loaded.
+// XLA's own matmul transposes the weights in every call. Here they are packed once, when a model is loaded.
 
 #include "matmul.h"
 
@@ -45,8 +45,8 @@ struct RowBlock {
   int64_t group, first_row, num_rows;
 };
 
-// Rows in the order of their groups, each group with weights of its own. Rows behind all groups are left as they are,
-// and the weights of a group without rows are not touched.
+// Blocks of rows that are sorted by group; each group has weights of its own. Rows after all groups are left as they
+// are, and the weights of a group without rows are not touched.
 std::vector<RowBlock> BlocksOf(const int32_t* group_sizes, int64_t groups, int64_t rows) {
   std::vector<RowBlock> blocks;
   int64_t row = 0;

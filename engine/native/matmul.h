@@ -1,12 +1,12 @@
-// Matmuls with packed weights: the kernel itself, which knows neither XLA nor threads.
+// Matmuls with packed weights: the kernel itself, which depends on neither XLA nor threads.
 //
-// The scheme is Goto and van de Geijn's ("Anatomy of high-performance matrix multiplication", TOMS 34(3), 2008): a panel
-// of weights at a time, in pieces that stay in the second-level cache, kRows rows of x held in registers. Pieces for the
-// first-level cache were slower by 5 %: sums are loaded and stored once for each.
+// The scheme is Goto and van de Geijn's ("Anatomy of high-performance matrix multiplication", TOMS 34(3), 2008): one
+// panel of weights at a time, in pieces that stay in the second-level cache, with kRows rows of x held in registers.
+// Pieces for the first-level cache were 5 % slower, because sums are loaded and stored once for each.
 //
-// Packed weights are [panels, depth, kPanel] in f32 and f16, and [panels, depth / 2, kPanel, 2] in bf16: two values of a column
-// side by side, as instructions for bf16 take them. A row is summed in the same order whatever other rows there are, so
-// that no sequence's tokens depend on its neighbours.
+// Packed weights are [panels, depth, kPanel] in f32 and f16, and [panels, depth / 2, kPanel, 2] in bf16: two values of
+// a column side by side, as bf16 instructions take them. A row is summed in the same order whatever other rows there
+// are, so that no sequence's tokens depend on its neighbours.
 
 #ifndef PENSTOCK_MATMUL_H_
 #define PENSTOCK_MATMUL_H_
@@ -17,13 +17,13 @@ namespace penstock {
 
 constexpr int64_t kPanel = kLanes * kVectors;
 constexpr int64_t kRowsPerTask = 96;   // their sums, 24 KiB, stay in the cache while panels pass
-constexpr int64_t kPieceBytes = 131072;  // of a panel: half of the second-level cache or less
+constexpr int64_t kPieceBytes = 131072;  // for a piece of a panel: half of the second-level cache or less
 
-// Weights that are needed next, and come from memory to the second-level cache while others are multiplied: with each step
-// through the depth half as many as that step reads, so that two blocks of rows fetch a piece of a panel. Without that the
-// first rows of each piece wait for it.
+// Prefetches the next weights from memory to the second-level cache while others are multiplied. Each step through the
+// depth fetches half as many as it reads, so that two blocks of rows fetch a piece of a panel. Otherwise the first rows
+// of each piece wait for it.
 struct Ahead {
-  static constexpr int64_t kLine = 64, kLines = std::max<int64_t>(1, kPanel * 2 / kLine);  // a step reads 4 bytes a column
+  static constexpr int64_t kLine = 64, kLines = std::max<int64_t>(1, kPanel * 2 / kLine);  // a step reads 4 bytes per column
   const char* from = nullptr;
   int64_t bytes = 0;
 
@@ -82,11 +82,12 @@ inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights,
 
 constexpr int64_t kWidened = 128;  // features of a row: kRows of them take 3 KiB
 
-// Rows in f16 are widened some features at a time, and then are as those in f32; weights may be in either type.
+// Multiplies f16 rows, which are widened some features at a time and then treated like f32; weights may have either
+// type.
 template <int R, bool kFetches = false, typename W>
 inline void Multiply(const Float16* x, int64_t stride, const W* weights, int64_t depth, Vector (*sums)[kVectors],
                      Ahead* ahead = nullptr) {
-  constexpr int64_t kSteps = 4 / sizeof(W);  // that read as many bytes as one in f32
+  constexpr int64_t kSteps = 4 / sizeof(W);  // steps that read as many bytes as one in f32
   alignas(64) float wide[R][kWidened];
   Vector held[R][kVectors];
   std::memcpy(held, sums, sizeof held);
@@ -119,8 +120,8 @@ void MultiplyRows(int64_t rows, const T* x, int64_t stride, const T* weights, in
   else Multiply<kRows>(x, stride, weights, depth, sums);
 }
 
-// sums = x[num_rows][depth] * panel[depth][kPanel], for up to kRowsPerTask rows. `next`, if there is one, is the panel that
-// this thread will multiply by then.
+// sums = x[num_rows][depth] * panel[depth][kPanel], for up to kRowsPerTask rows. `next`, if there is one, is the panel
+// that this thread will multiply by next.
 template <typename T>
 void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, const T* next,
                    Vector (*sums)[kVectors]) {
@@ -137,7 +138,8 @@ void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, 
   }
 }
 
-// What a gated panel's first half does to its second: columns come in pairs, a gate and an up, half a panel apart.
+// The function by which a gated panel's first half acts on its second: columns come in pairs, a gate and an up, half a
+// panel apart.
 enum class Gate : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
 
 inline float Activated(Gate gate, float x) {
@@ -164,7 +166,7 @@ inline void ActivateHalf(float* __restrict full) {
   for (int64_t i = 0; i < kPanel / 2; ++i) full[i] = Activated(gate, full[i]) * full[kPanel / 2 + i];
 }
 
-// A row's sums of one panel as they leave it: with their bias, and gated. Gives how many columns of y they are.
+// Completes a row's sums of one panel, with bias and gate. Returns how many columns of y they are.
 inline int64_t Finish(const Vector* sums, const float* __restrict bias, Gate gate, float* __restrict full) {
   std::memcpy(full, sums, kPanel * sizeof(float));
   if (bias != nullptr)
@@ -185,8 +187,8 @@ struct Matmul {
   const float* bias;  // [panels, kPanel], or null
 };
 
-// Rows [first_row, first_row + num_rows) of x times one panel; `put(row, column, values, width)` takes the results.
-// `next_panel` is that of this thread's next task, or -1.
+// Multiplies rows [first_row, first_row + num_rows) of x by one panel; `put(row, column, values, width)` receives the
+// results. `next_panel` is that of this thread's next task, or -1.
 template <typename T, typename Put>
 void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t panel, int64_t next_panel, const T* x,
              const T* weights, Put&& put) {
@@ -202,8 +204,8 @@ void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t 
   }
 }
 
-// How the rows and panels of a matmul are cut into tasks: few of them for each thread, so that threads end together,
-// but each with so many rows that a panel pays.
+// The division of a matmul's rows and panels into tasks: few per thread, so that threads end together, but with enough
+// rows each that loading a panel pays off.
 struct Grid {
   int64_t rows, panels, threads, rows_each;
 
@@ -215,7 +217,7 @@ struct Grid {
   int64_t Blocks() const { return (rows + rows_each - 1) / rows_each; }
   int64_t size() const { return panels * Blocks(); }
   int64_t Panel(int64_t task) const { return task / Blocks(); }  // neighbours share one
-  // Of the task that the thread of this one most likely takes next, if that is another panel; or -1.
+  // Returns the panel of the task that this thread most likely takes next, if it is another panel; otherwise -1.
   int64_t NextPanel(int64_t task) const {
     const int64_t next = task + threads;
     return next < size() && Panel(next) != Panel(task) ? Panel(next) : -1;

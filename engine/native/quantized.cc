@@ -13,11 +13,11 @@ namespace penstock {
 namespace {
 
 struct Task {
-  int64_t group, first_row, num_rows;  // group: of rows that have weights of their own
+  int64_t group, first_row, num_rows;  // group: rows with weights of their own
 };
 
-// Rows in the order of their groups; without sizes all rows are of one. Rows behind all groups are left as they are, and
-// the weights of a group without rows are not touched.
+// Tasks for rows that are sorted by group; without sizes there is one group of all rows. Rows after all groups are left
+// as they are, and the weights of a group without rows are not touched.
 std::vector<Task> TasksOf(ffi::Buffer<ffi::S32>& sizes, int64_t rows, int64_t panels, int64_t threads) {
   std::vector<Task> tasks;
   const bool is_grouped = sizes.element_count() > 0;
@@ -66,7 +66,7 @@ ByteRows Quantized(ffi::ThreadPool& pool, const T* x, int64_t rows, int64_t dept
   return ByteRows{bytes, scales, depth};
 }
 
-// `bytes` and `row_scales` are for rows that are quantized, and empty where they are not.
+// `bytes` and `row_scales` are for quantized rows, and empty otherwise.
 ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
                            ffi::AnyBuffer offsets, ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::S32> group_sizes,
                            ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::Buffer<ffi::U8>> bytes,

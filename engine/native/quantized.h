@@ -1,12 +1,12 @@
-// Matmuls with quantized weights: the kernels themselves, which know neither XLA nor threads.
+// Matmuls with quantized weights: the kernels themselves, which depend on neither XLA nor threads.
 //
 // A weight is `scale * code - offset`, with a scale and an offset for each column and each group of input features. The
-// scales and offsets of a panel are [groups, kPanel], its codes are in lanes (codes.h).
+// scales and offsets of a panel are [groups, kPanel]; its codes are in lanes (codes.h).
 //
-// Rows are either as the model computes them (f32, bf16, f16): then a piece of a panel is unpacked into the first-level
-// cache, where the codes are exact in either type, and multiplied as any other weights. Or they are quantized to 8 bits
-// too (dots.h): then products are summed in whole numbers, which no order of summing changes. Either way a group's sum
-// is scaled in f32, group after group: a row's result depends on nothing but that row.
+// Rows may be as the model computes them (f32, bf16, f16). Then a piece of a panel is unpacked into the first-level
+// cache, where the codes are exact in either type, and multiplied like any other weights. Or rows are quantized to 8
+// bits too (dots.h). Then products are summed as integers, so the order of summing does not matter. In either case a
+// group's sum is scaled in f32, group after group: a row's result depends only on that row.
 
 #ifndef PENSTOCK_QUANTIZED_H_
 #define PENSTOCK_QUANTIZED_H_
@@ -24,7 +24,7 @@ namespace penstock {
 template <int R>
 using Rows = std::integral_constant<int, R>;
 
-// Calls `tile` with how many rows it has, up to kRows, known when it is compiled.
+// Calls `tile` with the number of its rows, up to kRows, as a compile-time constant.
 template <typename Tile>
 inline void OfRows(int64_t rows, Tile&& tile) {
   switch (rows) {
@@ -37,8 +37,8 @@ inline void OfRows(int64_t rows, Tile&& tile) {
   }
 }
 
-// The same of as many rows as there are, kRows at a time, from `first` on: `tile` is also told whether to fetch what comes
-// next. The first block of rows does not, as it reads what may not have come yet.
+// Calls `tile` for any number of rows, kRows at a time, from `first` on. `tile` is also told whether to prefetch what
+// comes next. The first block of rows does not, because it may still be waiting for its own data.
 template <typename Tile>
 inline void OfBlocks(int64_t first, int64_t rows, const Ahead& ahead, Tile&& tile) {
   for (int64_t r = first; r < rows; r += kRows) {
@@ -57,8 +57,8 @@ __attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const W* p
     for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
 }
 
-// The same of weights that are unpacked in registers, a lane's features at a time: quicker for few rows, and the same to
-// the bit where it is used, for an instruction does all that is rounded. Other sums compilers may put into another order.
+// The same with weights that are unpacked in registers, one lane's features at a time. It is faster for few rows, and
+// bit-identical where it is used, because single instructions do all the rounding. Compilers may reorder other sums.
 #if defined(__AVX512BF16__)
 template <typename T>
 constexpr int64_t kFewRows = std::is_same_v<T, BFloat16> ? 4 : 0;
@@ -70,7 +70,7 @@ constexpr int64_t kFewRows = 0;
 template <int R, typename T, int kBits>
 __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_t* lanes, int64_t depth, float zero,
                                        const Vector* scales, Vector (*totals)[kVectors]) {
-  constexpr int64_t kAcross = 2 * kLanes;  // with their pairs
+  constexpr int64_t kAcross = 2 * kLanes;  // including pairs
   static_assert(std::is_same_v<T, BFloat16>, "other types have no few rows");
   const Unpacker<T, kBits> unpack(zero);
   Vector sums[R][kVectors] = {};
@@ -83,7 +83,7 @@ __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_
     for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
 }
 
-// The same of whole numbers. What was added to x makes the sums larger by `added`; `adds`: that is still to be summed.
+// The same for integers. What was added to x makes the sums larger by `added`; if `adds`, that is still to be summed.
 template <int R, bool adds, bool kFetches>
 __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const uint32_t* lanes, int64_t depth,
                                        const Vector* scales, Ahead* ahead, Ints* added, Vector (*totals)[kVectors]) {
@@ -109,7 +109,7 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
 // Rows as the model computes them.
 template <typename T>
 struct PlainRows {
-  using Weight = std::conditional_t<std::is_same_v<T, Float16>, float, T>;  // as it is unpacked
+  using Weight = std::conditional_t<std::is_same_v<T, Float16>, float, T>;  // the unpacked type
   const T* x;
   int64_t depth;
 
@@ -117,7 +117,7 @@ struct PlainRows {
 
   float Sum(int64_t row, int64_t first, int64_t count) const {
     const T* from = x + row * depth + first;
-    Vector parts = {};  // the same ones wherever in memory the row is
+    Vector parts = {};  // the same parts wherever in memory the row is
     int64_t k = 0;
     for (; k + kLanes <= count; k += kLanes) parts += LoadVector(from + k);
     float sum = 0.0f;
@@ -151,7 +151,7 @@ struct PlainRows {
   }
 };
 
-// Rows that are quantized.
+// Quantized rows.
 struct ByteRows {
   const uint8_t* x;
   const float* scales;  // of each row
@@ -166,7 +166,7 @@ struct ByteRows {
     return static_cast<float>(sum);
   }
 
-  // A group is summed at once: what is rounded does not depend on how long pieces are.
+  // A group is summed at once, so that rounding does not depend on the length of pieces.
   template <int kBits>
   void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float,
                 const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
@@ -175,7 +175,7 @@ struct ByteRows {
     Ints added[kVectors] = {};
     int64_t r = 0;
     if (kUnsigned) {
-      r = std::min<int64_t>(num_rows, kRows - 2);  // there are registers for so many beside what is added
+      r = std::min<int64_t>(num_rows, kRows - 2);  // the registers that are left beside what is added
       OfRows(r, [&](auto tile) {
         DotTile<tile(), true, false>(from, depth, lanes, count, weight_scales, &ahead, added, totals);
       });
@@ -189,10 +189,10 @@ struct ByteRows {
 // ---- A task: a panel and some rows
 
 enum class ScaleType { kFloat, kBFloat16, kFloat16 };
-enum class Offset : int64_t { kNone = 0, kZeros = 1, kMinimums = 2 };  // zeros are times the scale
+enum class Offset : int64_t { kNone = 0, kZeros = 1, kMinimums = 2 };  // zeros are multiplied by the scale
 
 struct QuantizedWeights {
-  int64_t depth, group;          // features, and how many of them share a scale
+  int64_t depth, group;          // features, and the number of them that share a scale
   const uint32_t* codes;         // [panels, depth / features in a lane, kPanel]
   const void *scales, *offsets;  // [panels, groups, kPanel]
   ScaleType scale_type;          // of both
@@ -240,7 +240,7 @@ void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_
     for (int v = 0; v < kVectors; ++v) totals[r][v] *= rows.Scale(first_row + r);
 }
 
-// As RunTask of matmul.h.
+// Runs a task like RunTask of matmul.h.
 template <int kBits, typename Rows, typename Put>
 void RunQuantizedTask(const Matmul& matmul, const QuantizedWeights& weights, const Rows& rows, int64_t first_row,
                       int64_t num_rows, int64_t panel, int64_t next_panel, Put&& put) {

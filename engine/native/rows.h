@@ -1,4 +1,4 @@
-// What a layer does with one token's features at a time: norms, rotary positions, and what is held in between.
+// Operations on one token's features: norms, rotary positions, and the buffers in between.
 
 #ifndef PENSTOCK_ROWS_H_
 #define PENSTOCK_ROWS_H_
@@ -9,7 +9,7 @@
 
 namespace penstock {
 
-// Root-mean-square norm, or with the mean taken away.
+// Root-mean-square norm, or one that subtracts the mean too.
 struct Norm {
   const float* factors;  // [size]; null: there is no norm
   float eps;
@@ -36,7 +36,7 @@ void NormRow(const Norm& norm, int64_t size, const In* x, Out* y) {
 struct Rotation {
   const float* cos;
   const float* sin;
-  int64_t pairs;  // of features, from the head's beginning; the others stay as they are
+  int64_t pairs;  // leading pairs of features that rotate; the others stay as they are
   bool is_interleaved;
 };
 
@@ -65,7 +65,7 @@ inline void AddRow(int64_t size, float scale, const float* __restrict y, T* __re
   for (; i < size; ++i) Store(&x[i], Load(x[i]) + scale * y[i]);
 }
 
-// The next features of a row, of which `left` are left: zeros behind its end.
+// Loads the next features of a row that has `left` left, with zeros after its end.
 template <typename T>
 inline Vector LoadUpTo(const T* from, int64_t left) {
   if (left >= kLanes) return LoadVector(from);
@@ -86,7 +86,7 @@ inline Vector Sigmoid(Vector x) {
   return (x < 0.0f ? power : Vector{} + 1.0f) / (1.0f + power);
 }
 
-// Memory that is kept from step to step, and grows.
+// Memory that is kept from step to step and grows.
 class Buffer {
  public:
   template <typename T>

@@ -1,4 +1,4 @@
-// The half of a layer that is a short convolution between two gates, in the place of attention.
+// The half of a layer that is a short convolution between two gates, in place of attention.
 
 #ifndef PENSTOCK_SHORT_CONV_H_
 #define PENSTOCK_SHORT_CONV_H_
@@ -8,20 +8,20 @@
 
 namespace penstock {
 
-constexpr int64_t kChannelsEach = 512;  // of a sequence, that one thread goes through its tokens with
+constexpr int64_t kChannelsEach = 512;  // channels of a sequence per task
 
 template <typename T>
 struct ShortConvHalf {
   StateBatch batch;
   KeptInputs<T> kept;
   const float *taps, *bias;  // [taps, channels], and [channels] or null
-  Linear<T> joined, out;     // columns: the gate before the convolution, the one behind it, and its input
+  Linear<T> joined, out;     // columns: the gates before and after the convolution, and its input
   Residual<T> residual;
 
   void Run(Team& team) const {
     static thread_local Buffer normed, projected, mixed, whole;
     static thread_local StateWrites kept_writes;
-    StateWrites& writes = kept_writes;  // that of this thread, for all of the team
+    StateWrites& writes = kept_writes;  // this thread's, shared by its team
     const int64_t rows = residual.rows, channels = kept.channels, stride = joined.shape.columns;
     const T* x = residual.Read(team, nullptr, normed);
     T* parts = projected.Of<T>(rows * stride);
@@ -38,7 +38,7 @@ struct ShortConvHalf {
     residual.Add(team, out, y, whole);
   }
 
-  // Some channels of one sequence.
+  // Convolves some channels of one sequence.
   __attribute__((noinline)) void Convolve(const Sequence& sequence, const StateWrites& writes, int64_t first,
                                           int64_t size, const T* parts, T* y) const {
     static thread_local Buffer memory;

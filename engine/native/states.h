@@ -1,7 +1,7 @@
-// Which states a step reads and writes, and short convolutions, whose states are their last inputs.
+// The states that a step reads and writes, and short convolutions, whose states are their last inputs.
 //
-// Whatever keeps a state goes through a sequence's tokens one by one, each through the same functions on the same sizes:
-// what a token becomes does not depend on how its prompt was cut, nor on who else is in the step.
+// Code that keeps a state goes through a sequence's tokens one by one, each with the same functions on the same sizes.
+// So a token's result depends neither on how its prompt was split, nor on what else is in the step.
 
 #ifndef PENSTOCK_STATES_H_
 #define PENSTOCK_STATES_H_
@@ -12,18 +12,18 @@
 
 namespace penstock {
 
-// As `StateBatch` in recurrence.py has them, with the ends of the sequences' tokens.
+// The states of a step, as in `StateBatch` of recurrence.py, with the ends of the sequences' tokens.
 struct StateBatch {
   int64_t num_seqs, num_writes;
   const int32_t* cu_q_lens;  // [num_seqs + 1]
   const int32_t* positions;  // [tokens]
   const int32_t *reads;      // [num_seqs]: slots
-  const int32_t *ends, *writes;  // [num_writes]: tokens, and the slots of the states behind them; slot 0 is nobody's
+  const int32_t *ends, *writes;  // [num_writes]: tokens, and the slots of the states after them; slot 0 is the sink
 
   int64_t num_tokens() const { return cu_q_lens[num_seqs]; }
 };
 
-// The slots that take the state behind each token.
+// The slots that receive the state after each token.
 class StateWrites {
  public:
   void Build(const StateBatch& batch) {
@@ -38,7 +38,7 @@ class StateWrites {
     }
   }
 
-  // The first of them, or 0.
+  // Returns the first slot, or 0.
   int64_t First(int64_t token) const { return first_[token] < 0 ? 0 : writes_[first_[token]]; }
 
   template <typename Take>
@@ -51,10 +51,10 @@ class StateWrites {
   const int32_t* writes_ = nullptr;
 };
 
-// The sequences of a step, for one who goes through their tokens.
+// A sequence of a step, for code that goes through its tokens.
 struct Sequence {
   int64_t begin, end;  // tokens
-  int64_t read;        // the slot of its state; -1: it begins with zeros
+  int64_t read;        // the slot of its state; -1: begins with zeros
 
   Sequence(const StateBatch& batch, int64_t number)
       : begin(batch.cu_q_lens[number]),
@@ -62,7 +62,7 @@ struct Sequence {
         read(begin < end && batch.positions[begin] > 0 ? batch.reads[number] : -1) {}
 };
 
-// What a convolution keeps: [slots, taps - 1, channels], the oldest input first.
+// The states of a convolution: [slots, taps - 1, channels], oldest input first.
 template <typename T>
 struct KeptInputs {
   T* states;
@@ -71,7 +71,7 @@ struct KeptInputs {
   T* At(int64_t slot, int64_t place) const { return states + (slot * (taps - 1) + place) * channels; }
 };
 
-// Some channels of one sequence: what a convolution reads of it, oldest first. Its memory is [taps, size].
+// A convolution's inputs in some channels of one sequence, oldest first. The memory is [taps, size].
 template <typename T>
 class Window {
  public:
@@ -87,8 +87,8 @@ class Window {
 
   T* newest() { return rows_ + (kept_.taps - 1) * size_; }
 
-  // The convolution of the newest input, summed oldest first: `put(channel, total, left)` takes kLanes at a time, of
-  // which so many are left. `factors` are [taps, stride], from the first of these channels on.
+  // Convolves the newest input, summed oldest first. `put(channel, total, left)` gets kLanes at a time, of which `left`
+  // are valid. `factors` are [taps, stride], beginning at the first of these channels.
   template <typename Put>
   void Convolve(const float* factors, int64_t stride, Put put) const {
     for (int64_t c = 0; c < size_; c += kLanes) {
@@ -100,10 +100,10 @@ class Window {
     }
   }
 
-  // What the next token reads.
+  // Shifts the window for the next token.
   void Advance() { std::memmove(rows_, rows_ + size_, (kept_.taps - 1) * size_ * sizeof(T)); }
 
-  // Behind `Advance`.
+  // Stores the state; call it after `Advance`.
   void Keep(int64_t slot) const {
     for (int64_t place = 0; place + 1 < kept_.taps; ++place)
       std::memcpy(kept_.At(slot, place) + first_, rows_ + place * size_, size_ * sizeof(T));

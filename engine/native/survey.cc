@@ -1,4 +1,4 @@
-// What sampling asks of every row of logits: where its first maximum is, and whether all of them are sound.
+// What sampling needs to know of every row of logits: the place of its first maximum, and whether it is sound.
 
 #include "buffers.h"
 #include "kernels.h"
@@ -9,7 +9,7 @@ namespace ffi = xla::ffi;
 namespace penstock {
 namespace {
 
-constexpr int64_t kBlock = 16 * kLanes;  // of which the maximum is found before its place
+constexpr int64_t kBlock = 16 * kLanes;  // the maximum of a block is found before its place
 
 struct Top {
   float value;
@@ -39,7 +39,7 @@ Top TopOf(const float* x, int64_t count) {
   return top;
 }
 
-// The first maximum of a row; 0 where there is none.
+// Finds the first maximum of a row; its place is 0 if there is none.
 void SurveyRow(const float* x, int64_t count, int32_t* place, bool* is_sound) {
   float top = -INFINITY;
   int64_t block = 0;

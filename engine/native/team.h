@@ -13,9 +13,11 @@
 
 namespace penstock {
 
-// The thread that makes a team works through every phase itself; threads of the pool that are free help, from whenever
-// they come until the team is gone. Between phases they spin: a phase of a decode step takes some tens of microseconds,
-// and to wake a sleeping thread takes as long.
+// A team of threads.
+//
+// The thread that creates a team works through every phase itself. Free threads of the pool help, from when they come
+// until the team ends. Between phases they spin: a phase of a decode step takes tens of microseconds, and waking a
+// sleeping thread takes as long.
 class Team {
  public:
   explicit Team(xla::ffi::ThreadPool& pool) : state_(std::make_shared<State>()), size_(pool.num_threads()) {
@@ -27,7 +29,7 @@ class Team {
 
   int64_t size() const { return size_; }
 
-  // One phase: runs `work(i)` for i in [0, count), each once. None runs before this is called or after it returns, so
+  // Runs one phase: `work(i)` for i in [0, count), each once. Nothing runs before the call or after it returns, so
   // `work` may refer to the caller's variables.
   template <typename Work>
   void Run(int64_t count, Work&& work) {
@@ -54,9 +56,9 @@ class Team {
       left_.store(phase_ << 32 | static_cast<uint64_t>(count), std::memory_order_release);
     }
 
-    // Takes a task of the present phase, if one is left. The phase is in the same word as what is left of it, so that
-    // a thread that was interrupted in between takes none of a later phase; and no later one begins before this task
-    // is done.
+    // Takes a task of the current phase, if one is left. The phase is in the same word as the tasks that are left, so
+    // that a thread that was interrupted in between does not take one of a later phase. No later phase begins before
+    // this task is done.
     bool RunOne() {
       uint64_t left = left_.load(std::memory_order_acquire);
       do {
@@ -78,7 +80,7 @@ class Team {
       }
     }
 
-    // On a busy machine the thread that is waited for may need this one's core.
+    // On a busy machine the awaited thread may need this thread's core.
     static void Pause(int spins) {
       if (spins > kSpins) std::this_thread::yield();
 #if defined(__x86_64__)
@@ -96,15 +98,15 @@ class Team {
     const void* context_ = nullptr;
     Call call_ = nullptr;
     uint64_t phase_ = 0;
-    alignas(64) std::atomic<uint64_t> left_{0};  // phase << 32 | tasks that nobody has taken
+    alignas(64) std::atomic<uint64_t> left_{0};  // phase << 32 | tasks not yet taken
     alignas(64) std::atomic<int64_t> num_done_{0};
   };
 
-  std::shared_ptr<State> state_;  // helpers may come late, and find it over
+  std::shared_ptr<State> state_;  // helpers may come late, when the team has ended
   const int64_t size_;
 };
 
-// A kernel of one phase.
+// Runs a kernel of one phase.
 template <typename Work>
 void ForEach(xla::ffi::ThreadPool& pool, int64_t count, Work&& work) {
   if (count <= 1) {
