@@ -43,7 +43,7 @@ def quantized_matmul(
     num_out, num_lanes = codes.shape[1:]
     tokens, outs = min(num_tokens, MOST_TOKENS), tile_rows(num_out, num_lanes)
     planes = form.planes(x, num_lanes)
-    if form.packing.rows > 1:  # there are few, which stay
+    if form.packing.rows > 1:  # there are few, and they stay
         others = [pl.BlockSpec((1, *held[form.names[1]].shape[1:]), lambda _, __, layer: (layer[0], 0, 0))]
     else:
         others = [

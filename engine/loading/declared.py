@@ -18,7 +18,7 @@ _MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".
 def check_declared(fields: Mapping[str, Any], packed: PackedWeights, config: ModelConfig) -> None:
     """Checks that the files agree with config.json.
 
-    Quantized matmuls are found in the files, so a checkpoint of floats would be accepted for a quantized one.
+    Quantized matmuls are found in the files: without this check a checkpoint of floats would pass for a quantized one.
 
     Args:
         fields: of config.json; if they do not mention quantization, nothing is checked.

@@ -49,7 +49,7 @@ class KVScaleSource:
     path: ParamPath
     shape: tuple[int, ...]  # [num_kv_heads], or [layers, num_kv_heads]
     names: tuple[str, ...]  # of each layer
-    copies: int  # times that each KV head is repeated
+    copies: int  # number of times that each KV head is repeated
 
     @property
     def dtype(self) -> jnp.dtype:

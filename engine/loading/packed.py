@@ -22,7 +22,7 @@ from penstock.engine.models.config import ExpertsConfig, Packed
 ROUTERS = frozenset({"router", "shared_gate"})
 # Matmuls that a setting never quantizes: they are small, or suffer most from rounding.
 UNQUANTIZED = ROUTERS | {"head", "embedding", "beta", "decay"}
-AROUND = ("embedding", "head")  # the blocks: these have a row for each token
+AROUND = ("embedding", "head")  # outside the blocks, with a row for each token
 
 _Kernels = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
@@ -42,7 +42,7 @@ class PackedSource:
     modules: tuple[str, ...]
     num_spread: int  # number of leading axes that are spread over modules
     whole: tuple[int, ...]  # the shape of a module's tensor, with each KV head once
-    copies: int = 1  # times that each KV head is repeated
+    copies: int = 1  # number of times that each KV head is repeated
     head_dim: int = 1
     rows: Rows | None = None  # in a fused tensor; None: all
     padding: tuple[int, ...] = ()  # number of zeros after it along each axis, which no file has; (): none

@@ -58,7 +58,7 @@ class Source:
     dtype: jnp.dtype
     names: tuple[str, ...]  # for the places of the first axes, the last one running fastest
     num_spread: int  # number of leading axes that are spread over tensors
-    copies: int = 1  # times that each KV head is repeated
+    copies: int = 1  # number of times that each KV head is repeated
     head_dim: int = 1
     rows: Rows | None = None  # None: all
     is_plain: bool = False  # most kernels are not: they are stored transposed, `[out, in]`

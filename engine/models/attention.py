@@ -41,7 +41,7 @@ class StepInputs(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention (Ainslie et al., arXiv 2305.13245), with query and key norms where a family has them."""
+    """Grouped-query attention (Ainslie et al., arXiv 2305.13245), with query and key norms if a family has them."""
 
     def __init__(self, config: AttentionConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

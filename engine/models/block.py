@@ -1,4 +1,4 @@
-"""One layer of a decoder, put together as its BlockConfig states it."""
+"""One layer of a decoder, built from its BlockConfig."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ AT_MOST: Mapping[str, int] = MappingProxyType(
     }
 )
 MAX_INTEGER = 2**31 - 1  # of any other field: positions are i32
-MAX_NUMBER = 1e30  # so that an f32 holds it
+MAX_NUMBER = 1e30  # so that it fits into an f32
 
 _T = TypeVar("_T", int, float)
 

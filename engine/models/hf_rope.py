@@ -135,7 +135,7 @@ def _table(config: HFConfig, name: str) -> Mapping[str, Any]:
 
 def rope_table(config: HFConfig) -> Mapping[str, Any]:
     """Reads both dialects: `rope_theta` with `rope_scaling`, and the single `rope_parameters` of transformers 5."""
-    config.number("rope_theta", default=10_000.0)  # must make sense even where the table's own wins
+    config.number("rope_theta", default=10_000.0)  # must be valid even if the table's own overrides it
     table = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(table, dict):
         raise ConfigError(f"config.json: rotary parameters must be one flat table for all layers, not {shown(table)}")

@@ -125,7 +125,7 @@ class PackedLinear(Linear):
 
 
 class PackedAttention(Attention):
-    """Attention with one matmul for queries, keys and values, and the gate where there is one."""
+    """Attention with one matmul for queries, keys and values, and the gate if there is one."""
 
     def __init__(self, attention: Attention, width: int) -> None:
         self.qkv = _joined(width, *attention.inputs)

@@ -123,7 +123,7 @@ class FusedAttention(AttentionBackend):
             _rows(q, layout.query_width),
             *new,
             *new_scales,
-            *(pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in held),  # or XLA copies small ones
+            *(pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in held),  # else XLA copies small ones
             *sink_rows,
         ]
         tables = (*jax.tree.leaves(prepared), cache.first_page.reshape(1))

@@ -118,7 +118,7 @@ class Decode:
         each_head(self.tokens.num_heads, 1, take)
 
     def _take_in(self, seq: Int, block: Int, slot: Int, key: Int, row: Int) -> None:
-        """Puts the new token at row `key` of the buffer, and starts to write its tile back."""
+        """Writes the new token to row `key` of the buffer, and starts to write its tile back."""
         tile = self.kv.blocks.tile_rows
         start = aligned(key // tile * tile, tile)
         is_new = lax.broadcasted_iota(jnp.int32, (tile, 1), 0) == key - start

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4 (Abdin et al., arXiv 2404.14219 and 2412.08905): Llama's blocks, stored fused."""
+"""Phi-3 and Phi-4 (Abdin et al., arXiv 2404.14219 and 2412.08905): Llama's blocks, with fused tensors."""
 
 from __future__ import annotations
 
