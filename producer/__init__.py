@@ -1,4 +1,5 @@
-"""Penstock's client: send prompts to a queue on Redis, read the tokens as they come. `penstock` gives out all of it.
+"""Penstock's client: sends prompts to a queue on Redis and reads the tokens as they arrive. `penstock` re-exports all
+of it.
 
 The names are those that users write: what they call, what they catch, and every type that a public method takes or
 returns, to annotate with.

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "redis://localhost:6379"
 URL_VARIABLE = "REDIS_URL"
-MAX_OTHERS = 64  # queues that `AsyncClient.on` keeps at hand while nothing of them runs
+MAX_OTHERS = 64  # queues whose clients `AsyncClient.on` keeps while nothing of them runs
 
 
 def connections_of(client: AsyncClient) -> Connections:
-    """What a client has of Redis, for servers of ours that are clients."""
+    """Returns the Redis connections of a client, for our own servers that are clients."""
     return client._transport.connections  # noqa: SLF001
 
 
@@ -44,7 +44,7 @@ class AsyncClient:
     """Sends requests to one queue and reads their replies, all over one blocking connection.
 
     Use it with `async with`, or `close` it. It connects on first use and survives reconnects. Not for use from several
-    threads or event loops; `Client` is.
+    threads or event loops; use `Client` there.
 
     Args:
         url: where Redis is (`penstock.producer.redis.address.parse_url`, or what it returns); the default is the
@@ -93,13 +93,13 @@ class AsyncClient:
             spans=client_spans(tracing),
         )
         self._transports = WeakSet({self._transport})  # of all queues, to be closed
-        self._others: dict[str, Self] = {}  # the one that was asked for last is the last
+        self._others: dict[str, Self] = {}  # the one asked for last comes last
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} queue {self._transport.queue!r} at {self._transport.address}>"
 
     def on(self, queue: str) -> Self:
-        """A client of another queue, over this one's connections and with its settings; closed with this one.
+        """Returns a client of another queue that shares this one's connections and settings and is closed with it.
 
         Raises:
             ValueError: the queue could not be one.
@@ -111,13 +111,13 @@ class AsyncClient:
             transport = self._transport.beside(queue)
             self._transports.add(transport)
             other = copy(self)
-            vars(other).update(_transport=transport, _connections=None)  # not its to close
+            vars(other).update(_transport=transport, _connections=None)  # not the other client's to close
             self._forget_idle()
         self._others[queue] = other
         return other
 
     def _forget_idle(self) -> None:
-        """Queues come and go: those that nothing runs of are made anew when they are asked for."""
+        """Drops the clients of idle queues, as queues come and go. They are made anew when asked for."""
         idle = [queue for queue, other in self._others.items() if other._transport.is_idle]  # noqa: SLF001
         for queue in idle[: 1 - MAX_OTHERS]:
             del self._others[queue]
@@ -222,7 +222,7 @@ class AsyncClient:
         )
 
     def handle(self, request_id: str, *, queue: str | None = None) -> Handle:
-        """A handle on a request that was sent before, by any process.
+        """Returns a handle on a request that was sent before, by any process.
 
         Args:
             request_id: its id, which belongs to its queue: the same id in another queue is another request.
@@ -238,7 +238,7 @@ class AsyncClient:
         return Handle(self._transport, queue or self._transport.queue, request_id)
 
     async def queue_status(self) -> QueueStatus:
-        """Whether any worker serves the queue now, and how many requests are in it.
+        """Returns whether any worker serves the queue now, and how many requests are in it.
 
         A request that is sent to a queue without workers waits for one. The logger `penstock.producer` then says so,
         once, as a warning.
@@ -255,9 +255,9 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109  the name callers expect
         **sampling: Unpack[Sampling],
     ) -> int:
-        """How many tokens a prompt has for the queue's model, a chat in its template; also of one that is too long.
+        """Counts the tokens of a prompt for the queue's model, a chat in its template, even if it is too long.
 
-        A worker tells, beside what it generates: one that is full answers too.
+        A worker answers this beside what it generates, even when it is full.
 
         Raises:
             RequestRefused: the request can't be read, or the chat template refuses it.
@@ -276,7 +276,9 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
         **sampling: Unpack[Sampling],
     ) -> tuple[int, ...]:
-        """The tokens of a prompt, with those that the model's tokenizer or template adds. Raises as `count_tokens`."""
+        """Returns the tokens of a prompt, including those that the model's tokenizer or template adds. Raises as
+        `count_tokens`.
+        """
         answer = await self._call("tokenize", prompt, sampling, timeout)
         return answer.tokens or ()
 
@@ -286,7 +288,7 @@ class AsyncClient:
         *,
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
     ) -> str:
-        """The text of tokens; special ones have none. Raises as `count_tokens`."""
+        """Returns the text of tokens; special tokens have none. Raises as `count_tokens`."""
         request = request_of_tokens(token_ids, fresh_id=self._transport.new_id())
         timeout_s = check_timeout(timeout)
         if not request.prompt_token_ids:
@@ -301,19 +303,19 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
         **sampling: Unpack[Sampling],
     ) -> int:
-        """Whether a worker would take this request: it does all that comes before generating, and says what is wrong.
+        """Checks whether a worker would take this request: it does everything that comes before generating.
 
         Returns:
             The number of tokens of the prompt.
 
         Raises:
-            RequestRefused: it would be refused, with this reason. Else it raises as `count_tokens`.
+            RequestRefused: the worker would refuse it, with this reason. Otherwise raises as `count_tokens`.
         """
         answer = await self._call("validate", prompt, sampling, timeout)
         return answer.prompt_tokens or 0
 
     async def model_card(self, *, queue: str | None = None) -> ModelCard | None:
-        """What the workers of a queue serve, this client's own by default; None: nobody serves it.
+        """Returns what the workers of a queue serve, by default this client's own; None if nobody serves it.
 
         Raises:
             ConnectionLost, ServerRefused: Redis is away or says no.
@@ -324,7 +326,8 @@ class AsyncClient:
         return await self._transport.card(queue or self._transport.queue)
 
     async def queues(self) -> tuple[str, ...]:
-        """The queues that are served now, by name. One whose workers all died counts until their heartbeats lapse.
+        """Returns the names of the queues that are served now. One whose workers all died counts until their heartbeats
+        lapse.
 
         Raises:
             ConnectionLost, ServerRefused: Redis is away or says no.
@@ -340,7 +343,7 @@ class AsyncClient:
         return await self._transport.caller.call(name, request.to_entry(), timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Closes all connections. What `stream`, `generate` and `map` still had in flight is cancelled.
+        """Closes all connections, and cancels what `stream`, `generate` and `map` still have in flight.
 
         Raises:
             RuntimeError: another event loop, which still runs, used it first.
@@ -363,7 +366,7 @@ class AsyncClient:
 
 
 def _of_the_environment() -> Address:
-    """Where Redis is, if nobody says it. An empty variable counts as not set, as everywhere.
+    """Reads the address of Redis from the environment. An empty variable counts as not set, as everywhere.
 
     Raises:
         BadAddress: it begins with the variable's name.

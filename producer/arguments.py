@@ -1,4 +1,4 @@
-"""What callers pass beside requests: each argument is looked at in the call that it is passed to, and named."""
+"""Arguments that callers pass beside requests. Each is checked in the call it is passed to, and errors name it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic import BaseModel
 from penstock.producer.wire import ID_PATTERN, in_python
 
 LONGEST_S = 1e9
-"""Of times: some thirty years."""
+"""The longest time accepted: some thirty years."""
 
 MOST = 2**53
-"""Of counts: the server's scripts reckon in doubles."""
+"""The largest count accepted: the server's scripts calculate in doubles."""
 
 
 def check_name(what: str, name: object) -> str:
-    """The name, if it can be a queue's or a request's, and so part of a key.
+    """Returns the name if it can be a queue's or a request's, and so part of a key.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is not a string.
         ValueError: it could not be one.
     """
     if not isinstance(name, str):
@@ -32,10 +32,10 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_count(what: str, value: object, *, most: int = MOST) -> int:
-    """The number, as an int of Python's own.
+    """Returns the number as a plain Python int.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: it is not a whole number.
         ValueError: it is below 1, or above `most`.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -47,17 +47,17 @@ def check_count(what: str, value: object, *, most: int = MOST) -> int:
 
 
 def check_seconds(what: str, value: object, *, above: float | None = None, most: float = LONGEST_S) -> float:
-    """The time, as a float.
+    """Returns the time as a float.
 
     Args:
         what: the argument's name.
-        value: of it.
-        above: it has to be longer than that; None: than nothing, which 0 is not.
-        most: it may be as long.
+        value: the argument's value.
+        above: exclusive lower bound; None: 0 or more is allowed.
+        most: inclusive upper bound.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is out of range, or none at all (NaN).
+        TypeError: it is not a number.
+        ValueError: it is out of range, or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number of seconds, not {in_python(value)}")
@@ -72,18 +72,18 @@ def check_seconds(what: str, value: object, *, above: float | None = None, most:
 
 
 def check_wait(value: object) -> float | None:
-    """The `timeout` of who waits for a reply; None: without end. Raises as `check_seconds`."""
+    """Checks the `timeout` of a wait for a reply; None: no limit. Raises as `check_seconds`."""
     return None if value is None else check_seconds("timeout", value)
 
 
 def check_flag(what: str, value: object) -> bool:
-    """Raises TypeError unless it is a bool: words such as "no" are true."""
+    """Raises TypeError unless the value is a bool: words such as "no" are true."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {in_python(value)}")
     return value
 
 
 def check_many(what: str, values: object) -> None:
-    """Raises TypeError for what can be iterated over, and holds no items of its kind: one text, one request, a map."""
+    """Raises TypeError for an iterable that holds no items of its kind: a single text or request, or a map."""
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping | BaseModel):
         raise TypeError(f"{what} must be an iterable of them, such as a list, not one {type(values).__name__}")

@@ -1,4 +1,4 @@
-"""Many prompts through one client: bounded in flight, in order or as completed, with progress."""
+"""Many prompts through one client: limited in flight, in order or as completed, with progress."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import in_python
 
 READ_AHEAD = 4
-"""Ordered results wait for slower ones before them: at most this many times `max_in_flight`."""
+"""Bound on ordered results that wait for slower ones before them, as a multiple of `max_in_flight`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What became of one prompt: exactly one of `reply` and `error` is set. `index` counts prompts from 0."""
+    """The outcome of one prompt: exactly one of `reply` and `error` is set. `index` counts prompts from 0."""
 
     index: int
     prompt: Prompt
@@ -43,7 +43,7 @@ class BulkResult:
 
 
 Generate: TypeAlias = Callable[[Prompt, Sampling], Awaitable[Reply]]
-"""Where the replies come from. A PenstockError that it raises is the result of that one prompt."""
+"""Source of the replies. A PenstockError that it raises is the result of that one prompt."""
 
 
 def check_bulk(
@@ -52,7 +52,7 @@ def check_bulk(
     """Passes if `run_bulk` can begin with these.
 
     Raises:
-        TypeError, ValueError: one of them is no such thing, or out of range.
+        TypeError, ValueError: one of them has the wrong type or is out of range.
         RequestRefused: an option is unknown or out of range, which is the same for all prompts.
     """
     check_many("prompts", prompts)
@@ -76,8 +76,8 @@ async def run_bulk(
     progress: bool | ProgressCallback,
     is_hopeless: Callable[[PenstockError], bool] = lambda _: False,
 ) -> AsyncGenerator[BulkResult, None]:
-    """See `AsyncClient.map`, whose arguments are as `check_bulk` has them. An error that `is_hopeless` is that of all
-    prompts: it is raised.
+    """See `AsyncClient.map`; `check_bulk` has checked the arguments. An error that `is_hopeless` concerns all prompts,
+    so it is raised.
     """
     total = len(prompts) if isinstance(prompts, Sized) else None
     run = _Bulk(generate, sampling, max_in_flight, total=total, is_hopeless=is_hopeless)
@@ -116,7 +116,7 @@ class _Bulk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def pump(self, prompts: Iterable[Prompt] | AsyncIterable[Prompt]) -> None:
-        """Starts a task per prompt within both budgets. An error of the iterable itself goes to the consumer."""
+        """Starts a task per prompt within both limits. An error of the iterable itself goes to the consumer."""
         try:
             count = 0
             async for prompt in _aiter(prompts):

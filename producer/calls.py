@@ -38,7 +38,7 @@ DEFAULT_TIMEOUT_S = 10.0
 JUNK_RETRY_S = 0.1
 MAX_WAITING = 1000  # calls of all clients that no worker has answered yet
 ANSWERS_PER_READ = 64
-SMALL_BYTES = 1 << 16  # an answer of this size is read sooner than a thread has taken it on
+SMALL_BYTES = 1 << 16  # reading an answer of this size is quicker than starting a thread for it
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
@@ -48,10 +48,10 @@ def check_timeout(value: object) -> float:
 
 
 class Caller:
-    """Sends the calls of one client, and reads their answers over one connection, while there are any to come.
+    """Sends the calls of one client, and reads their answers over one connection while any are due.
 
-    All answers come in on one stream, the client's mailbox. Its name has 144 random bits. `redis` blocks for `BLOCK_S`;
-    whoever made it closes it.
+    All answers arrive on one stream, the client's mailbox, whose name has 144 random bits. `redis` blocks for
+    `BLOCK_S`; its creator closes it.
     """
 
     def __init__(self, address: Address, redis: RedisClient, execute: Execute, queue: str) -> None:
@@ -70,13 +70,13 @@ class Caller:
 
         Args:
             name: what is asked.
-            request: the fields of the request that it is asked about.
+            request: the fields of the request that the question is about.
             timeout_s: how long to wait, as `check_timeout` has it; no worker takes the call up later.
 
         Raises:
             CallTimedOut: no worker answered in time.
             RequestRefused: the request can't be served.
-            CallFailed: the worker could not answer, for no fault of the request.
+            CallFailed: the worker could not answer, through no fault of the request.
             QueueFull: too many calls wait.
             ConnectionLost, ServerRefused: Redis is away or says no.
         """
@@ -94,11 +94,11 @@ class Caller:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to wait for, and nothing to close."""
+        """Whether the caller has nothing to wait for and nothing to close."""
         return not self._waiting and (self._reader is None or self._reader.done())
 
     async def close(self) -> None:
-        """Whoever still waits gets ConnectionLost."""
+        """Stops reading. Callers that still wait get ConnectionLost."""
         if self._reader is not None:
             await end_tasks([self._reader])
         self._fail(ConnectionLost("the client was closed"))
@@ -125,7 +125,7 @@ class Caller:
         return sent
 
     async def _read(self) -> None:
-        """Reads until no answer is waited for. A read changes nothing on the server, so it may be repeated."""
+        """Reads until no call waits for an answer. A read changes nothing on the server, so it may be repeated."""
         backoff_s = FIRST_BACKOFF_S
         while self._waiting:
             try:
@@ -135,7 +135,7 @@ class Caller:
                 if not may_pass(error):
                     self._fail(as_ours(error, self._address))
                     return
-                log.debug("answers can't be read: %s", error)  # each call has a time-out of its own
+                log.debug("answers can't be read: %s", error)  # each call has its own time-out
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
@@ -152,7 +152,7 @@ class Caller:
                 await drop_answers(self._execute, self._queue, self._mailbox, self._cursor)
 
     async def _deliver(self, streams: Streams) -> bool:
-        """Hands answers to those who wait for them; whether there were any."""
+        """Hands answers to the calls that wait for them. Returns whether there were any."""
         for _, entries in streams:
             for entry_id, fields in entries:
                 self._cursor = entry_id.decode()
@@ -170,11 +170,11 @@ class Caller:
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(error)
-                waiter.exception()  # is looked at here too, as whoever waited may have gone
+                waiter.exception()  # also retrieved here, as the caller may have gone
 
 
 async def _decoded(fields: Mapping[bytes, bytes]) -> AnswerEntry:
-    """As `decode_answer`, which takes a tenth of a second for a million tokens: those are read in a thread."""
+    """Decodes an answer, a large one in a thread: a million tokens take a tenth of a second."""
     if sum(map(len, fields.values())) <= SMALL_BYTES:
         return decode_answer(fields)
     return await asyncio.to_thread(decode_answer, fields)

@@ -1,4 +1,4 @@
-"""What all queues of one client share: connections to Redis, one of which reads all replies."""
+"""The connections to Redis that all queues of one client share. One of them reads all replies."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from penstock.producer.redis.pipeline import Batcher
 
 COMMAND_RETRIES = 5
 MAX_COMMANDS_IN_FLIGHT = 16
-MAX_UNREADABLE = 256  # queues: what is known of the one that was tried first goes
+MAX_UNREADABLE = 256  # queues; beyond it the one tried first is forgotten
 
 
 class Connections:
-    """One client's.
+    """The connections of one client.
 
     Attributes:
         address: where Redis is; it shows no password.
         reconnect_timeout_s: for how long Redis may stay away.
         has_connected: whether a server has ever answered.
-        is_closed: nothing is to be sent any more.
-        clients: all of the Redis library that are in use.
-        unreadable: queues that the user of Redis may not look into, so that it is tried once.
+        is_closed: nothing may be sent any more.
+        clients: the Redis library's clients in use.
+        unreadable: queues that the Redis user may not read, so that each is tried only once.
 
     Raises:
         BadAddress: the URL can't be used.
-        TypeError, ValueError: another argument is none, or out of range.
+        TypeError, ValueError: another argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Connections:
         self._gate = asyncio.Semaphore(MAX_COMMANDS_IN_FLIGHT)  # each command in flight holds a connection
 
     def check_loop(self) -> None:
-        """What it holds, connections and locks, is of one event loop: the first that it is used in.
+        """Checks that connections and locks are used in the event loop that used them first.
 
         Raises:
-            RuntimeError: this is another one.
+            RuntimeError: this is another event loop.
         """
         loop = asyncio.get_running_loop()
         self._loop = self._loop or loop
@@ -73,17 +73,17 @@ class Connections:
 
     @property
     def went_with_its_loop(self) -> bool:
-        """Nothing is left to be closed: the event loop that all of it belongs to is."""
+        """Whether the event loop that all connections belong to is closed, so that nothing is left to close."""
         return self._loop is not None and self._loop.is_closed()
 
     @asynccontextmanager
     async def redis(self) -> AsyncIterator[RedisClient]:
-        """The client for commands, once there is a connection to spare, with its errors turned into ours."""
+        """The client for commands, as soon as a connection is free. Its errors are turned into ours."""
         async with self.answered(), self._gate:
             yield self.commands
 
     def answered(self) -> AbstractAsyncContextManager[None]:
-        """Turns the errors of what is asked in the block into ours; it may take `answer_timeout_s`.
+        """Turns errors of the block's commands into ours. The block may take `answer_timeout_s`.
 
         Raises:
             RuntimeError: as `check_loop`.
@@ -103,7 +103,7 @@ class Connections:
 
 
 def _address(url: object) -> Address:
-    """As `parse_url`. What is no text is not shown: it may hold a password all the same."""
+    """Parses a URL as `parse_url` does. A value that is not a string is not shown, as it may still hold a password."""
     if isinstance(url, Address):
         return url
     if not isinstance(url, str):

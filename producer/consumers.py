@@ -1,4 +1,4 @@
-"""The consumers of a queue's group that are no workers, and hold entries until one takes them."""
+"""Consumers of a queue's group that are not workers, and hold entries until a worker takes them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from penstock.producer.keys import HOLDERS, UNOWNED
 
 
 def set_aside_for(digest: str) -> str:
-    """The consumer that holds entries whose replies workers with the model of this digest have begun.
+    """Returns the consumer that holds entries whose replies were begun by workers with the model of this digest.
 
     Its heartbeat exists while such a worker serves the queue, and for a while after.
     """
-    return f"{UNOWNED}/{digest}"  # no worker's name is like it: there is no slash in one
+    return f"{UNOWNED}/{digest}"  # no worker's name looks like it: none has a slash
 
 
 def is_worker(consumer: str) -> bool:
-    """Whether a consumer is one that takes entries, and none that just holds them."""
+    """Whether a consumer takes entries, and does not only hold them."""
     return consumer not in HOLDERS and not consumer.startswith(f"{UNOWNED}/")

@@ -47,8 +47,8 @@ class ServerRefused(PenstockError):
     `is_passing`: its disk or memory is full, or it takes no writes for another reason that may pass, and the same may
     succeed later. Otherwise trying again would not cure it.
 
-    `is_junk`: a key of Penstock's holds what Penstock never wrote there. Workers set that aside within seconds where it
-    is no request's key, and not the stream that requests wait in.
+    `is_junk`: a key of Penstock's holds what Penstock never wrote there. Workers set that aside within seconds, except
+    in a request's key or the stream that requests wait in.
     """
 
     def __init__(self, message: str, *, is_passing: bool = False, is_junk: bool = False) -> None:
@@ -58,16 +58,16 @@ class ServerRefused(PenstockError):
 
 
 class QueueFull(PenstockError):
-    """Not enqueued: the queue holds `length` requests, waiting and running, of at most `limit`; or so many calls.
+    """Not enqueued: the queue holds `length` requests, waiting and running, or `length` calls, of at most `limit`.
 
-    Or a request with a `timeout_s` would wait for longer than that: then `wait_s` and `retry_after_s` are not None.
+    A request with a `timeout_s` is also refused if it would wait for longer: then `wait_s` and `retry_after_s` are set.
 
     Attributes:
         queue: the queue's name.
         length: requests or calls in it.
-        limit: of them.
-        wait_s: for how long the request would have waited, estimated from what waits before it and what workers do.
-        retry_after_s: when it would wait no longer than it may, if nothing more came.
+        limit: the most that the queue may hold.
+        wait_s: how long the request would have waited, estimated from the work ahead of it and the workers' speed.
+        retry_after_s: after how long it would be accepted, if nothing more came.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class QueueFull(PenstockError):
 
 
 class TelemetryUnavailable(PenstockError):
-    """Traces or metrics by OpenTelemetry can't be had. The message names the package or the variable that is wrong."""
+    """OpenTelemetry traces or metrics are unavailable. The message names the missing package or the wrong variable."""
 
 
 class NotDurable(PenstockError):
@@ -126,7 +126,7 @@ class RequestFailed(PenstockError):
 
 
 class CallFailed(PenstockError):
-    """The worker that took a call broke over it; its log says why."""
+    """The worker that took a call failed on it; its log says why."""
 
     def __init__(self, call: str, code: str, message: str) -> None:
         super().__init__(f"{call} failed, {code}: {message}")
@@ -148,7 +148,7 @@ class CallTimedOut(PenstockError, TimeoutError):
 
 
 class ReplyTimeout(PenstockError, TimeoutError):
-    """The caller's own wait ran out. A `submit`ted request keeps running and can be waited for again."""
+    """The caller's own wait ran out. A request from `submit` keeps running and can be waited for again."""
 
     def __init__(self, request_id: str, timeout_s: float) -> None:
         super().__init__(f"no end of the reply to {request_id} within {timeout_s:g} s")
@@ -157,11 +157,11 @@ class ReplyTimeout(PenstockError, TimeoutError):
 
 
 class UnknownRequest(PenstockError, LookupError):
-    """The queue knows nothing of the id: it was never sent, or is forgotten.
+    """The queue does not know the id: it was never sent, or is forgotten.
 
-    A request is known by the mark that the client library's enqueue leaves for `dedupe_window_s`, by its entry where
-    the id is the entry's own, and once a worker has taken it. One enqueued by hand under an id of its own is known from
-    then on.
+    A request is known by the mark that the client library's enqueue leaves for `dedupe_window_s`, or by its entry if
+    its id is the entry's own, or once a worker has taken it. A request enqueued by hand under another id is known only
+    from that claim on.
     """
 
     def __init__(self, queue: str, request_id: str) -> None:
@@ -171,7 +171,7 @@ class UnknownRequest(PenstockError, LookupError):
 
 
 class ReplyGone(PenstockError):
-    """The reply can't be read (any more): it expired, or the cursor given never was an entry of it."""
+    """The reply can't be read, or no longer: it expired, or the given cursor never was one of its entries."""
 
     def __init__(self, request_id: str, reason: str) -> None:
         super().__init__(f"the reply to {request_id} is gone: {reason}")

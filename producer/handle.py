@@ -22,13 +22,14 @@ from penstock.producer.wire import GenerateRequest, ReplyEntry, in_python
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
-"""Returns once the request was sent, and its reply can be followed."""
+"""Returns once the request has been sent and its reply can be followed."""
 
 
 class ReplyStream:
     """Iterates over the chunks of one reply; ends with it, or raises what went wrong.
 
-    Leaving the loop early stops reading as soon as this object goes; `async with` or `aclose` do it at a known time.
+    Leaving the loop early stops reading when this object is garbage-collected; `async with` or `aclose` stop it at a
+    known time.
     """
 
     def __init__(self, request_id: str, batches: AsyncGenerator[Sequence[Chunk], None], assembler: Assembler) -> None:
@@ -39,12 +40,12 @@ class ReplyStream:
 
     @property
     def reply(self) -> Reply | None:
-        """The whole reply, once the loop over the chunks ended; None before."""
+        """The whole reply, once the loop over the chunks has ended; None before."""
         return self._assembler.reply
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of the reply was read, be it an error."""
+        """Whether the end of the reply was read, even if it is an error."""
         return self._assembler.ended
 
     def __aiter__(self) -> Self:
@@ -56,9 +57,9 @@ class ReplyStream:
         return self._ready.popleft()
 
     def batches(self) -> AsyncGenerator[Sequence[Chunk], None]:
-        """The chunks as they come: those of a batch were all there at once, and none is empty.
+        """Yields the chunks as they arrive, those that arrived together as one batch. No batch is empty.
 
-        In place of iterating over the stream.
+        Use it instead of iterating over the stream.
         """
         return self._batches
 
@@ -94,14 +95,14 @@ class Handle:
         return f"<Handle {self.id} in queue {self.queue!r}>"
 
     def stream(self, after: str | None = None, *, timeout: float | None = None) -> ReplyStream:
-        """The chunks of the reply from its beginning, or those that follow the entry `after`.
+        """Yields the chunks of the reply from its beginning, or those that follow the entry `after`.
 
         Args:
             after: `entry_id` of the last chunk that was seen.
             timeout: seconds from now to the end of the reply.
 
         Raises:
-            TypeError, ValueError: `after` is no entry id, or `timeout` no number of seconds.
+            TypeError, ValueError: `after` is not an entry id, or `timeout` not a number of seconds.
 
         Raises (while iterating):
             RequestRefused, RequestFailed: the reply ends with an error.
@@ -122,17 +123,17 @@ class Handle:
     async def result(self, timeout: float | None = None) -> Reply:  # noqa: ASYNC109  the name callers expect
         """Waits for the end and returns the whole reply. A cancelled or expired one is returned with its text so far.
 
-        It raises what `stream` does.
+        Raises what `stream` does.
         """
         return await self.stream(timeout=timeout).read_to_end()
 
     async def cancel(self) -> None:
-        """Asks to stop generating; the reply then ends with `cancelled`, unless it ends by itself before."""
+        """Asks to stop generating; the reply then ends with `cancelled`, unless it ends by itself first."""
         await self._transport.cancel(self.queue, self.id)
 
     async def state(self) -> State:
-        """`unknown` (nobody has sent it, as `UnknownRequest` has it), `queued`, `running`, `lost` (its worker is gone;
-        another one will resume it), `finished`.
+        """Returns `unknown` (nobody has sent it, see `UnknownRequest`), `queued`, `running`, `lost` (its worker is
+        gone; another one will resume it) or `finished`.
 
         Raises:
             ReplyGone: it finished and its reply expired.
@@ -143,9 +144,9 @@ class Handle:
 def send_and_follow(
     transport: Transport, prompt: Prompt, sampling: Sampling, *, send: Send, timeout_s: float | None
 ) -> ReplyStream:
-    """The chunks of the reply to a request that is enqueued when iteration starts.
+    """Streams the reply to a request that is enqueued when iteration starts.
 
-    Unless the caller named the request, nobody else can know its id: then it is cancelled when iteration ends early.
+    A request that the caller gave no id is cancelled when iteration ends early, as nobody else can know its id.
 
     Raises:
         RequestRefused: an option is unknown or out of range.
@@ -161,7 +162,8 @@ def send_and_follow(
     return ReplyStream(request_id, chunks, assembler)
 
 
-# The generators below get what they need as arguments instead of a ReplyStream: holding it, they would keep each other
+# The generators below get what they need as arguments instead of a ReplyStream. Holding one would be a reference cycle:
+# leaving a loop early would not end them before the garbage collector's next run.
 # alive, and leaving a loop early would not end them until the garbage collector comes round.
 
 
@@ -188,7 +190,7 @@ async def _attached(
 
 
 async def _skip_to(transport: Transport, queue: str, request_id: str, assembler: Assembler, after: str) -> None:
-    """The entries up to `after` are read again, so that what follows can be checked against them."""
+    """Reads the entries up to `after` again, so that what follows can be checked against them."""
     async for entry_id, entry in transport.history(queue, request_id, after):
         assembler.feed(entry_id, entry)
 
@@ -212,7 +214,7 @@ async def _sent(
         except (QueueFull, ServerRefused):
             transport.disown(request_id, cancel=False)
             raise
-        if subscription.is_lost:  # sending has had more patience than reading, and there was nothing to read yet
+        if subscription.is_lost:  # sending had more patience than reading, and there was nothing to read yet
             subscription = transport.follow(transport.queue, request_id)
         following = _Following(subscription, assembler, deadline)
         while chunks := await following.next():
@@ -223,7 +225,7 @@ async def _sent(
 
 
 class _Following:
-    """What comes of a reply."""
+    """A reply that is being followed."""
 
     def __init__(self, subscription: Subscription, assembler: Assembler, deadline: _Deadline) -> None:
         self._subscription = subscription
@@ -232,7 +234,7 @@ class _Following:
         self._error: PenstockError | None = None
 
     async def next(self) -> list[Chunk]:
-        """All chunks that are there, once there is one; none at the end."""
+        """Waits for at least one chunk and returns all that are there; an empty list at the end."""
         if self._error is not None:
             raise self._error
         chunks: list[Chunk] = []
@@ -241,7 +243,7 @@ class _Following:
         try:
             while self._subscription.has_chunk:
                 self._feed(chunks, await self._subscription.next())
-        except PenstockError as error:  # comes after what came before it
+        except PenstockError as error:  # raised after what came before it
             self._error = error
         return chunks
 

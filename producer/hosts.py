@@ -1,4 +1,4 @@
-"""Names and addresses of machines, as settings and URLs have them."""
+"""Host names and addresses, as settings and URLs have them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _HOST = re.compile(r"[\w.:%-]{1,255}")
 
 
 def is_host(text: str) -> bool:
-    """Whether it could be one: what is not ends in errors of the resolver's that name no setting."""
+    """Whether the text could be a host. Anything else would end in resolver errors that name no setting."""
     try:
-        text.encode("idna")  # as sockets do: no label is empty, or longer than 63 bytes
+        text.encode("idna")  # as sockets do: no label is empty or longer than 63 bytes
     except UnicodeError:
         return False
     return bool(_HOST.fullmatch(text))

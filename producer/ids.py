@@ -1,4 +1,4 @@
-"""Request ids: random ones that can't be guessed, and where Redis Cluster keeps their keys."""
+"""Request ids: random ones that can't be guessed, and the Redis Cluster slot of their keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUFFIX_CHARS = 3
 
 
 def new_id(slot: int | None = None) -> str:
-    """A fresh id; with `slot`, one whose keys live in that slot of a Redis Cluster.
+    """Returns a fresh id; with `slot`, one whose keys live in that slot of a Redis Cluster.
 
     One XREAD can only read streams of one slot, so a client that gives all its requests ids of one slot can follow all
     their replies over one connection.
@@ -24,7 +24,7 @@ def new_id(slot: int | None = None) -> str:
 
 
 def in_slot(text: str, slot: int) -> str:
-    """The id that begins with `text` and whose keys live in `slot`: three characters follow."""
+    """Returns an id that begins with `text` and whose keys live in `slot`, by appending three characters."""
     # The checksum is linear: that of text + suffix is that of text + zeros, xor that of the suffix alone.
     so_far = binascii.crc_hqx(text.encode() + bytes(_SUFFIX_CHARS), 0)
     return text + _suffixes()[(so_far ^ slot) % NUM_SLOTS]
@@ -35,13 +35,13 @@ def random_slot() -> int:
 
 
 def slot_of(request_id: str) -> int:
-    """The slot of every key with `{request_id}` in it (CRC-16/XMODEM, as the Redis Cluster specification says)."""
+    """Returns the slot of every key with `{request_id}` in it (CRC-16/XMODEM, per the Redis Cluster specification)."""
     return binascii.crc_hqx(request_id.encode(), 0) % NUM_SLOTS
 
 
 @cache
 def _suffixes() -> tuple[str, ...]:
-    """For each checksum modulo the number of slots, three characters that have it."""
+    """Returns, for each checksum modulo the number of slots, three characters that have it."""
     found: dict[int, str] = {}
     for chars in itertools.product(string.ascii_letters + string.digits + "-_", repeat=_SUFFIX_CHARS):
         suffix = "".join(chars)

@@ -1,9 +1,9 @@
 """Every Redis key Penstock uses, and nothing else.
 
-The braces are Redis Cluster hash tags: all keys of one queue share a slot, all keys of one request share another.
-A script may touch keys of one of the two, never of both; `queues` belongs to no queue and stands alone. A request's id
-belongs to its queue: two queues may hand out the same one (entry ids do not differ between streams), and the requests
-have nothing to do with each other.
+The braces are Redis Cluster hash tags: all keys of one queue share a slot, all keys of one request share another. A
+script may touch keys of one of the two, never of both; `queues` belongs to no queue and stands alone. A request's id
+belongs to its queue: two queues may hand out the same one for unrelated requests, as entry ids are unique only within a
+stream.
 """
 
 GROUP = "workers"
@@ -13,13 +13,15 @@ UNOWNED = "unowned"
 """The consumer that holds entries handed back or taken from a dead worker, until a worker with capacity takes them."""
 
 WAITING = "waiting"
-"""The consumer that holds entries that lanes have a place for. The lanes are an index of what is pending for it."""
+"""The consumer that holds entries placed in lanes. The lanes are an index of what is pending for it."""
 
 HOLDERS = (UNOWNED, WAITING)
-"""The consumers that are no process, and hold entries for whoever takes them."""
+"""The consumers that are not processes, and hold entries until somebody takes them."""
 
 GATEWAY = "gateway"
-"""No queue's name: the gateway's own keys are `penstock:gateway:{...}:NAME`, and would be those of requests in it."""
+"""A name that no queue may have: the gateway's own keys, `penstock:gateway:{...}:NAME`, would be taken for requests'
+keys.
+"""
 
 
 def requests(queue: str) -> str:
@@ -28,7 +30,7 @@ def requests(queue: str) -> str:
 
 
 def lane(queue: str, tenant: str = "") -> str:
-    """A sorted set of the entries of `tenant` that wait, the next one first. Those that name nobody are one tenant."""
+    """A sorted set of the waiting entries of `tenant`, the next one first. Requests without a tenant share one lane."""
     return f"penstock:{{{queue}}}:lanes:tenant:{tenant}"
 
 
@@ -38,57 +40,57 @@ def band(queue: str, priority: int | str = "") -> str:
 
 
 def bands(queue: str) -> str:
-    """A sorted set of the priorities that somebody waits with."""
+    """A sorted set of the priorities of waiting requests."""
     return f"penstock:{{{queue}}}:lanes:bands"
 
 
 def service(queue: str) -> str:
-    """A sorted set of the tenants that do not wait, by the service they have had: tokens over their weight."""
+    """A sorted set of the tenants that do not wait, by the service they have had: tokens divided by their weight."""
     return f"penstock:{{{queue}}}:lanes:service"
 
 
 def weights(queue: str) -> str:
-    """A hash of the tenants whose weight is not 1. Its field `/floor` is what the last one to leave had been served."""
+    """A hash of the tenants whose weight is not 1. Its field `/floor` is the service of the last tenant to leave."""
     return f"penstock:{{{queue}}}:lanes:weights"
 
 
 def charged(queue: str) -> str:
-    """A hash of entries by what their tenants were charged for them so far."""
+    """A hash of entries by what their tenants have been charged for them so far."""
     return f"penstock:{{{queue}}}:lanes:charged"
 
 
 def due(queue: str) -> str:
-    """A sorted set of entries that wait, by when they expire."""
+    """A sorted set of waiting entries, by when they expire."""
     return f"penstock:{{{queue}}}:lanes:due"
 
 
 def backlog(queue: str) -> str:
-    """A hash of what waits, counted: entries and bytes of each priority."""
+    """A hash with the numbers of entries and bytes that wait in each priority."""
     return f"penstock:{{{queue}}}:lanes:backlog"
 
 
 def load(queue: str) -> str:
-    """A hash of numbers to scale by, at most seconds old while a worker lives: `producer.queue_load` reads it."""
+    """A hash of numbers for autoscaling, at most seconds old while a worker lives. `producer.queue_load` reads it."""
     return f"penstock:{{{queue}}}:lanes:load"
 
 
 def workers(queue: str) -> str:
-    """A hash of what each worker can do, as it says itself once a second."""
+    """A hash of what each worker can do, as it reports once a second."""
     return f"penstock:{{{queue}}}:lanes:workers"
 
 
 def passed(queue: str) -> str:
-    """A sorted set of entries that others have left to the worker they are at home with, by since when."""
+    """A sorted set of entries that other workers have left to the one they have affinity with, by since when."""
     return f"penstock:{{{queue}}}:lanes:passed"
 
 
 def homes(queue: str) -> str:
-    """A hash of slots, in which prompts that begin alike have one, by the worker that is to run them."""
+    """A hash of slots by the worker that is to run them. Prompts that begin alike share a slot."""
     return f"penstock:{{{queue}}}:lanes:homes"
 
 
 def room(queue: str) -> str:
-    """A sorted set of workers by how many more sequences each has room for."""
+    """A sorted set of workers by how many more sequences each can take."""
     return f"penstock:{{{queue}}}:lanes:room"
 
 
@@ -98,7 +100,7 @@ def nudges(queue: str, worker: str = "") -> str:
 
 
 def named(queue: str) -> str:
-    """A hash of ids of requests that wait, by which entry is theirs: of those whose entry has an `id`."""
+    """A hash from request ids to entries, for waiting requests whose entry has an `id`."""
     return f"penstock:{{{queue}}}:lanes:named"
 
 
@@ -108,39 +110,39 @@ def asked(queue: str) -> str:
 
 
 def aside(queue: str, digest: str = "") -> str:
-    """A sorted set of the entries that only workers with the model of this digest go on with, the next one first."""
+    """A sorted set of the entries that only workers with the model of this digest can resume, the next one first."""
     return f"penstock:{{{queue}}}:lanes:aside:{digest}"
 
 
 def cancelled(queue: str) -> str:
-    """A set of ids of requests that somebody asked to cancel while they may have waited."""
+    """A set of ids of requests that somebody asked to cancel, possibly while they waited."""
     return f"penstock:{{{queue}}}:cancelled"
 
 
 def seen(queue: str, request_id: str) -> str:
     """Marks a request id as enqueued, so that a retried enqueue adds no second entry.
 
-    It holds the id of the entry, and `NO_ENTRY` once that has left the queue and the reply has its end.
+    It holds the id of the entry, or `NO_ENTRY` once the entry has left the queue and the reply has its end.
     """
     return f"penstock:{{{queue}}}:seen:{request_id}"
 
 
 NO_ENTRY = "0-0"
-"""What no entry of a stream is called."""
+"""An id that no stream entry can have."""
 
 
 def dead(queue: str) -> str:
-    """The stream of requests that were given up, mostly those that kept taking workers down."""
+    """The stream of requests that were given up, mostly because they kept crashing workers."""
     return f"penstock:{{{queue}}}:dead"
 
 
 def malformed(queue: str) -> str:
-    """The stream of entries that could not be read as a request: kept apart, so that they push out no request."""
+    """The stream of entries that could not be read as a request: kept apart, so that they displace no dead letters."""
     return f"penstock:{{{queue}}}:malformed"
 
 
 def letter_sizes(letters: str) -> str:
-    """A stream that has, under the id of each letter of `letters` (`dead` or `malformed`), the bytes it takes."""
+    """A stream that holds the size in bytes of each letter of `letters` (`dead` or `malformed`), under its id."""
     return f"{letters}:sizes"
 
 
@@ -155,22 +157,22 @@ def heartbeat(queue: str, worker: str) -> str:
 
 
 def looked(queue: str) -> str:
-    """Exists for a while after a worker has looked for dead ones."""
+    """Exists for a while after a worker has looked for dead workers."""
     return f"penstock:{{{queue}}}:looked"
 
 
 def serving(queue: str) -> str:
-    """Exists while a worker serves `queue`: a sorted set of such workers by when their heartbeats lapse."""
+    """Exists while a worker serves `queue`: a sorted set of its workers by when their heartbeats lapse."""
     return f"penstock:{{{queue}}}:serving"
 
 
 def card(queue: str) -> str:
-    """The hash that says what the workers of `queue` serve. Gone with the last of them."""
+    """The hash that describes what the workers of `queue` serve. Deleted with the last of them."""
     return f"penstock:{{{queue}}}:card"
 
 
 def digests(queue: str) -> str:
-    """A hash of the workers of `queue`: under the name of each the digest of its model (`ModelCard.digest`)."""
+    """A hash from each worker of `queue` to the digest of its model (`ModelCard.digest`)."""
     return f"penstock:{{{queue}}}:digests"
 
 
@@ -180,19 +182,19 @@ def queues() -> str:
 
 
 def calls(queue: str) -> str:
-    """The stream that calls (`count_tokens`, ...) wait in, which workers answer beside what they generate."""
+    """The stream that calls (`count_tokens`, ...) wait in. Workers answer them beside what they generate."""
     return f"penstock:{{{queue}}}:calls"
 
 
 def answers(queue: str, mailbox: str) -> str:
-    """The stream that answers to calls come in for whoever named `mailbox`. Expires by itself."""
+    """The stream that receives answers to the calls that name `mailbox`. Expires by itself."""
     return f"penstock:{{{queue}}}:answers:{mailbox}"
 
 
 def report(queue: str, worker: str) -> str:
-    """What `worker` says of itself and of what it runs, twice a second: `producer.operations.reports`.
+    """A worker's report on itself and on its requests, twice a second: see `producer.operations.reports`.
 
-    It has the ids of requests, which are rights to read and to cancel: only operators may read it. It expires.
+    Only operators may read it: it holds request ids, which grant the right to read and to cancel. It expires.
     """
     return f"penstock:{{{queue}}}:report:{worker}"
 
@@ -203,15 +205,15 @@ def reports(queue: str) -> str:
 
 
 def starting(queue: str, worker: str) -> str:
-    """Exists while a process loads its model and is to be `worker`: it has the name, and no heartbeat yet.
+    """Exists while a process that is to be `worker` loads its model: it has the name, but no heartbeat yet.
 
-    No worker's heartbeat is called so: there is no slash in a name.
+    No worker's heartbeat can have this key: worker names have no slash.
     """
     return f"penstock:{{{queue}}}:worker:{worker}/starting"
 
 
 def drain(queue: str, worker: str) -> str:
-    """Names the process that is to drain, by its heartbeat's value: one that takes the name later is not meant."""
+    """Names the process that is to drain, by its heartbeat's value, so that a later one of this name is not drained."""
     return f"penstock:{{{queue}}}:drain:{worker}"
 
 
@@ -221,8 +223,8 @@ def reply(queue: str, request_id: str) -> str:
 
 
 def state(queue: str, request_id: str) -> str:
-    """The hash that holds who owns a request (`entry`, `epoch`, `worker`) and its `status`:
-    running, queued (given back), done or dead.
+    """The hash of a request's owner (`entry`, `epoch`, `worker`) and `status`: running, queued (given back), done or
+    dead.
     """
     return f"penstock:{queue}:{{{request_id}}}:state"
 
@@ -233,8 +235,8 @@ def cancel(queue: str, request_id: str) -> str:
 
 
 def wake(client_id: str) -> str:
-    """A client's own stream that it appends to when its blocked read must look again. Expires by itself.
+    """A client's own stream, which it appends to when its blocked read must start again. Expires by itself.
 
-    It belongs to no queue, and so begins unlike the keys of queues: an ACL pattern for it fits none of them.
+    It belongs to no queue, so its prefix differs from theirs: an ACL pattern for it matches no queue's keys.
     """
     return f"penstock:wake:{{{client_id}}}"

@@ -1,4 +1,4 @@
-"""Waiting while Redis takes nothing: for who sends many requests and has none of them to lose."""
+"""Waiting while Redis accepts nothing: for callers that send many requests and must not lose any."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.1, 1.0
 
 
 class Patience:
-    """How long the requests of one `map` are tried again: an outage is the same for all of them.
+    """Decides how long the requests of one `map` are retried: they all share one outage.
 
-    A full queue, and a server that refuses for now, are waited for without end. One that was reached before and is not
-    any more may stay away for `reconnect_timeout_s`. One that was never reached is not waited for.
+    It waits without limit for a full queue and for a server that refuses for now. A server that was reached before may
+    stay away for `reconnect_timeout_s`. One that was never reached is not waited for.
     """
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._away_since: float | None = None
-        self._is_told = False  # of this outage
+        self._is_told = False  # whether this outage has been logged
 
     async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt`, which may run any number of times, returns in the end.
+        """Returns the result of `attempt`, which may run any number of times.
 
         Raises:
-            ConnectionLost: Redis was never reached, for which it has `CONNECT_TIMEOUT_S`; or it has stayed away; or
-                the client was closed. Also in place of a refusal for good, where an attempt before it had no answer.
-            ServerRefused: Redis refuses for good.
+            ConnectionLost: Redis was not reached within `CONNECT_TIMEOUT_S`, or stayed away, or the client was closed.
+                Also raised in place of a permanent refusal, if an attempt before it had no answer.
+            ServerRefused: Redis refuses permanently.
             Whatever else `attempt` raises.
         """
         delay_s, lost = FIRST_DELAY_S, None
@@ -66,7 +66,7 @@ class Patience:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether Redis was never reached: then it is not one request that failed."""
+        """Whether Redis was never reached, so that not just one request failed."""
         return not self._connections.has_connected
 
     async def _try(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -90,7 +90,7 @@ class Patience:
         return now - self._away_since < self._connections.reconnect_timeout_s
 
     def _tell(self, error: ConnectionLost | ServerRefused) -> None:
-        """Once per outage."""
+        """Logs the trouble, once per outage."""
         if not self._is_told:
             log.warning("requests wait until Redis takes them: %s", error)
         self._is_told = True

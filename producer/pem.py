@@ -1,4 +1,4 @@
-"""PEM files that settings name: what is wrong with one, in words, where OpenSSL has none, or waits."""
+"""PEM files that settings name: says what is wrong with one where OpenSSL has no words for it, or would wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 MAX_BYTES = 16 << 20
-"""Of a file; all authorities that a system trusts take a quarter of a megabyte."""
+"""Size limit of a file; all authorities that a system trusts take a quarter of a megabyte."""
 
 _CERTIFICATES = (
     b"-----BEGIN CERTIFICATE-----",
@@ -18,11 +18,11 @@ _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"Proc-Type: 4,ENCRYPTED
 
 
 def check_certificates(file: str | Path) -> None:
-    """Passes if there is a certificate in it, perhaps a damaged one.
+    """Passes if the file holds a certificate, perhaps a damaged one.
 
     Raises:
-        OSError: it can't be read. The message has its name, as those of the others have.
-        ValueError: it has none, or is no file to be read again and again.
+        OSError: it can't be read. All messages have the file's name.
+        ValueError: it has none, or is not a regular file, which can be read repeatedly.
     """
     content = _content(file)
     if not any(mark in content for mark in _CERTIFICATES):
@@ -31,7 +31,7 @@ def check_certificates(file: str | Path) -> None:
 
 
 def check_key(file: str | Path) -> None:
-    """Passes if there is a private key in it that needs no password. Raises as `check_certificates`."""
+    """Passes if the file holds a private key that needs no password. Raises as `check_certificates`."""
     content = _content(file)
     if _KEY not in content:
         but = ", but a certificate" if any(mark in content for mark in _CERTIFICATES) else ""
@@ -41,11 +41,11 @@ def check_key(file: str | Path) -> None:
 
 
 def check_pair(certificate: str | Path, key: str | Path | None) -> None:
-    """Passes if both are there. Raises as `check_certificates`.
+    """Passes if a certificate and a key are there. Raises as `check_certificates`.
 
     Args:
         certificate: the file of the certificate.
-        key: that of its key; None: the same.
+        key: the file of its key; None: the same file.
     """
     check_certificates(certificate)
     check_key(certificate if key is None else key)
@@ -56,7 +56,7 @@ def _content(file: str | Path) -> bytes:
     found = path.stat()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(f"{str(file)!r} is a folder")
-    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, and can be read once
+    if not stat.S_ISREG(found.st_mode):  # a pipe would block, and can be read only once
         raise ValueError(f"{str(file)!r} is no regular file")
     if found.st_size > MAX_BYTES:
         raise ValueError(f"{str(file)!r} has over {MAX_BYTES} bytes")

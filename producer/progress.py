@@ -1,4 +1,4 @@
-"""How far a `map` is, and the bar that shows it."""
+"""Progress of a `map`, and the bar that shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.producer.wire import in_python
 
 @dataclass(frozen=True, slots=True)
 class BulkProgress:
-    """How far a `map` is. `total` is None while the prompts are not all known; `done` counts the failed ones too."""
+    """Progress of a `map`. `total` is None until all prompts are known; `done` includes those that failed."""
 
     total: int | None = None
     done: int = 0
@@ -31,18 +31,18 @@ ProgressCallback: TypeAlias = Callable[[BulkProgress], None]
 
 
 def check_progress(value: object) -> None:
-    """Raises TypeError unless it is what `shown` takes."""
+    """Raises TypeError unless `shown` takes the value."""
     if not (isinstance(value, bool) or callable(value)):
         raise TypeError(f"progress must be True, False or a function, not {in_python(value)}")
 
 
 def ignore(progress: BulkProgress) -> None:
-    """Nobody looks."""
+    """Does nothing."""
 
 
 @contextmanager
 def shown(progress: bool | ProgressCallback) -> Iterator[ProgressCallback]:
-    """What to call with each new state while the block lasts: a bar on stderr, the caller's function, or nothing."""
+    """Yields the function to call with each new state in the block: a bar on stderr, the caller's, or a no-op."""
     if callable(progress):
         yield progress
     elif progress:
@@ -54,7 +54,7 @@ def shown(progress: bool | ProgressCallback) -> Iterator[ProgressCallback]:
 
 @contextmanager
 def _bar() -> Iterator[ProgressCallback]:
-    from rich import console, progress  # whoever wants no bar does not wait for them to load
+    from rich import console, progress  # loaded only for those who want a bar
 
     bar = progress.Progress(
         progress.BarColumn(),

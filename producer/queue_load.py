@@ -1,4 +1,4 @@
-"""How much waits in a queue, how fast it goes, and how many workers that takes: one read."""
+"""Load of a queue in one read: how much waits, how fast it is served, and how many workers that takes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from penstock.producer.redis.streams import pairs
 
 @dataclass(frozen=True, slots=True)
 class BandLoad:
-    """What waits with one priority."""
+    """Requests that wait with one priority."""
 
     priority: int
     num_requests: int
     tokens: int
-    oldest_s: float  # how long the one that came first has waited, to the second
+    oldest_s: float  # age of the request that came first, to the second
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """As of `at_ms`, the server's clock; no more than some two seconds old while a worker lives. docs/scaling.md."""
+    """Load at `at_ms`, by the server's clock; at most about two seconds old while a worker lives. See
+    docs/scaling.md.
+    """
 
     at_ms: int = 0
     num_waiting: int = 0
-    tokens: int = 0  # of prompts and replies that wait, estimated
+    tokens: int = 0  # of waiting prompts and their replies, estimated
     oldest_s: float = 0.0
     bands: tuple[BandLoad, ...] = ()  # the highest priority first
     num_running: int = 0
-    num_given_back: int = 0  # of those that wait: they are set aside for a model
+    num_given_back: int = 0  # of those that wait: set aside for a model
     num_workers: int = 0
-    slots: float = 0.0  # requests that these run at once
-    tokens_per_s: float = 0.0  # of the fleet; 0: not known
+    slots: float = 0.0  # requests that these workers run at once
+    tokens_per_s: float = 0.0  # of all workers; 0: not known
     wanted_workers: int = 0
 
     @classmethod
     def of(cls, fields: Mapping[bytes, bytes]) -> Self:
-        """What the hash says.
+        """Reads the fields of the hash.
 
         Raises:
             ValueError: something else is there.
@@ -53,7 +55,7 @@ class QueueLoad:
                 oldest_s=int(fields[b"oldest_ms"]) / 1000,
                 bands=tuple(_band(text) for text in fields[b"bands"].decode().split()),
                 num_running=int(fields[b"running"]),
-                num_given_back=int(fields.get(b"given_back", 0)),  # one of an earlier version does not say it
+                num_given_back=int(fields.get(b"given_back", 0)),  # missing in earlier versions
                 num_workers=int(fields[b"workers"]),
                 slots=float(fields[b"slots"]),
                 tokens_per_s=float(fields[b"rate"]),
@@ -67,7 +69,7 @@ _PRIORITY = re.compile(rb"-?[0-9]{1,9}")
 
 
 def priorities(members: Iterable[bytes]) -> list[int]:
-    """Those in `keys.bands`, without what somebody else wrote there."""
+    """Returns the priorities in `keys.bands`, without members that Penstock did not write."""
     return [int(member) for member in members if _PRIORITY.fullmatch(member)]
 
 
@@ -77,7 +79,7 @@ def _band(text: str) -> BandLoad:
 
 
 async def query_load(execute: Execute, queue: str) -> QueueLoad | None:
-    """The last numbers; None: there are none, as no worker has been there for an hour.
+    """Returns the last numbers; None: there are none, as no worker has been there for an hour.
 
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.

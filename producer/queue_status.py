@@ -1,4 +1,4 @@
-"""Whether any worker serves a queue, what it serves, and how many requests are in it."""
+"""Status of a queue: whether any worker serves it, what it serves, and how many requests are in it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LOOK_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How a queue stands now.
+    """Status of a queue now.
 
     Attributes:
-        is_served: whether a worker takes its requests. One that died counts until its heartbeat lapses, one that loads
-            its model or drains does not.
-        num_requests: those that wait or run, which is what `max_queue_length` bounds. While nobody serves the queue,
-            all of them wait.
+        is_served: whether a worker takes its requests. A worker that died counts until its heartbeat lapses; one that
+            loads its model or drains does not.
+        num_requests: number of requests that wait or run, which `max_queue_length` limits. While nobody serves the
+            queue, all of them wait.
     """
 
     is_served: bool
@@ -38,7 +38,7 @@ class QueueStatus:
 
 
 async def query_status(execute: Execute, queue: str) -> QueueStatus:
-    """Asks the server.
+    """Asks the server for a queue's status.
 
     Raises:
         RedisError, OSError: it can't be reached, or refuses.
@@ -50,7 +50,7 @@ async def query_status(execute: Execute, queue: str) -> QueueStatus:
 
 
 async def query_card(execute: Execute, queue: str) -> ModelCard | None:
-    """What the workers of `queue` serve; None: there are none.
+    """Returns what the workers of `queue` serve; None: there are none.
 
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.
@@ -62,7 +62,7 @@ async def query_card(execute: Execute, queue: str) -> ModelCard | None:
 
 
 async def query_queues(execute: Execute) -> tuple[str, ...]:
-    """The queues that are served, by name.
+    """Returns the names of the queues that are served.
 
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.
@@ -74,7 +74,7 @@ async def query_queues(execute: Execute) -> tuple[str, ...]:
 class ServedWatch:
     """Logs a warning when requests are sent to a queue that nobody serves: once, until it is served again.
 
-    Nobody waits for it, and it asks at most once per `LOOK_INTERVAL_S`, however many requests are sent.
+    It runs in the background and asks at most once per `LOOK_INTERVAL_S`, however many requests are sent.
     """
 
     def __init__(self, execute: Execute, queue: str) -> None:
@@ -85,7 +85,7 @@ class ServedWatch:
         self._look: asyncio.Task[None] | None = None
 
     def note_sent(self) -> None:
-        """A request was sent."""
+        """Notes that a request was sent."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= LOOK_INTERVAL_S and self.is_idle:
             self._looked_at_s = now_s

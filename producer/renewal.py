@@ -1,4 +1,4 @@
-"""What is made of files that others write while the process runs, such as certificates."""
+"""Objects built from files that others write while the process runs, such as certificates."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ Outcome: TypeAlias = Literal["same", "renewed", "refused"]
 _Stamp: TypeAlias = tuple[int, int, int] | None
 
 LOOK_S = 60.0
-"""Between two looks."""
+"""Seconds between two checks."""
 
 
 async def keep_looking(look: Callable[[], object]) -> None:
-    """Looks now and then until it is cancelled, so that what does not fit is said before it is needed."""
+    """Calls `look` now and then until cancelled, so that problems are logged before the files are needed."""
     while True:
         await asyncio.sleep(LOOK_S)
         look()
 
 
 class Renewal(Generic[T]):
-    """
+    """An object built from files, built again when they change.
+
     Args:
         files: what to look at, through links.
         make: reads them.
 
     Attributes:
-        value: made of the files as they last could be used.
-        error: why the files of now can't be; None: they can.
+        value: built from the files as they were last usable.
+        error: why the current files can't be used; None: they can.
 
     Raises:
         OSError, ValueError: as `make`, the first time.
@@ -44,10 +45,10 @@ class Renewal(Generic[T]):
         self.error: Exception | None = None
 
     def look(self, *, is_asked: bool = False) -> Outcome:
-        """Makes it anew if the files have changed since the last look, or if it `is_asked` for; a state that can't be
-        used is refused once, and leaves what there was.
+        """Rebuilds the value if the files have changed since the last look, or if `is_asked`. Unusable files are
+        reported as refused once, and the old value stays.
         """
-        seen = self._stamps()  # before they are read: what changes meanwhile is seen next time
+        seen = self._stamps()  # before they are read: a change meanwhile is seen next time
         if seen == self._seen and not is_asked:
             return "same"
         self._seen = seen

@@ -1,4 +1,4 @@
-"""What a caller gets back: chunks while the text is written, and the whole reply at its end."""
+"""Results for callers: chunks while the text is written, and the whole reply at its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.producer.wire import FinishReason, TokenLogprob, ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next tokens of one choice, and what they brought: text, reasoning, parts of tool calls.
+    """The next tokens of one choice, and what they decode to: text, reasoning, parts of tool calls.
 
-    `offset` counts this choice's tokens before this chunk; the joined texts of a choice are its whole text, and so with
-    its reasoning and with the arguments of each call. A chunk can have tokens without text (the text is not complete
-    yet) and text without tokens (text held back until the end). `entry_id` is where to continue from:
+    `offset` counts this choice's tokens before this chunk. The joined texts of a choice are its whole text; the same
+    holds for its reasoning and the arguments of each call. A chunk can have tokens without text (the text is not
+    complete yet) and text without tokens (text held back until the end). To continue after a chunk, call
     `stream(after=chunk.entry_id)`. `finish_reason` and `stop_reason` are set on the last chunk of a choice when there
     are several. `prompt_logprobs` come with the first chunk of choice 0.
     """
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def message(self) -> dict[str, Any]:
-        """As a message, for the `messages` of the next request."""
+        """The choice as a message, for the `messages` of the next request."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning"] = self.reasoning
@@ -70,9 +70,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts over all choices. `cached_tokens` are prompt tokens that needed no computing; `reasoning_tokens` are
-    those of the completion that are reasoning, as far as that is known. `drafted_tokens` were guessed ahead, as far as
-    the worker knows that ended the reply, and `accepted_tokens` of them were right (docs/speculation.md).
+    """Token counts over all choices. `cached_tokens` are prompt tokens that needed no computing. `reasoning_tokens` are
+    the part of the completion that is reasoning, as far as known. `drafted_tokens` were speculated, as far as the
+    worker that ended the reply knows, and `accepted_tokens` of them were right (docs/speculation.md).
     """
 
     prompt_tokens: int
@@ -85,7 +85,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Milliseconds since the enqueue, on the server's and the worker's clocks: to the claim, first token and end."""
+    """Milliseconds from the enqueue to the claim, first token and end, on the server's and the worker's clocks."""
 
     queued_ms: int | None
     ttft_ms: int | None
@@ -94,10 +94,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply that ended: `stop`, `tool_calls`, `length`, `cancelled` or `expired` (`error` inside a `RequestFailed`).
+    """A reply that ended with `stop`, `tool_calls`, `length`, `cancelled` or `expired` (`error` inside a
+    `RequestFailed`).
 
-    `prompt_logprobs` are those of the prompt's tokens, if asked for; the first token has none. `entry_id` is that of
-    its end, where it was read from a stream.
+    `prompt_logprobs` are those of the prompt's tokens, if requested; the first token has none. `entry_id` is the end's,
+    if the reply was read from a stream.
     """
 
     request_id: str

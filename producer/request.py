@@ -1,4 +1,4 @@
-"""From what a caller passes to a checked `GenerateRequest`."""
+"""Turns a caller's arguments into a checked `GenerateRequest`."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def build_request(prompt: Prompt, sampling: Sampling, *, fresh_id: str) -> Gener
 
 
 def request_of_tokens(token_ids: Sequence[int], *, fresh_id: str) -> GenerateRequest:
-    """The request that a question about tokens is: what is wrong is said of `token_ids`.
+    """Returns a request that stands for a question about tokens. Errors name `token_ids`.
 
     Raises:
-        RequestRefused: they are no list of token ids.
+        RequestRefused: they are not a list of token ids.
     """
     if not isinstance(token_ids, Sequence) or isinstance(token_ids, _TEXT_LIKE):
         raise RequestRefused(
@@ -93,7 +93,7 @@ def request_of_tokens(token_ids: Sequence[int], *, fresh_id: str) -> GenerateReq
 
 
 def check_options(sampling: Sampling) -> None:
-    """Passes if these options can be those of a request, whatever its prompt is.
+    """Passes if these options are valid in a request, whatever its prompt.
 
     Raises:
         RequestRefused: as `build_request`.
@@ -102,7 +102,7 @@ def check_options(sampling: Sampling) -> None:
 
 
 _ANY_CHAT = ({"role": "user", "content": "x"},)
-"""Beside a chat there may be all options."""
+"""A prompt that allows every option."""
 
 _PROMPTS = frozenset({"prompt", "messages", "prompt_token_ids"})
 _ALSO_CALLED = {**GenerateRequest.other_names, "top_logprobs": "logprobs"}
@@ -112,13 +112,14 @@ _TEXT_LIKE = (str, bytes, bytearray, memoryview)
 def _made(
     field: str, prompt: object, sampling: Sampling, fresh_id: str, called: Mapping[str, str] = MappingProxyType({})
 ) -> GenerateRequest:
-    """
+    """Builds the request.
+
     Args:
-        field: of the request, which the prompt goes into.
+        field: the request's field for the prompt.
         prompt: in one of its forms.
-        sampling: what stands beside it.
-        fresh_id: of the request, unless it is given one.
-        called: what the caller calls fields of the request; else as the options are called.
+        sampling: the options beside it.
+        fresh_id: the request's id, unless it is given one.
+        called: the caller's names for fields of the request, where they differ from the options' names.
 
     Raises:
         RequestRefused: as `build_request`.

@@ -1,4 +1,4 @@
-"""Ending tasks for certain, and one task for many."""
+"""Ends tasks reliably, and lets callers share one task."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0.2) -> None:
-    """Cancels `tasks` until they have ended, however they end; an error that ends one now has no one to hear it.
+    """Cancels `tasks` until they have ended, however they end; an error that ends one now is dropped.
 
-    Once is not enough: redis-py, as of 8.1, loses a cancellation that comes just as an answer does. Up to Python 3.11
-    `asyncio.wait_for`, which it sends with, loses one that comes as the sending is done.
+    Once is not enough: redis-py, as of 8.1, loses a cancellation that arrives together with an answer. Up to Python
+    3.11 it sends with `asyncio.wait_for`, which loses one that arrives as the sending completes.
 
     Args:
         tasks: what to end.
-        patience_s: between two cancellations; longer than what a task does when it is cancelled.
+        patience_s: time between two cancellations; longer than a cancelled task's cleanup.
     """
     everyone = set(tasks)
     pending = {task for task in everyone if not task.done()}
@@ -31,8 +31,8 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, patience_s: float = 0
 
 
 class Joined(Generic[T]):
-    """Runs `work` once at a time: all who ask while it runs get its outcome, an error too, and none waits for a second
-    try of what has just failed. It goes on when they are cancelled.
+    """Runs `work` once at a time. All callers that arrive while it runs share its outcome, even an error, and none
+    waits for a retry of what has just failed. It goes on when callers are cancelled.
     """
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
@@ -50,11 +50,11 @@ class Joined(Generic[T]):
         return await asyncio.shield(self._task)
 
     async def close(self) -> None:
-        """Ends what runs; who waits for it is cancelled."""
+        """Ends the running work; callers that wait for it are cancelled."""
         if self._task is not None:
             await end_tasks([self._task])
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # marks it as seen, also where nobody waits any more
+            task.exception()  # marks it as retrieved, even if nobody waits any more

@@ -1,4 +1,4 @@
-"""All that the client does to Redis, except waiting for replies: enqueue, cancel, look."""
+"""Everything that the client does to Redis except waiting for replies: enqueue, cancel, query."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
 """The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,
-and the takeover by another one is due. `unknown`: see `UnknownRequest`."""
+and another worker will take it over. `unknown`: see `UnknownRequest`.
+"""
 
 NO_ENTRY = keys.NO_ENTRY.encode()
 CLOSE_TIMEOUT_S = 2.0
@@ -41,7 +42,7 @@ HISTORY_PAGE = 1000
 
 
 class Transport:
-    """One queue of a client, and the settings for it."""
+    """One queue of a client, and its settings."""
 
     def __init__(
         self,
@@ -61,22 +62,22 @@ class Transport:
         self.address = connections.address
         self.reader = connections.reader
         self.queue = queue
-        self.spans = spans  # None: nobody traces what is sent
+        self.spans = spans  # None: requests are not traced
         self._max_queue_length = max_queue_length
         self._dedupe_window_s = dedupe_window_s
         self._is_durable = check_flag("durable", is_durable)
-        self._looks_ahead = max_queue_length is not None  # without a limit, whoever asks wants to wait
+        self._looks_ahead = max_queue_length is not None  # a caller without a limit wants to wait
         self._batcher = connections.batcher
         self._redis = connections.redis
         self.caller = Caller(self.address, connections.calls, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
-        self._setup = Joined(self._set_up)  # else each would wait for the failure of all before, while Redis is away
+        self._setup = Joined(self._set_up)  # else, while Redis is away, each caller would wait for all earlier failures
         self._is_set_up = False
         self._owned: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
 
     def beside(self, queue: str) -> Transport:
-        """Another queue, over the same connections and with the same settings."""
+        """Returns the transport of another queue, over the same connections and with the same settings."""
         return Transport(
             self.connections,
             queue=queue,
@@ -88,7 +89,7 @@ class Transport:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of it runs: `close` would have nothing to do."""
+        """Whether nothing is running, so that `close` would have nothing to do."""
         is_busy = self._owned or self._background or self._setup.is_running
         return not is_busy and self.caller.is_idle and self._served.is_idle
 
@@ -96,13 +97,13 @@ class Transport:
         return new_id(self.connections.slot)
 
     async def enqueue(self, request: GenerateRequest) -> bool:
-        """Adds the request to the queue, once, however often it is called or the network repeats it.
+        """Adds the request to the queue once, however often this is called or the network repeats it.
 
         Returns:
-            Whether it was sent before.
+            Whether the request was sent before.
 
         Raises:
-            QueueFull, ConnectionLost, ServerRefused: it was not added, or (ConnectionLost) nobody knows.
+            QueueFull, ConnectionLost, ServerRefused: it was not added, or (ConnectionLost) may have been.
             NotDurable: it was added, but is not known to be on disk.
         """
         with self._traced(request) as traced:
@@ -137,14 +138,14 @@ class Transport:
         if self._looks_ahead:
             try:
                 return await add()
-            except exceptions.NoPermissionError:  # of a role from before `load`; or it may not enqueue at all
+            except exceptions.NoPermissionError:  # a role from before `load`; or it may not enqueue at all
                 added = await add(looks_ahead=False)
                 self._looks_ahead = False
                 return added
         return await add(looks_ahead=False)
 
     async def send(self, request: GenerateRequest) -> None:
-        """As `enqueue`, and sees to it that a request that was sent before can be followed.
+        """Enqueues the request, and checks that one that was sent before can be followed.
 
         Raises:
             As `enqueue` and `check_present`.
@@ -153,8 +154,8 @@ class Transport:
             await self.check_present(self.queue, request.id or "")
 
     async def send_with_patience(self, patience: Patience, request: GenerateRequest) -> None:
-        """As `send`, but waits while the queue is full, or Redis is away or takes nothing; what it raises then is
-        `patience`'s.
+        """Sends the request, but waits while the queue is full, or Redis is away or accepts nothing. `patience` decides
+        which errors are raised.
         """
         with self._traced(request) as traced:
             was_sent = await patience.persist(partial(self._enqueue, traced))
@@ -162,16 +163,16 @@ class Transport:
             await patience.persist(partial(self.check_present, self.queue, request.id or ""))
 
     def _traced(self, request: GenerateRequest) -> AbstractContextManager[GenerateRequest]:
-        """The request as it is to be sent, within the trace that it is a part of."""
+        """Yields the request to send, within its trace."""
         return nullcontext(request) if self.spans is None else self.spans.sending(self.queue, request)
 
     async def status(self) -> QueueStatus:
-        """How the queue stands now."""
+        """Returns the queue's status now."""
         async with self.connections.answered():
             return await query_status(self._batcher.execute, self.queue)
 
     async def card(self, queue: str) -> ModelCard | None:
-        """What the workers of `queue` serve; None: nobody does.
+        """Returns what the workers of `queue` serve; None: it has none.
 
         Raises:
             ServerRefused: something else is there.
@@ -183,7 +184,7 @@ class Transport:
             raise ServerRefused(f"queue {queue!r}: {error}", is_junk=True) from error
 
     async def queues(self) -> tuple[str, ...]:
-        """Those that are served."""
+        """Returns the queues that are served."""
         async with self.connections.answered():
             return await query_queues(self._batcher.execute)
 
@@ -192,11 +193,11 @@ class Transport:
             await cancel(redis, queue, request_id)
 
     def own(self, request_id: str) -> None:
-        """Notes a request in this client's queue that only the one who waits for it knows of: `close` cancels it."""
+        """Notes a request in this client's queue that only its caller knows of: `close` cancels it."""
         self._owned.add(request_id)
 
     def disown(self, request_id: str, *, cancel: bool) -> None:
-        """Ends `own`, from a place that must not wait. Harmless for a request that is not owned (any more)."""
+        """Undoes `own`, from a place that must not wait. Harmless if the request is not owned, or no longer."""
         if request_id in self._owned:
             self._owned.discard(request_id)
             if cancel and self.connections.has_connected:  # else it was never sent
@@ -205,7 +206,7 @@ class Transport:
                 task.add_done_callback(self._background.discard)
 
     async def state(self, queue: str, request_id: str) -> State:
-        """The request's state now, from what its workers noted and the last one's heartbeat.
+        """Returns the request's state now, from its workers' notes and the last one's heartbeat.
 
         Raises:
             ReplyGone: it ended and its reply expired.
@@ -216,7 +217,7 @@ class Transport:
             status, worker = (None if value is None else value.decode(errors="replace") for value in job)
             newest = await read_newest(redis, keys.reply(queue, request_id))
             if newest is not None and decode_fields(request_id, newest[1]).type == "end":
-                return "finished"  # from when its end can be read, which is before its worker notes it
+                return "finished"  # as soon as its end can be read, which is before its worker notes it
             if status == "running":
                 alive = await redis.exists(keys.heartbeat(queue, worker or ""))
                 return "running" if alive else "lost"
@@ -226,7 +227,7 @@ class Transport:
         return "queued" if has_begun or await self._is_queued(queue, request_id) is not False else "unknown"
 
     async def check_present(self, queue: str, request_id: str) -> None:
-        """Passes if there is a reply or will be one, and where this client may not look.
+        """Passes if there is or will be a reply, or if this client may not look.
 
         Raises:
             ReplyGone: it ended and expired.
@@ -244,13 +245,13 @@ class Transport:
             raise UnknownRequest(queue, request_id)
 
     async def _is_queued(self, queue: str, request_id: str) -> bool | None:
-        """Whether a request that no worker has taken yet was sent at all; None where this client may not look.
+        """Whether a request that no worker has taken yet was sent at all; None if this client may not look.
 
         Raises:
             ReplyGone: it was sent, and there is nothing left of it.
         """
         async with self._redis() as redis:
-            with suppress(exceptions.NoPermissionError):  # of a role from before it was asked for
+            with suppress(exceptions.NoPermissionError):  # a role from before this was asked for
                 entry: Any = await redis.get(keys.seen(queue, request_id))
                 if entry is None and not is_entry_id(request_id):
                     return False
@@ -264,11 +265,11 @@ class Transport:
         return None
 
     async def history(self, queue: str, request_id: str, until: str) -> AsyncIterator[tuple[str, ReplyEntry]]:
-        """The entries of a reply from its first to `until`.
+        """Yields the entries of a reply from its first to `until`.
 
         Raises:
-            ReplyGone: `until` is no entry of it.
-            ValueError: `until` is no entry id.
+            ReplyGone: `until` is not one of its entries.
+            ValueError: `until` is not an entry id.
         """
         start, last = "-", position(until)
         while True:
@@ -283,12 +284,12 @@ class Transport:
             start = "(" + page[-1][0]
 
     def follow(self, queue: str, request_id: str, after: str = "0-0") -> Subscription:
-        """As `ReplyReader.follow`. Raises RuntimeError as `Connections.check_loop`."""
+        """Follows a reply, see `ReplyReader.follow`. Raises RuntimeError as `Connections.check_loop`."""
         self.connections.check_loop()
         return self.reader.follow(queue, request_id, after)
 
     async def close(self) -> None:
-        """Leaves the connections, which other queues may use."""
+        """Ends this queue's work, but leaves the connections open, as other queues may use them."""
         owned, self._owned = self._owned, set()
         if not self.connections.has_connected:
             owned.clear()  # none was ever sent
@@ -301,7 +302,7 @@ class Transport:
         await self._served.close()
 
     async def _set_up(self) -> None:
-        """What comes before the first request of a client."""
+        """Prepares the queue before a client's first request."""
         async with self._redis() as redis:
             await ensure_group(redis, self.queue)
             if self._is_durable:
@@ -315,7 +316,7 @@ class Transport:
             raise NotDurable(request_id, reason)
 
     async def _try_to_cancel(self, request_id: str) -> None:
-        """Failing is harmless: the request just runs to its end."""
+        """Cancels the request if possible. Failing is harmless: the request just runs to its end."""
         with suppress(ConnectionLost, ServerRefused):
             await self.cancel(self.queue, request_id)
 
@@ -324,10 +325,10 @@ async def _has_entry(redis: RedisClient, queue: str, request_id: str, entry: byt
     """Whether a request that had not begun when the caller looked is in the queue, or has begun since.
 
     Args:
-        redis: where it may be.
-        queue: that it was sent to.
-        request_id: its id, which is its entry's where nothing else is known.
-        entry: that it came with, as the client library has noted.
+        redis: a client of the server.
+        queue: the queue that it was sent to.
+        request_id: its id, which is taken for its entry's if nothing else is known.
+        entry: the id of its entry, as noted by the client library.
 
     Raises:
         ReplyGone: it was sent, and there is nothing left of it.
@@ -342,6 +343,6 @@ async def _has_entry(redis: RedisClient, queue: str, request_id: str, entry: byt
 
 
 async def _check_begun(redis: RedisClient, queue: str, request_id: str) -> None:
-    """Raises ReplyGone where a request that is in the queue no more has left nothing."""
+    """Raises ReplyGone if a request that has left the queue has left nothing."""
     if not await redis.exists(keys.state(queue, request_id), keys.reply(queue, request_id)):
         raise ReplyGone(request_id, "it ended and expired")

@@ -1,3 +1,3 @@
-"""What version of Penstock this is. Apart, so that all of its parts can say it."""
+"""The version of Penstock, in a module of its own so that all parts can import it."""
 
 __version__ = "0.1.0"

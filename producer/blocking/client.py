@@ -1,4 +1,4 @@
-"""The blocking client: a thin face of the asyncio one, which runs in a thread of its own."""
+"""The blocking client: a thin layer over the asyncio client, which runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Client:
         timeout: float | None = None,
         **sampling: Unpack[Sampling],
     ) -> Iterator[BulkResult]:
-        """See `AsyncClient.map`. The prompts are read in the caller's thread, `progress` is called in the client's."""
+        """See `AsyncClient.map`. The prompts are read in the caller's thread; `progress` is called in the client's."""
         check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
         check_wait(timeout)
         return drive(
@@ -172,7 +172,7 @@ class BlockingHandle:
 
 
 class BlockingReplyStream:
-    """`ReplyStream` for code that blocks: a plain iterator of chunks, which also ends its reading when it goes away."""
+    """`ReplyStream` for blocking code: a plain iterator of chunks, which stops reading when it is garbage-collected."""
 
     def __init__(self, loop: LoopThread, stream: ReplyStream) -> None:
         self.request_id = stream.request_id

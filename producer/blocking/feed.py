@@ -17,10 +17,10 @@ def drive(
     source: Iterable[Item],
     consume: Callable[[AsyncIterable[Item]], AsyncIterator[Result]],
 ) -> Iterator[Result]:
-    """Yields what `consume` yields in the loop's thread, for an iterable of this thread.
+    """Yields what `consume` yields in the loop's thread, for an iterable that belongs to the caller's thread.
 
-    The source may be anything that minds its thread, such as a database cursor, or a generator that makes blocking
-    calls. It is asked for an item only while the caller waits for a result.
+    The source may be tied to its thread, such as a database cursor, or a generator that makes blocking calls. It is
+    asked for an item only while the caller waits for a result.
     """
     exchange = _Exchange(consume, len(source) if isinstance(source, Sized) else None)
     try:
@@ -43,7 +43,7 @@ _END: Final = _Mark()
 
 
 class _Exchange(Generic[Item, Result]):
-    """Where the two sides meet. All methods run in the loop."""
+    """The meeting point of the two sides. All methods run in the loop."""
 
     def __init__(self, consume: Callable[[AsyncIterable[Item]], AsyncIterator[Result]], length: int | None) -> None:
         self._wanted = asyncio.Event()
@@ -53,7 +53,7 @@ class _Exchange(Generic[Item, Result]):
         self._next: asyncio.Task[Result | _Mark] | None = None
 
     async def step(self) -> Result | _Mark:
-        """The next result, or that an item is wanted, or the end."""
+        """Returns the next result, or a mark that an item is wanted or that the end is reached."""
         if self._next is None:
             self._next = asyncio.create_task(self._next_result())
         wanted = asyncio.create_task(self._wanted.wait())
@@ -98,7 +98,7 @@ class _Feed(AsyncIterable[Item]):
 
 
 class _SizedFeed(_Feed[Item]):
-    """One whose length is known, so that progress can be shown against it."""
+    """A feed of known length, so that progress can be shown against it."""
 
     def __init__(self, items: AsyncIterator[Item], length: int) -> None:
         super().__init__(items)

@@ -40,18 +40,19 @@ class LoopThread:
         ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
             loop.call_soon_threadsafe(self._begin, coroutine, ended)
-            # Of all that waits for a thread this is what Ctrl-C may hit anywhere: a Future's lock could stay taken.
+            # Of all waits for a thread, Ctrl-C may interrupt this one anywhere: with a Future, its lock could stay
+            # taken.
             task = ended.get()
         except BaseException:
             _abandon(coroutine, loop)
             raise
         try:
             return task.result()
-        except asyncio.CancelledError:  # by `stop`; in this thread it is an error as any other
+        except asyncio.CancelledError:  # by `stop`; in this thread it is an error like any other
             raise CancelledError from None
 
     def post(self, start: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Starts a coroutine and does not wait: for finalizers, which may run in any thread. A no-op once stopped."""
+        """Starts a coroutine without waiting, for finalizers, which may run in any thread. A no-op once stopped."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it was stopped a moment ago
@@ -73,7 +74,7 @@ class LoopThread:
     def _begin(self, coroutine: Coroutine[Any, Any, T], ended: SimpleQueue[asyncio.Task[T]]) -> None:
         def end(task: asyncio.Task[T]) -> None:
             if not task.cancelled():
-                task.exception()  # has then been looked at, even if the caller is gone
+                task.exception()  # marks it as retrieved, even if the caller is gone
             ended.put(task)
 
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -81,13 +82,13 @@ class LoopThread:
         self._keep(task)
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
-        """The loop itself holds tasks only weakly."""
+        """Keeps a reference to the task: the loop itself holds tasks only weakly."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 def _abandon(coroutine: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> None:
-    """Ends a coroutine by itself, for Ctrl-C may come before its caller has anything else to hold it by."""
+    """Ends a coroutine without its caller: Ctrl-C may come before the caller has anything else to hold it by."""
 
     def cancel() -> None:
         tasks = [task for task in asyncio.all_tasks() if task.get_coro() is coroutine]
@@ -98,5 +99,5 @@ def _abandon(coroutine: Coroutine[Any, Any, object], loop: asyncio.AbstractEvent
 
     try:
         loop.call_soon_threadsafe(cancel)
-    except RuntimeError:  # the loop was stopped, and with it all that ran in it
+    except RuntimeError:  # the loop was stopped, and everything in it
         coroutine.close()

@@ -1,4 +1,4 @@
-"""Takes one look at a queue: one script, one round trip, on the one node that has the queue."""
+"""Takes one look at a queue: one script and one round trip, on the one node that holds the queue."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LOOK = lua.load("penstock.producer.operations", "look")
 
 MOST_BANDS = 16
 MOST_TENANTS = 5
-"""Of each band, those whose turn comes first."""
+"""Number of tenants shown for each band, those next in turn."""
 
 MOST_LETTERS = 10
 
 
 async def look(redis: RedisClient, queue: str, *, most_tenants: int = MOST_TENANTS) -> Snapshot:
-    """How `queue` stands now, for a client that does not decode.
+    """Returns the state of `queue` now, for a client that does not decode.
 
     Args:
         redis: as a user with the role `operator`.
-        queue: whose.
-        most_tenants: of each priority, that are told of by name.
+        queue: the queue's name.
+        most_tenants: how many of each priority are listed by name.
 
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.
@@ -107,13 +107,15 @@ def _workers(consumers: Iterable[Sequence[Any]], at_ms: int) -> tuple[Worker, ..
 
 
 def _report(text: bytes | None) -> WorkerReport | None:
-    with suppress(ValueError):  # of a later version, or somebody wrote something else there
+    with suppress(ValueError):  # from a later version, or somebody else wrote it
         return None if text is None else decode_report(text)
     return None
 
 
 def _running(workers: Iterable[Worker], at_ms: int) -> tuple[RunningRequest, ...]:
-    """Of a request that two workers tell of, what the one says that claimed it last: the other is dead, or froze."""
+    """Lists each running request once. Of two workers that report it, the last to claim it counts: the other is dead or
+    frozen.
+    """
     found: dict[str, tuple[int, RunningRequest]] = {}
     for worker in workers:
         for each in () if worker.report is None or worker.state == "lost" else worker.report.requests:
@@ -147,7 +149,7 @@ def _card(flat: Sequence[bytes]) -> ModelCard | None:
 
 
 def _lanes(bands: Iterable[Sequence[Any]], load: QueueLoad | None) -> tuple[Lane, ...]:
-    """What is counted of each priority, with those tenants whose turn comes first."""
+    """Returns the counts for each priority, with the tenants that are next in turn."""
     counted = {} if load is None else {band.priority: band for band in load.bands}
     tenants: dict[int, tuple[int, tuple[TenantLane, ...]]] = {}
     for raw_priority, num_tenants, found in bands:
@@ -163,7 +165,7 @@ def _lanes(bands: Iterable[Sequence[Any]], load: QueueLoad | None) -> tuple[Lane
         band = counted.get(priority)
         num_tenants, of_band = tenants.get(priority, (0, ()))
         numbers = (0, 0, 0.0) if band is None else (band.num_requests, band.tokens, band.oldest_s)
-        seen = sum(tenant.num_waiting for tenant in of_band)  # now; what is counted may be a second old
+        seen = sum(tenant.num_waiting for tenant in of_band)  # counted now; the other count may be a second old
         found_lanes.append(Lane(priority, max(numbers[0], seen), *numbers[1:], num_tenants, of_band))
     return tuple(found_lanes)
 

@@ -1,10 +1,10 @@
-"""The dead letters of a queue: requests that were given up, to be looked at, sent again or removed.
+"""Dead letters of a queue: requests that were given up, which can be inspected, replayed or removed.
 
 Entries that could not be read as a request are letters too, on a stream of their own.
 
-A request that is sent again gets a new id, and so a new reply. The old reply has had its one `end`, which its reader
-may have acted on; writing on after it would break the promise that an end is final. The new id says where it comes
-from, `<old id>.replay-<letter>`: it is as hard to guess as the old one was.
+A replayed request gets a new id, and so a new reply. The old reply has had its one `end`, which its reader may have
+acted on; writing on after it would break the promise that an end is final. The new id names its origin, `<old
+id>.replay-<letter>`, and is as hard to guess as the old one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.producer.wire import MAX_FIELDS
 
 PAGE = 50  # letters read at a time; each may hold a whole request
 REMOVE_PAGE = 500
-SEEN_TTL_S = 86_400  # as of any other enqueue
+SEEN_TTL_S = 86_400  # as for any other enqueue
 MAX_OLD_ID_CHARS = 80  # of a replayed request's id, which has at most 128
 COUNTS = ("attempts", "crashes", "strikes", "handbacks")
 
 _REPLAY = lua.load("penstock.producer.operations", "letter", "replay")
 _REMOVE = lua.load("penstock.producer.operations", "letter", "remove")
-_TIME = "return redis.call('TIME')"  # of the server that has a key: TIME itself names none
+_TIME = "return redis.call('TIME')"  # of the server that has a key, as TIME itself names none
 
 _REPLAYED = re.compile(r"\.replay-\d+-\d+$")
 
@@ -41,12 +41,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class NotReplayable(ValueError):
-    """The letter does not hold the request it is about, as that was over a limit."""
+    """The letter does not hold its request, as that was over a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One request that was given up, or one entry that never was a request."""
+    """A request that was given up, or an entry that never was a request."""
 
     kind: Kind
     id: str  # of the entry on the dead-letter stream; its first half is when the request was given up
@@ -54,38 +54,38 @@ class Letter:
     entry_id: str  # of the queue entry; its first half is when the request was enqueued
     code: str
     message: str
-    worker: str  # which gave it up
+    worker: str  # the worker that gave it up
     counts: Mapping[str, int]  # of COUNTS; empty if no worker ever claimed it
     fields: Mapping[bytes, bytes]  # of the queue entry; empty if that was over a limit
 
     @property
     def given_up_ms(self) -> int:
-        """Server time."""
+        """Server time in ms when the request was given up."""
         return int(self.id.partition("-")[0])
 
     @property
     def enqueued_ms(self) -> int | None:
-        """Server time; None where the letter does not say it, as it is a stranger's."""
+        """Server time in ms of the enqueue; None if the letter does not say, as it was not written by Penstock."""
         return _number(self.entry_id.partition("-")[0])
 
     @property
     def replay_id(self) -> str:
-        """The id that the request gets when it is sent again: always the same one for the same letter."""
+        """The id that the request gets when it is replayed: always the same for the same letter."""
         origin = _REPLAYED.sub("", self.request_id)[:MAX_OLD_ID_CHARS]
         return f"{origin}.replay-{self.id}"
 
     def request(self) -> dict[str, Any]:
-        """The original request: its JSON document, or its flat fields as text."""
+        """Returns the original request: its JSON document, or its flat fields as text."""
         document = self._document()
         if document is not None:
             return document
         return {_text(name): _text(value) for name, value in self.fields.items()}
 
     def replay_fields(self) -> list[bytes]:
-        """The fields of the new queue entry: those of the old one under the new id.
+        """Returns the fields of the new queue entry: those of the old one under the new id.
 
         Raises:
-            NotReplayable: they were not kept, or there are more than a worker would look at.
+            NotReplayable: they were not kept, or are more than a worker would read.
         """
         if not self.fields:
             raise NotReplayable(f"letter {self.id} holds no request to send again, only why it was given up")
@@ -108,14 +108,14 @@ class Letter:
 
 
 def stream_of(queue: str, kind: Kind) -> str:
-    """The key of the stream that letters of this kind are on."""
+    """Returns the key of the stream that letters of this kind are on."""
     return keys.dead(queue) if kind == "request" else keys.malformed(queue)
 
 
 async def read_letters(
     redis: RedisClient, queue: str, kind: Kind = "request", *, newest_first: bool = False
 ) -> AsyncIterator[Letter]:
-    """All letters of a kind, for a client that does not decode."""
+    """Yields all letters of a kind, for a client that does not decode."""
     key, bound = stream_of(queue, kind), "+" if newest_first else "-"
     while True:
         if newest_first:
@@ -130,7 +130,7 @@ async def read_letters(
 
 
 async def find_letters(redis: RedisClient, queue: str, name: str, kind: Kind = "request") -> list[Letter]:
-    """The letter with this id, or else those about the request with this id, oldest first.
+    """Returns the letter with this id, or else those about the request with this id, oldest first.
 
     Letters of different kinds may have the same id.
     """
@@ -144,8 +144,8 @@ async def find_letters(redis: RedisClient, queue: str, name: str, kind: Kind = "
 async def replay(redis: RedisClient, queue: str, letter: Letter) -> str | None:
     """Moves a request back into its queue, in one step on the server; returns its new id, None if the letter is gone.
 
-    Repeated, also by others at the same time, it sends the request once. Its deadline counts from now, its place is at
-    the end of the queue, and no limit on the queue's length is looked at.
+    Calls repeated, even by others at the same time, send the request once. Its deadline counts from now, it joins at
+    the end of the queue, and no limit on the queue's length applies.
 
     Raises:
         NotReplayable: the letter does not hold the request.
@@ -166,13 +166,13 @@ async def remove(redis: RedisClient, queue: str, kind: Kind, letter_ids: Sequenc
 
 
 async def server_ms(redis: RedisClient, queue: str) -> int:
-    """The clock that letters of `queue` are dated by."""
+    """Returns the time of the clock that dates the letters of `queue`, in ms."""
     seconds, micros = await redis.execute_command(*lua.call(_TIME, [keys.dead(queue)], []))
     return int(seconds) * 1000 + int(micros) // 1000
 
 
 async def owners(redis: RedisClient, queue: str, request_id: str) -> list[tuple[int, str]]:
-    """(epoch, worker) of each claim of a request, as far as its reply is still kept."""
+    """Returns (epoch, worker) for each claim of a request, as far as its reply is still kept."""
     found = []
     bound = "0-0"
     while is_entry_id(bound) and (page := await read_range(redis, keys.reply(queue, request_id), bound, count=1)):
@@ -180,7 +180,7 @@ async def owners(redis: RedisClient, queue: str, request_id: str) -> list[tuple[
         epoch = int(entry_id.partition("-")[0])
         if fields.get(b"type") == b"own":
             found.append((epoch, _text(fields.get(b"worker", b""))))
-        bound = f"{epoch + 1}-0"  # what lies between is the claim's chunks
+        bound = f"{epoch + 1}-0"  # the claim's chunks lie between
     return found
 
 

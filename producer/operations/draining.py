@@ -1,4 +1,4 @@
-"""How to tell a worker to drain, and how to see that it has gone."""
+"""Tells a worker to drain, and sees whether it has gone."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from penstock.producer.operations.collector import look
 from penstock.producer.redis.connection import RedisClient
 
 DRAIN_MARK_TTL_S = 86_400
-"""Longer than a drain takes. A mark that is left over harms nobody: it names a process, not a worker."""
+"""Longer than a drain takes. A leftover mark is harmless: it names a process, not a worker."""
 
 Presence = Literal["there", "left", "lost"]
-"""`left`: it said goodbye. `lost`: it died or froze, and its heartbeat expired; other workers take its requests."""
+"""`left`: it shut down properly. `lost`: it died or froze and its heartbeat expired; other workers take its requests.
+"""
 
 
 class UnknownWorker(LookupError):
-    """No live worker of the queue has this name; the message lists those that there are."""
+    """No live worker of the queue has this name; the message lists the live ones."""
 
 
 async def tell_to_drain(redis: RedisClient, queue: str, worker: str) -> bytes:
-    """Marks a worker to be drained, which it sees with its next heartbeat; returns what names its process.
+    """Marks a worker to drain, which it sees at its next heartbeat; returns what identifies its process.
 
     Raises:
         UnknownWorker: no worker of this name lives.
@@ -34,7 +35,7 @@ async def tell_to_drain(redis: RedisClient, queue: str, worker: str) -> bytes:
 
 
 async def presence(redis: RedisClient, queue: str, worker: str, instance: bytes) -> Presence:
-    """Whether the process that `tell_to_drain` marked is still there, and if not, how it went."""
+    """Returns whether the process that `tell_to_drain` marked is still there, and if not, how it went."""
     pipeline = redis.pipeline(transaction=False)
     pipeline.get(keys.heartbeat(queue, worker))
     pipeline.get(keys.drain(queue, worker))

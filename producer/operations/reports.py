@@ -1,7 +1,7 @@
-"""What a worker says of itself twice a second, and of the requests that it has: never a word of what these say.
+"""Reports of workers on themselves and their requests, twice a second. They never hold a request's text.
 
-A report is a JSON document under a key that expires (`keys.report`). It has the ids of requests, so only operators may
-read it. `keys.reports` has when each worker reported last, by the server's clock, for a while longer than the report.
+A report is a JSON document under a key that expires (`keys.report`). Only operators may read it, as it holds request
+ids. `keys.reports` holds the server's time of each worker's last report, for a while longer than the report itself.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from penstock.producer.wire.values import explain
 REPORT_INTERVAL_S = 0.5
 
 REMEMBERED_S = 60.0
-"""For how long after its last report a worker is listed: whoever looks away for a moment still sees that it is lost."""
+"""Time for which a worker stays listed after its last report, so that operators who looked away still see that it is
+lost.
+"""
 
 MAX_REPORTED = 256
-"""Requests of one worker that a report tells of, those first that it has had the longest."""
+"""Limit on the requests that a worker's report lists. Those that it has had the longest come first."""
 
 Phase: TypeAlias = Literal["preparing", "running", "ending"]
 WorkerPhase: TypeAlias = Literal["starting", "serving", "draining"]
@@ -40,7 +42,7 @@ class ReportedRequest(BaseModel):
 
 
 class WorkerReport(BaseModel):
-    """What one worker does. A field that it does not know is None."""
+    """A worker's state. A field that it does not know is None."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -51,18 +53,18 @@ class WorkerReport(BaseModel):
     model: str | None = None
     digest: str | None = None  # of its model, as `ModelCard.digest`
     device: str | None = None  # such as `cpu` or `4 x tpu (TPU v5e)`
-    slots: int = 0  # sequences that run at once at most
+    slots: int = 0  # most sequences that run at once
     running_sequences: int = 0
     waiting_sequences: int = 0  # in the engine, for a slot or for pages
     pages: int = 0
-    free_pages: int = 0  # that hold nothing
-    cached_pages: int = 0  # that only the prefix cache holds
+    free_pages: int = 0  # pages that hold nothing
+    cached_pages: int = 0  # pages that only the prefix cache holds
     tokens_per_s: float = 0.0  # generated, over some two seconds
-    num_requests: int = 0  # that it has
-    requests: tuple[ReportedRequest, ...] = ()  # of these, `MAX_REPORTED` at most
+    num_requests: int = 0  # requests that it has
+    requests: tuple[ReportedRequest, ...] = ()  # at most `MAX_REPORTED` of these
 
     def encode(self) -> str:
-        """The JSON document; what has its default is left out."""
+        """Returns the JSON document, without fields that have their default."""
         return self.model_dump_json(exclude_defaults=True)
 
 
@@ -70,7 +72,7 @@ def decode_report(text: bytes) -> WorkerReport:
     """Reads a report. Fields that a later version has are ignored.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a report.
     """
     try:
         return WorkerReport.model_validate_json(text)

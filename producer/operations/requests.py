@@ -1,4 +1,4 @@
-"""What is known of one request, without a word of what it says: for whoever looks after the queue and has its id."""
+"""State of one request, without its text: for an operator of the queue who has its id."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from penstock.producer.redis.faults import is_no_group
 from penstock.producer.redis.streams import is_entry_id, read_newest
 
 RequestState: TypeAlias = Literal["waiting", "running", "lost", "ended", "unknown"]
-"""`lost`: its worker is gone, and another one is about to take it. `unknown`: nobody sent it, it was forgotten, or it
-waits under an id of its own that no client library has noted."""
+"""`lost`: its worker is gone, and another one is about to take it. `unknown`: it was never sent, was forgotten, or
+waits under an id of its own that no client library has noted.
+"""
 
 _COUNTS = ("attempts", "crashes", "handbacks")
 _OF_STATE = ("status", "worker", "entry", "tenant", *_COUNTS)
@@ -28,19 +29,19 @@ _OF_STATE = ("status", "worker", "entry", "tenant", *_COUNTS)
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """How a request stands."""
+    """State of a request."""
 
     id: str
     state: RequestState
-    entry: str | None  # of the queue; None: not known
+    entry: str | None  # in the queue; None: not known
     age_s: float | None  # since its enqueue
     tenant: str | None
-    worker: str | None  # that has it, or had it last
+    worker: str | None  # the worker that has it, or had it last
     claims: tuple[tuple[int, str], ...]  # (epoch, worker), as far as its reply is kept
-    crashes: int | None  # workers that died on it; None: none has had it
+    crashes: int | None  # workers that died on it; None: no worker has had it
     handbacks: int | None  # workers that gave it back
     prompt_tokens: int | None
-    tokens: int | None  # generated so far; of one that ended, in all
+    tokens: int | None  # generated so far; in all, if it ended
     finish_reason: str | None
     code: str | None  # of the error that it ended with
 
@@ -50,7 +51,7 @@ class RequestView:
 
 
 async def look_up(redis: RedisClient, queue: str, request_id: str) -> RequestView:
-    """What is known of a request, for a client that does not decode.
+    """Returns what is known of a request, for a client that does not decode.
 
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.
@@ -64,7 +65,7 @@ async def look_up(redis: RedisClient, queue: str, request_id: str) -> RequestVie
     )
     state = {name: _text(value) for name, value in zip(_OF_STATE, noted, strict=True) if value is not None}
     entry = state.get("entry") or await _entry_of(redis, queue, request_id)
-    if entry is not None and not is_entry_id(entry):  # somebody else's words
+    if entry is not None and not is_entry_id(entry):  # not written by Penstock
         entry = None
     end = newest[1] if newest is not None and newest[1].get(b"type") == b"end" else None
     running = next((each for each in snapshot.running if each.id == request_id), None)
@@ -98,7 +99,7 @@ def _state(noted: dict[str, str], holder: str | None, snapshot: Snapshot) -> Req
 
 
 async def _entry_of(redis: RedisClient, queue: str, request_id: str) -> str | None:
-    """The queue entry that the client library noted, or that has this id if it is one."""
+    """Returns the queue entry that the client library noted, or else the one that has this id."""
     entry: Any = await redis.get(keys.seen(queue, request_id))
     if entry is not None:
         return None if _text(entry) == keys.NO_ENTRY else _text(entry)
@@ -106,7 +107,7 @@ async def _entry_of(redis: RedisClient, queue: str, request_id: str) -> str | No
 
 
 async def _holder(redis: RedisClient, queue: str, entry: str) -> str | None:
-    """The consumer that has an entry, `waiting` for one that nobody has read; None: it is not in the queue."""
+    """Returns the consumer that has an entry, `waiting` if nobody has read it; None: it is not in the queue."""
     stream = keys.requests(queue)
     try:
         pending: Any = await redis.xpending_range(stream, keys.GROUP, entry, entry, 1)

@@ -1,4 +1,4 @@
-"""How a queue stands at one moment: its workers, what waits, what runs, what was given up. No word of any request."""
+"""State of a queue at one moment: workers, waiting and running requests, dead letters. It holds no request's text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from penstock.producer.queue_load import QueueLoad
 from penstock.producer.wire import ModelCard
 
 SILENT_AFTER_S = 0.9
-"""A worker reports twice as often. Whoever looks once a second sees within two seconds that one was killed or froze."""
+"""A worker reports twice as often. An observer who looks once a second sees within two seconds that one was killed or
+froze.
+"""
 
 WorkerState: TypeAlias = Literal["starting", "live", "unready", "draining", "silent", "lost"]
 """`silent`: it has not reported for `SILENT_AFTER_S`. `lost`: its heartbeat has lapsed, and others take over."""
@@ -19,19 +21,21 @@ WorkerState: TypeAlias = Literal["starting", "live", "unready", "draining", "sil
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One consumer of a queue's group, or a process that is to be one."""
+    """A consumer of a queue's group, or a process that is to be one."""
 
     name: str
-    num_taken: int  # requests it has taken and not finished
-    heartbeat_left_ms: int | None  # until others take over, unless it beats again; None: it has no heartbeat
+    num_taken: int  # requests taken and not finished
+    heartbeat_left_ms: int | None  # until others take over, unless it beats again; None: no heartbeat
     is_draining: bool
     digest: str | None = None  # of its model
-    report: WorkerReport | None = None  # None: it has said nothing for so long, or is of a version that does not report
+    report: WorkerReport | None = None  # None: it has not reported for too long, or its version does not report
     reported_s: float | None = None  # ago; None: not within `REMEMBERED_S`
 
     @property
     def is_live(self) -> bool:
-        """Whether nobody touches its requests. One that loads its model has none, and no heartbeat either."""
+        """Whether the worker's requests are safe from takeover. A worker that loads its model has none, and no
+        heartbeat either.
+        """
         return self.heartbeat_left_ms is not None
 
     @property
@@ -51,7 +55,7 @@ class Worker:
 
     @property
     def heartbeat_s(self) -> float | None:
-        """How long ago its heartbeat was renewed; None: not known."""
+        """Seconds since the heartbeat was renewed; None: not known."""
         if self.heartbeat_left_ms is None or self.report is None or not self.report.heartbeat_ttl_ms:
             return None
         return max(0, self.report.heartbeat_ttl_ms - self.heartbeat_left_ms) / 1000
@@ -66,25 +70,25 @@ class RunningRequest:
     tenant: str | None
     phase: Phase
     age_s: float  # since its enqueue
-    running_s: float  # since this worker has it
+    running_s: float  # since this worker took it
     prompt_tokens: int
     tokens: int  # generated so far
-    takeovers: int  # workers that had it before, dead or drained or giving way
+    takeovers: int  # workers that had it before and died, drained or gave way
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLane:
-    """A tenant that waits: of its band, one of those whose turn comes first."""
+    """A tenant with waiting requests, one of those next in turn in its band."""
 
-    name: str  # "": those that name nobody
+    name: str  # "": requests without a tenant
     priority: int
     num_waiting: int  # with this priority
-    served: float  # tokens over its weight: whoever has the least is next
+    served: float  # tokens divided by its weight: the tenant with the least is next
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What waits with one priority. What came since the last count is not in it."""
+    """Requests that wait with one priority. Those that came since the last count are not included."""
 
     priority: int
     num_requests: int
@@ -108,15 +112,15 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """As of `at_ms`, the server's clock."""
+    """State of a queue at `at_ms`, by the server's clock."""
 
     queue: str
     at_ms: int
     workers: tuple[Worker, ...]  # by name
-    running: tuple[RunningRequest, ...]  # as far as workers tell of them; the oldest first
+    running: tuple[RunningRequest, ...]  # as far as workers report them; the oldest first
     num_waiting: int  # requests that no worker has: the lag
-    num_new: int | None  # of these, those that nobody has counted yet; None: not known
-    oldest_s: float | None  # how long the one that waits has waited that came first; None: none does, or nobody knows
+    num_new: int | None  # how many of these are not counted yet; None: not known
+    oldest_s: float | None  # age of the waiting request that came first; None: none waits, or nobody knows
     lanes: tuple[Lane, ...]  # the highest priority first
     load: QueueLoad | None  # None: there are no numbers
     card: ModelCard | None
@@ -130,23 +134,23 @@ class Snapshot:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated by all workers that are heard of."""
+        """Tokens generated per second, by all workers that report."""
         heard = (worker.report for worker in self.workers if worker.report is not None and not worker.is_silent)
         return sum(report.tokens_per_s for report in heard)
 
     @property
     def slots(self) -> int:
-        """Of all workers that take requests."""
+        """Slots of all workers that take requests."""
         serving = (worker.report for worker in self.workers if worker.state in ("live", "unready"))
         return sum(report.slots for report in serving if report is not None)
 
     @property
     def load_age_s(self) -> float | None:
-        """Of `lanes` and `load`: some two seconds at most, while a worker lives."""
+        """Age of `lanes` and `load`: some two seconds at most while a worker lives."""
         return None if self.load is None else max(0, self.at_ms - self.load.at_ms) / 1000
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the snapshot as JSON."""
         document = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in _MODELS
         }
@@ -168,7 +172,7 @@ _MODELS = frozenset({"workers", "load", "card"})
 
 
 def worker_document(worker: Worker) -> dict[str, Any]:
-    """A worker as JSON, without its requests."""
+    """Returns a worker as JSON, without its requests."""
     reported = {} if worker.report is None else worker.report.model_dump(exclude={"requests", "digest"})
     return {
         "name": worker.name,

@@ -1,4 +1,4 @@
-"""Which requests wait, in about the order in which their turn comes: by lane and by tenant. No body is read."""
+"""Lists waiting requests in about the order of their turn, by lane and by tenant. It reads no body."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from penstock.producer.redis.pipeline import Command, execute
 from penstock.producer.redis.streams import pairs
 
 _MEMBER = re.compile(rb".(\d+)-(\d+)/(\d+)/\d*")
-"""Of a lane, as `lanes.lua` makes them: number, ms, bytes, slot."""
+"""A member of a lane, as `lanes.lua` makes it: number, ms, bytes, slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
     """An entry of a lane."""
 
-    entry: str  # of the queue; the request's id, where it named none of its own
-    tenant: str  # "": it named nobody
+    entry: str  # of the queue; the request's id, if it named none
+    tenant: str  # "": it named none
     priority: int
     num_bytes: int
     age_s: float  # since its enqueue
 
 
 async def next_to_run(redis: RedisClient, queue: str, *, limit: int, tenant: str | None = None) -> list[WaitingRequest]:
-    """Up to `limit` that have a place: the highest priority first, then the tenant that was served the least, then what
-    is due first. Turns alternate between tenants as they are served, which is not foreseen.
+    """Returns up to `limit` entries of lanes: the highest priority first, then the least served tenant, then what is
+    due first. Tenants' turns alternate as they are served, which is not predicted.
 
     Args:
-        redis: which does not decode.
-        queue: whose.
-        limit: of all.
-        tenant: only this one's; None: those of all.
+        redis: a client that does not decode.
+        queue: the queue's name.
+        limit: most entries to return.
+        tenant: whose entries to list; None: all tenants'.
 
     Raises:
         RedisError, OSError: the server can't be reached, or refuses.
@@ -71,13 +71,13 @@ async def _of_tenants(
     return [each for each in found if each is not None]
 
 
-_SPAN = 2**42  # of ranks of one priority, as `accounts.lua` has it
+_SPAN = 2**42  # the ranks of one priority, as in `accounts.lua`
 
 
 def _read(member: bytes, rank: float, tenant: str, now_ms: int) -> WaitingRequest | None:
     match = _MEMBER.fullmatch(member)
     if match is None:
-        return None  # somebody wrote it
+        return None  # not written by Penstock
     number, ms, size = (int(part) for part in match.groups())
     if not math.isfinite(rank):
         return None

@@ -1,4 +1,6 @@
-"""From reply entries to chunks and a whole reply: each token, character and argument once and in order, or an error."""
+"""Assembles reply entries into chunks and a whole reply: each token, character and argument once and in order, or an
+error.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ from penstock.producer.wire import (
 
 
 class Assembler:
-    """Feeds on the entries of one reply, in the order of their ids.
+    """Assembles one reply from its entries, which come in the order of their ids.
 
-    Normally offsets simply count on. After a failover to a server that had forgotten the last entries, a new worker
-    writes tokens again that were already read here; they are the same ones, so they are dropped by their offset.
+    Normally offsets simply continue. After a failover to a server that lost the last entries, a new worker writes again
+    some tokens that were already read here. They are the same tokens, so they are dropped by their offset.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -36,7 +38,7 @@ class Assembler:
         """The whole reply, once its end was read, unless the request was refused."""
 
     def feed(self, entry_id: str, entry: ReplyEntry) -> Chunk | None:
-        """The part of the entry that is new, if any.
+        """Returns the part of the entry that is new, if any.
 
         Raises:
             ReplyCorrupt: tokens are missing before this entry.
@@ -99,16 +101,18 @@ def _usage(end: EndEntry) -> Usage:
 
 
 _Position: TypeAlias = tuple[int, int, int, int]
-"""How much of a choice comes before a place: tokens, characters of text, characters of reasoning; and of its calls, one
-for each beginning and the characters of arguments. A plain tuple: one is made for each chunk."""
+"""A position in a choice, as counts of what comes before it: tokens, characters of text, characters of reasoning, and
+units of tool calls. A tool call counts one for its beginning and one for each character of arguments. It is a plain
+tuple, as one is made for each chunk.
+"""
 
 
 class _Choice:
-    """One choice as far as it was read.
+    """A choice, as far as it was read.
 
     `_at` is the writer's position. It falls behind what was read while a takeover repeats tokens, and then meets one of
-    `_ends`: where the writer was after the first k tokens, for each k that ended a chunk. What k tokens say is a
-    function of them alone, so what lies between that place and `_read` is known. Nothing follows the last chunk.
+    `_ends`: the writer's position after the first k tokens, for each k that ended a chunk. The text of k tokens depends
+    on them alone, so what lies between that position and `_read` is known. Nothing follows the last chunk.
     """
 
     def __init__(self) -> None:
@@ -151,7 +155,7 @@ class _Choice:
         return chunk
 
     def _go_back(self, entry: ChunkEntry) -> None:
-        """To where the writer of the entry begins."""
+        """Moves back to the position where the entry's writer begins."""
         if entry.offset > self._at[0]:
             raise ValueError(
                 f"choice {entry.index} continues at token {entry.offset}, but only {self._at[0]} came before"
@@ -225,7 +229,7 @@ def _whole_chunk(entry_id: str, entry: ChunkEntry) -> Chunk:
 
 
 def _rest_of_chunk(entry_id: str, entry: ChunkEntry, before: _Position, read: _Position) -> Chunk:
-    """What is new in an entry whose writer began at `before`, for whoever has read up to `read`."""
+    """Returns the part of an entry whose writer began at `before` that is new to a reader at `read`."""
     num_tokens, num_chars, num_reasoning, num_of_calls = (have - had for have, had in zip(read, before, strict=True))
     return Chunk(
         entry.text[num_chars:],
@@ -247,7 +251,7 @@ def _size(delta: ToolCallDelta) -> int:
 
 
 def _unread(deltas: Iterable[ToolCallDelta], num_read: int) -> Iterator[ToolCallDelta]:
-    """What follows the first `num_read` of the deltas, in the count of a `_Position`."""
+    """Yields what follows the first `num_read` units of the deltas, as `_Position` counts them."""
     for delta in deltas:
         if num_read <= 0:
             yield delta

@@ -1,4 +1,4 @@
-"""Entries of a reply stream: their ids, and what their fields say."""
+"""Entries of a reply stream: ids and fields."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock.producer.redis.connection import Fields
 from penstock.producer.wire import ReplyEntry, WireError, decode_reply
 
 Position: TypeAlias = tuple[int, int]
-"""A stream entry id, `<epoch>-<n>` of a reply, as numbers that compare like ids do."""
+"""A stream entry id, `<epoch>-<n>` in a reply, as numbers that compare in the same order."""
 
 
 def position(text: str) -> Position:
     """Reads `<epoch>-<n>`.
 
     Raises:
-        ValueError: the text is no entry id.
+        ValueError: the text is not an entry id.
     """
     epoch, separator, number = text.partition("-")
     if not (separator and epoch.isascii() and epoch.isdigit() and number.isascii() and number.isdigit()):

@@ -30,9 +30,9 @@ from penstock.producer.wire import ReplyEntry
 log = logging.getLogger(__name__)
 
 ENDED = ("done", "dead")
-"""The `status` in a request's state after its reply was ended."""
+"""Values of `status` in a request's state once its reply has ended."""
 
-LATE_S = 0.5  # after which a blocked read is woken that should have ended: the server's clock was set back
+LATE_S = 0.5  # after which an overdue blocked read is woken: the server's clock was set back
 GONE_CHECK_S = 15.0
 WAKE_TTL_S = 60
 WAKE_RETRY_S = 0.05
@@ -49,13 +49,13 @@ class ReplyReader:
     """Follows any number of replies; each `Subscription` gets its own entries from its own position.
 
     One XREAD over all followed streams blocks at the server. When a stream joins the set meanwhile, the client appends
-    to a wake-up stream of its own that the XREAD reads as well, so that it returns at once and starts anew with the
+    to its own wake-up stream, which the XREAD reads as well. The XREAD then returns at once and is repeated with the
     longer list. An XREAD without a group changes nothing on the server, so it may be lost, repeated or abandoned.
 
-    When the connection fails, reading resumes after the last entry seen of each stream, with jittered backoff.
-    Only when Redis stayed away for `give_up_after_s` do the waiting subscriptions fail, with `ConnectionLost`.
+    When the connection fails, reading resumes after the last entry seen of each stream, with jittered backoff. Waiting
+    subscriptions fail, with `ConnectionLost`, only when Redis stayed away for `give_up_after_s`.
 
-    A subscription that lets `MAX_ARRIVED` entries wait is not read for until half of them are taken: what a slow reader
+    A subscription that lets `MAX_ARRIVED` entries wait is paused until half of them are taken: what a slow reader
     leaves stays in Redis.
 
     Attributes:
@@ -144,7 +144,7 @@ class Subscription:
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no entry, and none to come, as Redis has stayed away or refused for too long."""
+        """Whether there is no entry and none to come, because Redis stayed away or refused for too long."""
         return bool(self._arrived) and isinstance(error := self._arrived[0], PenstockError) and may_pass(error)
 
     def close(self) -> None:
@@ -164,15 +164,15 @@ class Subscription:
                 self._line.pause(self)
 
     def follows(self, entries: list[tuple[bytes, Fields]]) -> bool:
-        """Whether `entries`, what the server has at the cursor now, is what was read there.
+        """Whether `entries`, now at the cursor on the server, are what was read there.
 
-        If so, what follows continues it, whatever happened to earlier entries. A claim says nothing of what came
+        If so, later entries continue the reply, whatever happened to earlier ones. A claim says nothing of what came
         before it, so it is never enough.
         """
         return bool(entries) and entries[0][1] == self._last and self._last.get(b"type") != b"own"
 
     def rewind(self) -> None:
-        """Reads the reply from its beginning again; whoever assembles it drops what is known."""
+        """Reads the reply from its beginning again; the assembler drops what is known."""
         self.cursor = (0, 0)
         self.rewound_at = time.monotonic()
 
@@ -187,7 +187,7 @@ class Subscription:
 
 
 class _Line:
-    """One blocking connection and the streams that are read over it, all of one hash slot under Redis Cluster."""
+    """One blocking connection and the streams read over it, all of one hash slot under Redis Cluster."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Line:
             self._wake_soon()
 
     def pause(self, subscription: Subscription) -> None:
-        """Reads no more for it until `resume`."""
+        """Stops reading for the subscription until `resume`."""
         self.remove(subscription)
         self._paused.add(subscription)
 
@@ -250,7 +250,7 @@ class _Line:
         await end_tasks([self._task, *self._wakes])
         self._fail_all(lambda: ConnectionLost("the client was closed"))
         if self._num_wakes:
-            # Where that fails or takes long, the key is left to expire.
+            # If that fails or takes long, the key is left to expire.
             with contextlib.suppress(exceptions.RedisError, *UNREACHABLE):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._commands.delete(self._wake_key)
@@ -259,7 +259,7 @@ class _Line:
         lost_at: float | None = None
         num_failures = 0
         while True:
-            if num_failures and not self._not_empty.is_set():  # nobody waits any more to hear how it ends
+            if num_failures and not self._not_empty.is_set():  # nobody is left to hear how it ends
                 self._hear(None)
                 lost_at, num_failures = None, 0
             await self._not_empty.wait()
@@ -271,7 +271,7 @@ class _Line:
                 if num_failures:
                     self._hear(None)
                 lost_at, num_failures = None, 0
-            except Exception as error:  # whatever it is, those who wait must hear of it in the end
+            except Exception as error:  # whatever it is, the waiting readers must hear of it in the end
                 if await self._failed_by_own_fault(error):
                     continue
                 lost_at = lost_at or time.monotonic()
@@ -284,7 +284,7 @@ class _Line:
                 await asyncio.sleep(random.uniform(0.5, 1.0) * min(MAX_BACKOFF_S, 0.02 * 2 ** min(num_failures, 10)))
 
     def _never_got_in(self, error: Exception) -> bool:
-        """Whether Redis refuses for good, and has never let this client in; whom it has, it may let in again."""
+        """Whether Redis refuses permanently and has never let this client in. If it once did, it may do so again."""
         return is_refused(error) and not self._readable
 
     def _was_readable(self, sub: Subscription) -> bool:
@@ -321,8 +321,8 @@ class _Line:
         task.add_done_callback(self._wakes.discard)
 
     async def _wake(self, number: int) -> None:
-        """Explicit ids make a repeated wake-up harmless, and leave no clock in it. One that is lost is sent again until
-        the blocked read has ended by itself.
+        """Appends a wake-up entry. Its explicit id makes repetition harmless and involves no clock. A lost one is sent
+        again until the blocked read has ended by itself.
         """
         delay_s = WAKE_RETRY_S
         while self._num_heard < number:
@@ -339,10 +339,10 @@ class _Line:
                 return
 
     async def _look_again(self) -> None:
-        """After an outage, which may have been a failover to a server that had not got the last entries.
+        """Checks the cursors after an outage, which may have been a failover to a server without the last entries.
 
-        Where the entry that was read last is not there any more, or is another one, the reply is read anew. One of
-        which nothing at all is there, no state either, may yet be made again.
+        If the entry that was read last is gone or differs, the reply is read anew. A reply of which nothing is left,
+        not even the state, may yet be made again.
         """
         subs = self._all()
         async with self._commands.pipeline(transaction=False) as pipe:
@@ -362,7 +362,7 @@ class _Line:
                 sub.rewind()
 
     async def _check_quiet_ones(self) -> None:
-        """Fails the subscriptions whose stream vanished: XREAD would wait for it without end."""
+        """Fails the subscriptions whose stream vanished: XREAD would wait for it forever."""
         now = time.monotonic()
         if now - self._checked_at < GONE_CHECK_S:
             return
@@ -383,17 +383,17 @@ class _Line:
                 sub.fail(_expired(sub))
 
     async def _had_begun(self, sub: Subscription) -> bool:
-        """Whether there was a reply. Of one that nobody here has read a word of, it is known once it has ended."""
+        """Whether there was a reply. If nothing of it was read here, that is known only once it has ended."""
         if sub.furthest > (0, 0):
             return True
-        with contextlib.suppress(exceptions.NoPermissionError):  # of a role from before it was asked for
+        with contextlib.suppress(exceptions.NoPermissionError):  # a role from before this was asked for
             return bool(await self._batcher.execute("GET", sub.seen_key) == keys.NO_ENTRY.encode())
         return False
 
     async def _failed_by_own_fault(self, error: Exception) -> bool:
-        """Whether single streams made the whole XREAD fail (wrong type, no permission); their readers get the error.
+        """Whether single streams made the whole XREAD fail (wrong type, no permission). Their readers get the error.
 
-        A permission that there was is not theirs: somebody has taken it away, and may give it back.
+        A permission lost later is not a stream's own fault: somebody has revoked it and may grant it again.
         """
         if may_pass(error) or not isinstance(error, exceptions.ResponseError):
             return False
@@ -419,9 +419,9 @@ class _Line:
 
 
 async def find_gone(redis: RedisClient, replies: list[tuple[str, str, bool]]) -> list[bool]:
-    """Of replies (key, key of the state, whether it had begun) of one hash slot: which of them are there no more.
+    """Returns which replies of one hash slot are gone, given (key, key of the state, whether it had begun).
 
-    One that has not begun is not gone. Where this client may not look, nothing is claimed.
+    A reply that has not begun is not gone. Where this client may not look, none is reported as gone.
     """
     async with redis.pipeline(transaction=False) as pipe:
         for reply_key, state_key, _ in replies:
@@ -435,7 +435,7 @@ async def find_gone(redis: RedisClient, replies: list[tuple[str, str, bool]]) ->
 
 
 def _lowest(subscriptions: set[Subscription]) -> Position:
-    if len(subscriptions) == 1:  # nearly always, and this runs for each reply at each read
+    if len(subscriptions) == 1:  # nearly always; this runs for each reply at each read
         [subscription] = subscriptions
         return subscription.cursor
     return min(subscription.cursor for subscription in subscriptions)
@@ -452,7 +452,7 @@ def _expired(sub: Subscription) -> ReplyGone:
 
 
 class _OutageLog:
-    """One line for each outage, with a traceback if it is not Redis' doing."""
+    """Logs one line for each outage, with a traceback if Redis is not the cause."""
 
     def __init__(self, address: Address) -> None:
         self._address = address

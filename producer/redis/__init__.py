@@ -1,1 +1,1 @@
-"""How Redis is reached and spoken to. The worker shares it with the client."""
+"""Access to Redis, shared by the client and the worker."""

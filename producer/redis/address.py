@@ -1,4 +1,4 @@
-"""Where Redis is, read from a URL. Nothing here shows a password: not the repr, not an error, not `str()`."""
+"""The address of Redis, read from a URL. Nothing here shows a password: not the repr, not an error, not `str()`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SCHEMES: Mapping[str, tuple[Kind, bool]] = {
     "redis+sentinel": ("sentinel", False),
     "rediss+sentinel": ("sentinel", True),
 }
-"""Scheme to (kind of deployment, whether it speaks TLS)."""
+"""Maps schemes to (kind of deployment, whether it uses TLS)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """A parsed Redis URL.
 
-    `hosts` holds one pair for a single server, the start nodes of a cluster, or the sentinels; `path` is set for a unix
-    socket, `service` for Sentinel, where `tls` is that of the server and `sentinel_tls` that of the sentinels.
-    `options` are keyword arguments for the connection. `read_anew` gives the URL as it is set by then, for user and
-    password of new connections; None: they stay.
+    `hosts` holds one pair for a single server, the start nodes of a cluster, or the sentinels. `path` is set for a unix
+    socket, `service` for Sentinel; there `tls` applies to the server and `sentinel_tls` to the sentinels. `options` are
+    keyword arguments for the connection. `read_anew` returns the URL as currently set, for user and password of new
+    connections; None: they do not change.
     """
 
     kind: Kind
@@ -51,11 +51,11 @@ class Address:
     read_anew: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     def reading(self, read_anew: Callable[[], str] | None) -> Address:
-        """The same place, whose user and password may change."""
+        """Returns the same address with user and password that may change."""
         return replace(self, read_anew=read_anew)
 
     def __str__(self) -> str:
-        """The URL without user, password and options: for logs and error messages."""
+        """Returns the URL without user, password and options, for logs and error messages."""
         if self.kind == "unix":
             return f"unix://{self.path}" + (f"?db={self.db}" if self.db else "")
         scheme = next(name for name, value in SCHEMES.items() if value == (self.kind, self.tls))
@@ -74,7 +74,7 @@ def parse_url(url: str) -> Address:
 
     with options after `?`: `db`, `protocol` (2 or 3), `username` and `password`; over TLS `ssl_ca_certs`,
     `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`; for Sentinel `sentinel_username`,
-    `sentinel_password`, and `sentinel_tls` (true or false) where the sentinels do not speak as the server does.
+    `sentinel_password`, and `sentinel_tls` (true or false) if the sentinels differ from the server.
 
     Raises:
         BadAddress: naming what is wrong, but never quoting a part that may hold a secret.
@@ -181,7 +181,7 @@ def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
 
 
 def _file(name: str, value: str) -> str:
-    if not value:  # the library would take the system's authorities
+    if not value:  # the library would use the system's authorities
         raise BadAddress(f"option {name!r} in the Redis URL is empty")
     if not value.isprintable():
         raise BadAddress(f"option {name!r} in the Redis URL has a control character in it")
@@ -244,7 +244,7 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("host", "port"), "they stand before the ?"),
     **dict.fromkeys(("sentinelmasterid", "master_name", "service_name"), "write redis+sentinel://host:port/service"),
 }
-"""Options of other libraries' URLs, and our word for them."""
+"""Maps options of other libraries' URLs to our hint."""
 
 _SYNONYMS = {
     "cert_none": "none", "cert_optional": "optional", "cert_required": "required", "1": "true", "yes": "true",
@@ -253,13 +253,13 @@ _SYNONYMS = {
 
 
 def _as_ours(value: str) -> str:
-    """A choice as other libraries write it: `CERT_NONE`, `True`."""
+    """Normalizes a choice that is written as in other libraries: `CERT_NONE`, `True`."""
     lower = value.lower()
     return _SYNONYMS.get(lower, lower)
 
 
 def check_files(address: Address) -> None:
-    """Passes if the files that a TLS connection needs are there, can be read, and go together.
+    """Passes if the files that a TLS connection needs exist, can be read, and match.
 
     Raises:
         BadAddress: naming the option and the file.

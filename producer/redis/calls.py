@@ -1,4 +1,4 @@
-"""Sending a call, and clearing away the answers that were read."""
+"""Sends a call, and removes the answers that were read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CALL = lua.load("penstock.producer.redis", "call")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a call."""
+    """Outcome of sending a call."""
 
     is_full: bool  # it was not added: too many wait
     num_waiting: int
@@ -23,7 +23,9 @@ class Sent:
 
 
 async def send_call(execute: Execute, queue: str, fields: Mapping[str, str], *, max_waiting: int) -> Sent:
-    """Appends a call to those of `queue`, if fewer than `max_waiting` wait. Sent twice, it is answered twice."""
+    """Appends a call to those of `queue`, if fewer than `max_waiting` wait. A call that is sent twice is answered
+    twice.
+    """
     flat = [part for pair in fields.items() for part in pair]
     key_names = (keys.calls(queue), keys.serving(queue))
     command = lua.call(_CALL, key_names, (max_waiting, MAX_TIMEOUT_MS, keys.GROUP, *flat))

@@ -29,19 +29,19 @@ _is_looking_up: ContextVar[bool] = ContextVar("_is_looking_up", default=False)
 
 
 def is_looking_up() -> bool:
-    """Whether this is within a cluster client's look at the topology, for which all its other commands wait."""
+    """Whether the caller is within a cluster client's topology lookup, which all its other commands wait for."""
     return _is_looking_up.get()
 
 
 def made(address: Address, block_s: float, common: dict[str, Any]) -> Redis | RedisCluster:
-    """A client of the kind that `address` asks for.
+    """Creates a client of the kind that `address` asks for.
 
     Args:
         address: where Redis is.
-        block_s: for how long the server may leave a read unanswered.
+        block_s: how long the server may leave a read unanswered.
         common: options of its connections, as the library has them.
     """
-    # Without driver info no CLIENT SETINFO is sent, which an ACL file that Redis 7.0 is to load cannot allow.
+    # Without driver info no CLIENT SETINFO is sent, which an ACL file for Redis 7.0 cannot allow.
     options: dict[str, Any] = {"protocol": 2, "driver_info": None, **address.options, **common}
     options.update(_login(address))
     if address.kind == "unix":
@@ -67,10 +67,11 @@ def _login(address: Address, *, is_sentinel: bool = False) -> dict[str, Any]:
 
 
 class _Lean(AbstractConnection):
-    """What makes a command of redis-py's asyncio half as cheap as one of its blocking half; and one of a `Bundle`.
+    """Makes a command of redis-py's asyncio half as cheap as one of its blocking half, and adds the connection to a
+    `Bundle`.
 
     Attributes:
-        age: the bundle's, when the connection was last made.
+        age: the bundle's age when the connection was last made.
     """
 
     def __init__(self, *, line: Line, **options: Any) -> None:
@@ -83,7 +84,7 @@ class _Lean(AbstractConnection):
         self.age = self.line.bundle(self).age  # before the name is resolved
         num_closings = self._num_closings
         await super()._connect()  # type: ignore[no-untyped-call, safe-super]
-        if self._num_closings != num_closings:  # its client was, and nobody would close this one any more
+        if self._num_closings != num_closings:  # its client was closed, and nobody would close this connection any more
             await self.disconnect(nowait=True)
             raise exceptions.ConnectionError("the connection was closed while it was made")
 
@@ -92,19 +93,19 @@ class _Lean(AbstractConnection):
         await super().disconnect(nowait, *args, **kwargs)
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        """Packs in C. In Python, an XREAD of 64 streams takes longer to pack than to answer."""
+        """Packs in C. In Python, packing an XREAD of 64 streams takes longer than the answer."""
         return [pack_command((*args[0].split(), *args[1:]))]  # the library passes "XGROUP CREATE" as one argument
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Hands a command over to the socket at once, if it takes all of it: then there is nothing to wait for.
+        """Passes a command to the socket at once. If that takes all of it, there is nothing to wait for.
 
-        The library waits for every command in a task of its own, up to Python 3.11.
+        Up to Python 3.11 the library waits for every command in a task of its own.
         """
         if self._writer is not None and not isinstance(command, bytes | str):
             self._writer.writelines(command)
             if not self._writer.transport.get_write_buffer_size():
                 return
-            command = ()  # what is left of it is waited for below
+            command = ()  # the rest of it is awaited below
         await super().send_packed_command(command, check_health)
 
 
@@ -127,14 +128,14 @@ class _SentinelTlsConnection(_Connection, Renewed, SentinelManagedSSLConnection)
 
 
 class _ToSentinel(Watched):
-    line = None  # what a sentinel says of itself moves nobody
+    line = None  # an error from a sentinel moves nobody
 
 
 class _ToSentinelByTls(_ToSentinel, Renewed): ...
 
 
 class _Pool(ConnectionPool):
-    """Takes and returns connections without what the library counts for OpenTelemetry, nearly half of a command's cost.
+    """Takes and returns connections without the library's OpenTelemetry counters, nearly half of a command's cost.
 
     Nothing is awaited between a look at the connections and a change to them, so there is nothing to lock.
     """
@@ -161,10 +162,10 @@ class _SentinelPool(_Pool, SentinelConnectionPool): ...
 
 
 class _Redis(Redis):
-    """A client that sends a command again whose connection led to a server that takes none, and that has another now.
+    """A client that resends a command after its server turned out to take none and the connection was replaced.
 
-    Such a command was not executed. Blocking reads are not sent again: whoever reads has to look first what the other
-    server lacks.
+    Such a command was not executed. Blocking reads are not resent: the reader must first check what the other server
+    lacks.
     """
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -185,26 +186,26 @@ class _Redis(Redis):
 class _Cluster(RedisCluster):
     """A cluster client that may be used by many tasks at once.
 
-    As the library has it, commands that come before the first look at the topology go to random nodes; five
-    redirections close the connections that other tasks use (`reinitialize_steps` is 0 to avoid it); and so does a
-    connection that breaks, in a way that those tasks see an AttributeError instead of something that is tried again.
+    In the library, commands that come before the first topology lookup go to random nodes. Five redirections close the
+    connections that other tasks use (`reinitialize_steps` is 0 to avoid it). So does a connection that breaks: those
+    tasks then see an AttributeError instead of an error that is retried.
     """
 
     @classmethod
     def of(cls, address: Address, options: dict[str, Any], watched: dict[str, Any]) -> _Cluster:
-        """With `_Lean` connections, which are made with `watched` too."""
+        """Creates a client with `_Lean` connections, whose options include `watched`."""
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         client = cls(startup_nodes=nodes, ssl=address.tls, reinitialize_steps=0, **options)
         kind = _TlsConnection if address.tls else _Connection
-        client.connection_kwargs.update({**watched, "connection_class": kind})  # of nodes found later
+        client.connection_kwargs.update({**watched, "connection_class": kind})  # for nodes found later
         for node in client.startup_nodes:
             node.connection_class = kind
             node.connection_kwargs.update(watched)
         return client
 
     async def aclose(self) -> None:
-        """Closes all connections. The library forgets those that it has made to the nodes that were named at first, and
-        closes none when the topology is to be looked at anew.
+        """Closes all connections. The library forgets those to the nodes named at first, and closes none when a
+        topology lookup is due.
         """
         nodes = nodes_of(self)
         await super().aclose()
@@ -233,7 +234,7 @@ class _Cluster(RedisCluster):
 
 
 class _SentinelRedis(_Redis):
-    """A client of the service's current master that also closes its connections to the sentinels."""
+    """A client of the service's current master, which also closes its connections to the sentinels."""
 
     _manager: Sentinel
 
@@ -246,7 +247,7 @@ class _SentinelRedis(_Redis):
             **(tls if address.sentinel_tls else {}),
             **_login(address, is_sentinel=True),
             "deployment": options["deployment"],
-            "max_idle_s": 0.0,  # they are asked when something has broken, which may have broken these connections too
+            "max_idle_s": 0.0,  # sentinels are asked after a failure, which may have broken these connections too
             "protocol": 2,
             "driver_info": None,
             "socket_timeout": SENTINEL_TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""Clients of Redis, for the client library and for the worker: how they are made, and what their errors become."""
+"""Creates Redis clients for the client library and for the worker, and translates their errors."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ BACKOFF = ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 
 
 def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | None = None) -> RedisClient:
-    """Makes a client for the deployment that `url` names (see `address.parse_url`); it connects on first use.
+    """Creates a client for the deployment that `url` names (see `address.parse_url`); it connects on first use.
 
-    A command is tried up to `retries` times more when the connection fails or no answer comes within 10 s, so it may
-    run twice: send only what may (scripts that deduplicate, XADD with an explicit id, reads).
+    A command is retried up to `retries` times when the connection fails or no answer comes within 10 s. It may
+    therefore run twice: send only commands for which that is safe (scripts that deduplicate, XADD with an explicit id,
+    reads).
 
     Args:
         url: where Redis is.
         decode: whether answers are `str` (True) or `bytes`.
-        retries: how often a command is tried again.
+        retries: how often a command is retried.
         name: shown by CLIENT LIST, where the server takes names.
 
     Raises:
@@ -50,10 +51,10 @@ def connect(url: str | Address, *, decode: bool, retries: int = 3, name: str | N
 
 
 def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: str | None = None) -> RedisClient:
-    """Makes a client for one caller's blocking reads of at most `block_s` seconds each.
+    """Creates a client for one caller's blocking reads of at most `block_s` seconds each.
 
-    Nothing is ever sent twice, as a repeated XREADGROUP would leave the lost answer's entries pending and unseen; and
-    the socket waits for longer than the server blocks.
+    Nothing is ever sent twice, as a repeated XREADGROUP would leave the lost answer's entries pending and unseen. The
+    socket waits for longer than the server blocks.
 
     Raises:
         BadAddress: the URL can't be used.
@@ -68,10 +69,10 @@ def connect_blocking(url: str | Address, *, decode: bool, block_s: float, name: 
 def redis_errors(address: Address) -> Iterator[None]:
     """Turns the Redis library's exceptions into ours, naming the server but not the credentials.
 
-    A cancellation that the library swallowed (`end_tasks` says how) takes effect at the end of the block.
+    A cancellation that the library swallowed (see `end_tasks`) takes effect at the end of the block.
 
     Raises:
-        ConnectionLost: the server can't be reached, does not answer, or is no Redis.
+        ConnectionLost: the server can't be reached, does not answer, or is not Redis.
         ServerRefused: the server answered with an error.
     """
     task = asyncio.current_task()
@@ -89,7 +90,7 @@ def redis_errors(address: Address) -> Iterator[None]:
 
 
 def as_ours(error: Exception, address: Address) -> ConnectionLost | ServerRefused:
-    """Our error for one of the Redis library's, which names the server."""
+    """Returns our error for one of the Redis library's. It names the server."""
     if isinstance(error, exceptions.InvalidResponse):
         return ConnectionLost(f"no connection to Redis at {address}: what answers there is not Redis: {error}")
     if is_away(error):
@@ -100,7 +101,7 @@ def as_ours(error: Exception, address: Address) -> ConnectionLost | ServerRefuse
 
 @asynccontextmanager
 async def answered(address: Address, within_s: float | None) -> AsyncIterator[None]:
-    """`redis_errors`, where the block may take so long; None: as long as the library tries.
+    """Wraps `redis_errors` around a block that may take `within_s`; None: as long as the library tries.
 
     Raises:
         As `redis_errors`.
@@ -116,7 +117,8 @@ async def answered(address: Address, within_s: float | None) -> AsyncIterator[No
 
 
 def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) -> None:
-    """Has `hook` called for each connection that `redis` makes from now on, before anything but the greeting is sent.
+    """Calls `hook` for each connection that `redis` makes from now on, after the greeting and before anything else is
+    sent.
 
     If it raises a ConnectionError, the connection is not used.
     """
@@ -128,7 +130,7 @@ def on_new_connections(redis: RedisClient, hook: Callable[[], Awaitable[None]]) 
 
 
 def _greet(redis: RedisClient, more: Callable[[Any], Awaitable[None]]) -> None:
-    """Has `more` called with each new connection, after what was asked for earlier."""
+    """Calls `more` with each new connection, after the hooks that were added earlier."""
     kinds = _options_of(redis)
     before = kinds[0].get("redis_connect_func")
 
@@ -141,15 +143,15 @@ def _greet(redis: RedisClient, more: Callable[[Any], Awaitable[None]]) -> None:
 
 
 def _options_of(redis: RedisClient) -> list[dict[str, Any]]:
-    """What connections are made with from now on."""
+    """Returns the options of all connections made from now on."""
     if isinstance(redis, Redis):
         return [redis.connection_pool.connection_kwargs]
-    # nodes found later are made with the client's own
+    # nodes found later use the client's own
     return [redis.connection_kwargs, *(node.connection_kwargs for node in redis.startup_nodes)]
 
 
 def _named(redis: RedisClient, name: str) -> RedisClient:
-    """With names for its connections, which some servers and proxies refuse, and which nothing needs."""
+    """Names a client's connections. Some servers and proxies refuse names, and nothing needs them."""
 
     async def tell(connection: Any) -> None:
         await connection.send_command("CLIENT", "SETNAME", name, check_health=False)
@@ -163,24 +165,26 @@ def _named(redis: RedisClient, name: str) -> RedisClient:
 
 
 def renew_connections(redis: RedisClient) -> None:
-    """Has every connection there is made anew, at the latest after its next command, and greeted as of then."""
+    """Replaces every existing connection, at the latest after its next command. New ones get the hooks set by then."""
     for connection, _ in connections_of(redis):
         connection.mark_for_reconnect()
 
 
 @cache
 def _say_nameless(why: str) -> None:
-    """Once in a process."""
+    """Logs once in a process that the server takes no names."""
     _log.info("Redis takes no names of connections, so CLIENT LIST shows none: %s", why)
 
 
 async def ensure_group(redis: RedisClient, queue: str) -> None:
-    """Creates the consumer group of `queue` at entry 0, so that it sees what was queued before; fine if it exists."""
+    """Creates the consumer group of `queue` at entry 0, so that it sees what was queued before. No error if it
+    exists.
+    """
     await make_group(redis, keys.requests(queue))
 
 
 async def make_group(redis: RedisClient, stream: str) -> None:
-    """Creates the group of workers on a stream, at its first entry; fine if it exists."""
+    """Creates the group of workers on a stream, at its first entry. No error if it exists."""
     try:
         await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     except exceptions.ResponseError as error:

@@ -1,4 +1,4 @@
-"""User and password of new connections, read anew where they came from: a process outlives a rotated password."""
+"""User and password of new connections, read again from their source: a process outlives a rotated password."""
 
 from __future__ import annotations
 
@@ -23,40 +23,42 @@ log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    read: Callable[[], Any] | None = field(default=None, compare=False)  # settings that say the same are the same
+    read: Callable[[], Any] | None = field(default=None, compare=False)  # settings with equal values are equal
     places: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 class Rereadable(BaseModel):
-    """Settings that can be read once more while the process runs. Those that are there are not changed by it."""
+    """Settings that can be read again while the process runs. The existing ones do not change."""
 
     _source: _Source = PrivateAttr(_Source())
 
     def reread_by(self, read: Callable[[], Any], places: Mapping[str, str]) -> None:
-        """Has `read` give the same settings, as they are set by then; `places` are those where they stand, by name."""
+        """Sets `read` as the source of the same settings with their current values; `places` says where each is set, by
+        name.
+        """
         self._source = _Source(read, places)
 
     def place(self, name: str) -> str:
-        """Where a setting stands, for messages; its name, if it is set nowhere."""
+        """Returns where a setting is set, for messages; its name, if it is set nowhere."""
         return self._source.places.get(name, name)
 
     def check(self) -> None:
-        """Passes if what no field can say by itself holds. Its errors have `settings`, the names they are about."""
+        """Checks conditions that span several fields. Its errors have `settings`, the names they are about."""
 
     def address(self, name: str = "redis_url") -> Address:
-        """What the setting `name` says, with user and password that are read anew for new connections."""
+        """Returns the address in the setting `name`, with user and password that are read again for new connections."""
         read = self._source.read
         return parse_url(getattr(self, name)).reading(None if read is None else lambda: getattr(read(), name))
 
 
 class Credentials(CredentialProvider):
-    """Those of one server's connections.
+    """Credentials for the connections to one server.
 
-    What cannot be read, as while a file is being written, leaves those that were known.
+    If they cannot be read, as while a file is being written, the known ones stay.
 
     Args:
-        address: has the first ones, and may have where they are read anew.
-        is_sentinel: whether those of its sentinels are meant.
+        address: has the first credentials, and perhaps a function that reads them again.
+        is_sentinel: whether to take those of its sentinels.
     """
 
     def __init__(self, address: Address, *, is_sentinel: bool = False) -> None:
@@ -67,12 +69,12 @@ class Credentials(CredentialProvider):
         self._is_read = asyncio.Lock()
 
     async def get_credentials_async(self) -> Any:
-        """What AUTH is sent with; nothing: it is not sent."""
+        """Returns the arguments of AUTH; empty: it is not sent."""
         await self.look()
         return tuple(part for part in self._login if part is not None)
 
     async def look(self) -> bool:
-        """Reads them anew, once a second at most. Whether they are others now."""
+        """Reads the credentials again, at most once a second. Returns whether they have changed."""
         if self._read_anew is None:
             return False
         async with self._is_read:

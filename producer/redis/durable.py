@@ -1,4 +1,4 @@
-"""Waiting until what was enqueued is on the server's disk."""
+"""Waits until an enqueued request is on the server's disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CONFIRM_TIMEOUT_MS = 5000
 """Longer than the second that `appendfsync everysec` lets pass, shorter than the connection's own time limit."""
 
 _TRIES = 3
-_ENOUGH = 1  # its own append-only file; not those of replicas
+_ENOUGH = 1  # the server's own append-only file; not those of replicas
 
 
 async def probe(redis: RedisClient, key: str) -> None:
-    """Asks the server of `key` whether it could confirm anything at all.
+    """Asks the server of `key` whether it can confirm anything at all.
 
     Raises:
         ResponseError: it does not know WAITAOF, or keeps no append-only file.
@@ -36,8 +36,8 @@ async def probe(redis: RedisClient, key: str) -> None:
 async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:
     """Waits until everything written so far to the server of `key` is on its disk; returns why it is not, or None.
 
-    WAITAOF waits for the writes of its own connection, and those to be confirmed may have come over another one. So
-    one more is written first, over the same connection: `key` is given `ttl_s` to live.
+    WAITAOF waits for the writes of its own connection, and those to be confirmed may have come over another one. So the
+    same connection first makes one more write, which sets the time to live of `key` to `ttl_s`.
 
     Raises:
         RedisError, OSError: the connection failed.
@@ -48,7 +48,7 @@ async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:
             touched, confirmed = await _in_one_go(redis, key, ("EXPIRE", key, ttl_s), wait)
         if not isinstance(touched, Exception):
             break
-        await redis.expire(key, ttl_s)  # follows a slot that has moved, and raises what is no passing matter
+        await redis.expire(key, ttl_s)  # follows a slot that has moved, and raises errors that do not pass
     if isinstance(touched, Exception) or isinstance(confirmed, Exception):
         return str(touched if isinstance(touched, Exception) else confirmed)
     if not touched:
@@ -59,7 +59,9 @@ async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:
 
 
 async def _in_one_go(redis: RedisClient, key: str, *commands: tuple[Any, ...]) -> list[Any]:
-    """Answers, or errors in their place, of commands sent together over one connection to the server of `key`."""
+    """Returns answers, or errors in their place, of commands sent together over one connection to the server of
+    `key`.
+    """
     if not isinstance(redis, RedisCluster):
         async with redis.pipeline(transaction=False) as pipe:
             for command in commands:

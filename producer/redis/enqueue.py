@@ -1,4 +1,4 @@
-"""Enqueueing: the one step of a client that is a script."""
+"""Enqueueing, the one step of a client that is a script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENQUEUE = lua.load("penstock.producer.redis", "waiting", "enqueue")
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The request is in the queue as `entry_id`; `again` if it was before this call."""
+    """The request is in the queue as `entry_id`; `again` if it already was before this call."""
 
     entry_id: str
     again: bool
@@ -33,7 +33,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The request was not added: behind the `length` requests of the queue its time would be over."""
+    """The request was not added: it would expire behind the queue's `length` requests."""
 
     length: int
     wait_s: float  # until a worker would take it, estimated
@@ -49,15 +49,15 @@ async def enqueue(
     dedupe_window_s: int,
     looks_ahead: bool = True,
 ) -> Added | Full | Late:
-    """Appends a request to its queue, once: the same id within `dedupe_window_s` finds the entry that is there.
+    """Appends a request to its queue, once: the same id within `dedupe_window_s` returns the existing entry.
 
-    `max_length` bounds the requests that are waiting or running, as both stay in the stream until they end. With
-    `looks_ahead`, one that has a `timeout_s` is refused where it would expire before its turn, by what waits before it
-    and what workers do; docs/scaling.md has the estimate. The checks, the append and the mark are one step on the
-    server. A queue that did not exist gets its consumer group.
+    `max_length` limits the requests that wait or run, as both stay in the stream until they end. With `looks_ahead`, a
+    request with a `timeout_s` is refused if it would expire before its turn, given the work ahead of it and the
+    workers' speed; docs/scaling.md has the estimate. The checks, the append and the mark are one step on the server. A
+    new queue gets its consumer group.
 
     Raises:
-        ValueError: more than `MAX_FIELDS` fields, which no worker would read; Lua's limit is at some thousands.
+        ValueError: more than `MAX_FIELDS` fields, which no worker would read; Lua's limit is some thousands.
     """
     if len(fields) > MAX_FIELDS:
         raise ValueError(f"the entry has {len(fields)} fields, the limit is {MAX_FIELDS}")

@@ -1,8 +1,8 @@
-"""What an error from Redis means: the one place that looks at an error's code, or at its text.
+"""Classifies errors from Redis: the only module that looks at an error's code or text.
 
-A server's error has a code, its first word. On the way here it may have been wrapped: the Redis library takes the codes
-it knows off the text, and writes the command before it in a pipeline; a transaction and a cluster client have words of
-their own; ours are raised from it. Where the code is the bare ERR, there is only the text to go by.
+A server's error has a code, its first word. It may have been wrapped on the way here. The Redis library strips the
+codes that it knows, and in a pipeline prefixes the command. A transaction and a cluster client use their own words, and
+our errors are raised from it. If the code is just ERR, only the text is left to go by.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.producer.errors import ConnectionLost, ServerRefused
 
 
 class JunkFound(exceptions.ResponseError):
-    """A key holds what Penstock never wrote there, and it stays so until somebody looks after it."""
+    """A key holds what Penstock never wrote there, and stays so until somebody sees to it."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"JUNK {key} holds what Penstock never wrote there")
@@ -27,30 +27,31 @@ class JunkFound(exceptions.ResponseError):
 
 
 class Dropped(exceptions.ConnectionError):
-    """The connection was cut here with all others, for what the server said over one of them: the cause (`moves`).
+    """The connection was cut by this process, with all others, because of what the server said over one of them: the
+    cause (`moves`).
 
-    It is no outage by itself: the next try tells how the server is.
+    It is not an outage by itself: the next attempt shows the server's state.
     """
 
 
 class Meaning(Enum):
-    """What to make of an error, those that end last first: of several errors together the last one counts."""
+    """Meaning of an error. Of several errors together, the one defined last here counts."""
 
     AWAY = auto()  # no connection, no answer, or not the node of a cluster that has the key
-    LOADING = auto()  # it reads its data from disk, or what a new primary has
+    LOADING = auto()  # it reads its data from disk, or from a new primary
     ELSEWHERE = auto()  # it takes no writes: it was demoted, or is cut off from its replicas
-    LATER = auto()  # it refuses for a reason of its own that may pass: its memory, disk, clients, a script
-    NO_GROUP = auto()  # the stream, or its group, is not there
+    LATER = auto()  # it refuses for a reason that may pass: memory, disk, clients, a script
+    NO_GROUP = auto()  # the stream or its group does not exist
     GROUP_EXISTS = auto()
     NO_SCRIPT = auto()  # it does not know the hash
     STALE_ID = auto()  # the stream has an entry with this id, or a later one
     WRONG_PASSWORD = auto()
     NO_PASSWORD = auto()
     NEEDLESS_PASSWORD = auto()
-    NOT_PERMITTED = auto()  # by its user's rules, also from within a script, or by protected mode
-    UNKNOWN_COMMAND = auto()  # an older server, or one that has it renamed
-    JUNK = auto()  # a key holds what Penstock never writes there; or a script of ours broke, mostly over such a value
-    OTHER = auto()  # what nobody expects of a server, or no error of Redis at all
+    NOT_PERMITTED = auto()  # by its user's rules, also within a script, or by protected mode
+    UNKNOWN_COMMAND = auto()  # an older server, or one that renamed it
+    JUNK = auto()  # a key holds what Penstock never writes there; or our script failed, mostly over such a value
+    OTHER = auto()  # nothing expected of a server, or not a Redis error at all
 
 
 UNREACHABLE = (
@@ -60,14 +61,14 @@ UNREACHABLE = (
     exceptions.RedisClusterException,
     OSError,
 )
-"""What the Redis library raises when the server is not there, is loading, or does not answer in time.
+"""Exceptions of the Redis library for a server that is away, is loading, or does not answer in time.
 
 `AuthenticationError` is among them by descent, although trying again does not cure it.
 """
 
 _PASSING = {Meaning.AWAY, Meaning.LOADING, Meaning.ELSEWHERE, Meaning.LATER, Meaning.NO_SCRIPT}
 Trouble: TypeAlias = Literal["away", "passing", "refused", "other"]
-"""In one word, as metrics have it."""
+"""The trouble in one word, as metrics have it."""
 
 _REFUSED = {
     Meaning.WRONG_PASSWORD, Meaning.NO_PASSWORD, Meaning.NEEDLESS_PASSWORD, Meaning.NOT_PERMITTED,
@@ -91,9 +92,9 @@ _CODES = {
     "NOPERM": Meaning.NOT_PERMITTED,
     "DENIED": Meaning.NOT_PERMITTED,
     "WRONGTYPE": Meaning.JUNK,
-    "JUNK": Meaning.JUNK,  # our own scripts' word
+    "JUNK": Meaning.JUNK,  # our own scripts' code
 }
-# How texts with the code ERR begin, and those of others whose code was lost on the way.
+# Beginnings of texts with the code ERR, and of others whose code was lost on the way.
 _TEXTS = {
     "max number of clients": Meaning.LATER,
     "WAIT cannot be used with replica instances": Meaning.ELSEWHERE,
@@ -130,7 +131,7 @@ _TEXTS = {
     "Unknown Redis command called from script": Meaning.UNKNOWN_COMMAND,
     "Unknown Valkey command called from script": Meaning.UNKNOWN_COMMAND,
 }
-# Where neither code nor text says it. The first that fits.
+# For errors that neither code nor text classifies. The first match counts.
 _TYPES: dict[type[BaseException], Meaning] = {
     exceptions.BusyLoadingError: Meaning.LOADING,
     exceptions.AuthenticationError: Meaning.WRONG_PASSWORD,
@@ -148,7 +149,7 @@ _TYPES: dict[type[BaseException], Meaning] = {
 }  # fmt: skip
 
 _CODE = re.compile(r"-?([A-Z]{3,})(?:\s|$)")
-# A pipeline's words go before the error's, with the command, which is the caller's and may hold anything, in between.
+# A pipeline puts its words before the error's, with the command in between. That is the caller's and may hold anything.
 _WRAPPED = re.compile(
     r"(?:Command # \d+ \(.*\) of pipeline caused error: [('\"]*"
     r"|Redis Cluster cannot be connected\. .*? reachable node: "
@@ -158,17 +159,17 @@ _WRAPPED = re.compile(
 
 
 def meaning_of(error: BaseException) -> Meaning:
-    """What an error means, whatever it is wrapped in."""
+    """Returns the meaning of an error, however it is wrapped."""
     return _judge(error)[1]
 
 
 def word_of(error: BaseException) -> str:
-    """The code, or else what stands for it: errors with one word are one trouble."""
+    """Returns the code or a substitute for it: errors with the same word are the same trouble."""
     return _judge(error)[0]
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same command may succeed later, with nobody changing what this user may do."""
+    """Whether the same command may succeed later without a change to this user's permissions."""
     return meaning_of(error) in _PASSING
 
 
@@ -178,34 +179,36 @@ def is_refused(error: BaseException) -> bool:
 
 
 def trouble_of(error: BaseException) -> Trouble:
-    """What kind of trouble an error means for whoever depends on Redis."""
+    """Returns the kind of trouble that an error means for a process that depends on Redis."""
     if is_away(error):
         return "away"
     return "passing" if may_pass(error) else "refused" if is_refused(error) else "other"
 
 
 def may_be_elsewhere(error: BaseException) -> bool:
-    """Whether the server takes no writes, or has yet to load its data, while the name may lead to one that does."""
+    """Whether the server takes no writes, or is still loading, while its name may lead to one that takes them."""
     return meaning_of(error) in (Meaning.LOADING, Meaning.ELSEWHERE)
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether there is no server, or no answer."""
+    """Whether there is no server or no answer."""
     return meaning_of(error) is Meaning.AWAY
 
 
 def is_not_permitted(error: BaseException) -> bool:
-    """Whether the user got in, and may not do this."""
+    """Whether the user was authenticated but lacks the permission."""
     return meaning_of(error) is Meaning.NOT_PERMITTED
 
 
 def is_no_group(error: BaseException) -> bool:
-    """Whether the stream or its group is not there, as after FLUSHALL."""
+    """Whether the stream or its group is missing, as after FLUSHALL."""
     return meaning_of(error) is Meaning.NO_GROUP
 
 
 def is_junk(error: BaseException) -> bool:
-    """Whether it is about what a key holds: the same fails until that is set aside (`penstock.producer.redis.junk`)."""
+    """Whether the error is about a key's content: the command fails until that is set aside
+    (`penstock.producer.redis.junk`).
+    """
     return meaning_of(error) is Meaning.JUNK
 
 
@@ -215,7 +218,7 @@ def is_stale_id(error: BaseException) -> bool:
 
 
 def code_of(error: BaseException) -> str:
-    """The server's own word for an error, such as MISCONF, whatever it is wrapped in; empty: it has none."""
+    """Returns the server's own word for an error, such as MISCONF, however it is wrapped; empty if it has none."""
     word = word_of(error)
     return word if word in _CODES else ""
 
@@ -231,7 +234,7 @@ def _judge(error: BaseException) -> _Judgement:
         return said
     cause = error.__cause__
     if cause is None and isinstance(error, exceptions.RedisClusterException) and not error.__suppress_context__:
-        cause = error.__context__  # what CLUSTER SLOTS was refused with is told as if there were no cluster
+        cause = error.__context__  # if CLUSTER SLOTS is refused, the library reports that there is no cluster
     if cause is not None:
         judged = _judge(cause)
         if judged[1] is not Meaning.OTHER or isinstance(cause, exceptions.ResponseError):
@@ -241,7 +244,7 @@ def _judge(error: BaseException) -> _Judgement:
 
 
 def _said_by(error: BaseException) -> _Judgement | None:
-    """By the code, or else by the text. None: neither says anything, as in what an error is raised from."""
+    """Classifies by the code, or else by the text. None: neither helps, so the error's cause is checked."""
     if not isinstance(error, (exceptions.RedisError, exceptions.RedisClusterException, ReplyError)):
         return None
     code: str | None = getattr(error, "status_code", None)
@@ -258,7 +261,7 @@ def _said_by(error: BaseException) -> _Judgement | None:
 
 
 def _unwrapped(text: str) -> Iterator[str]:
-    """The text, and what it was before it was wrapped."""
+    """Yields the text, and the text before each wrapping."""
     yield text
     while (wrapped := _WRAPPED.match(text)) is not None:
         text = wrapped[1]

@@ -1,8 +1,9 @@
-"""Keys of ours that hold what Penstock never wrote there: somebody's mistake, or a program that uses the same names.
+"""Penstock's keys that hold what it never wrote there: somebody's mistake, or a program that uses the same names.
 
-A script or a command that fails over one is run once more, within a script that finds the key (`lua/guard.lua`). What
-it holds is set aside, under another name in the same slot (`penstock:{QUEUE}:junk:NAME`), and the command goes on as if
-the key had not been there: indexes and counts are made anew. Nothing is deleted, and what goes well costs nothing.
+A script or a command that fails over one is run once more, within a script that finds the key (`lua/guard.lua`). The
+value is set aside, under another name in the same slot (`penstock:{QUEUE}:junk:NAME`). The command then continues as if
+the key had not existed: indexes and counts are rebuilt. Nothing is deleted, and a command that succeeds costs nothing
+more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PLAIN = "return redis.call(unpack(ARGV))"
 _SCRIPTS = {"EVAL", "EVAL_RO"}
 _WITH_SUBCOMMANDS = {"XGROUP", "XINFO"}
 
-# By the names of keys: how each string in them looks. A script that breaks over what it read, read one that does not.
+# The form of each string in a key, by the key's name. If a script fails over what it read, one string did not match.
 _SHAPES = (
     (r":lanes:bands$", r"^%-?%d%d?%d?%d?$"),
     (r":lanes:tenant:", r"^[A-Z]%d+%-%d+/%d+/%d*$"),
@@ -45,18 +46,18 @@ _SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Which keys one kind of process may set aside.
+    """Says which keys a kind of process may set aside.
 
     Attributes:
-        stays: names, within a queue or a slot, of those that stay, because nobody can make them anew; None: all.
-        after: makes anew what keys held that were set aside, where that is not made anew by itself.
+        stays: names, within a queue or a slot, of keys that stay, because nobody can rebuild them; None: all.
+        after: rebuilds the content of keys that were set aside, where that does not happen by itself.
     """
 
     stays: frozenset[str] | None = None
     after: Callable[[RedisClient, Sequence[str]], Awaitable[None]] | None = None
 
     async def execute_one(self, redis: RedisClient, command: Command) -> Any:
-        """As `pipeline.execute_one`.
+        """Runs `pipeline.execute_one`, setting junk aside.
 
         Raises:
             JunkFound: a key that stays holds junk.
@@ -68,11 +69,12 @@ class Guard:
             return await self.mend(redis, command, error)
 
     async def mend(self, redis: RedisClient, command: Command, error: Exception) -> Any:
-        """What `command` answers once what was in its way is set aside. It may have been run in part.
+        """Runs `command` again after setting aside what was in its way, and returns the answer. It may have run in part
+        before.
 
         Raises:
             JunkFound: a key that stays holds junk.
-            RedisError, OSError: `error` where junk is not what it means; else as `pipeline.execute_one`.
+            RedisError, OSError: `error` if it is not about junk; else as `pipeline.execute_one`.
         """
         if isinstance(error, JunkFound) or not is_junk(error):
             raise error
@@ -88,9 +90,10 @@ class Guard:
         return result
 
     def place_for(self, key: str) -> str | None:
-        """Where this process sets aside what is in a key; None: it stays, or is a request's, which ends with it.
+        """Returns the key for setting aside a key's content; None: it stays, or belongs to a request, which ends with
+        it.
 
-        It is as `guard.lua` has it.
+        The same rule as in `guard.lua`.
         """
         if key == keys.queues():
             return None if self.stays is None else f"{{{key}}}:junk:all"

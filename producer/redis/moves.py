@@ -1,9 +1,9 @@
-"""When a name, a sentinel or a cluster leads to another server by now: connections to the old one are dropped.
+"""Drops connections to the old server once a name, a sentinel or a cluster leads to another one.
 
-A managed Redis fails over by moving its name. Connections stay open to the demoted primary, which says READONLY to
-writes, or loads what the new primary has, or waits for it. Nothing else tells a client that the name leads elsewhere.
-So what one connection is told counts for all that lead to the same place: each is closed, and made anew when it is next
-used, for which the name is resolved again. A read that blocks, which the old server may keep waiting, is cut.
+A managed Redis fails over by moving its name. Connections stay open to the demoted primary. It answers READONLY to
+writes, or loads the new primary's data, or waits for it. Nothing else tells a client that the name leads elsewhere. So
+what one connection hears counts for all that lead to the same place: each is closed and made anew at its next use,
+which resolves the name again. A blocking read, which the old server may keep waiting, is cut.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from redis.asyncio.connection import DefaultParser
 from penstock.producer.redis.faults import Dropped, may_be_elsewhere
 
 EVERY_S = 0.5
-"""Of a server that stays read-only, connections are made anew no more often than that."""
+"""Shortest time between two renewals of the connections to a server that stays read-only."""
 
 BLOCK_S = 1.0
-"""For how long whoever only reads waits at the server: then it asks again whether that takes writes (`Witness`)."""
+"""Longest that a blocking read waits before it is checked again that the server takes writes (`Witness`)."""
 
 WITNESS_EVERY_S = 0.9
 
@@ -36,10 +36,10 @@ class Bundle:
     """All connections of one event loop that lead to one server, or to the name of one.
 
     Attributes:
-        age: a connection notes it before it resolves the name. What is younger than the last that was told of a demoted
-            server may lead to another one.
-        num_drops: how often all that were older were dropped.
-        reason: what the server said the last time.
+        age: a connection notes it before it resolves the name. A younger one than the last that hit a demoted server
+            may lead to another server.
+        num_drops: how often all older connections were dropped.
+        reason: the server's last error of this kind.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,9 @@ class Bundle:
         self._clients.add(client)
 
     def told(self, connection: Any, reason: Exception) -> None:
-        """The server of `connection` takes no writes. Of many that are told so at once, one has all of them dropped."""
+        """Notes that the server of `connection` takes no writes. If many report it at once, only one drops all of
+        them.
+        """
         if connection.age != self.age:
             return
         self.age += 1
@@ -76,9 +78,9 @@ class Bundle:
 
 
 class Witness:
-    """Now and then sends a write without effect with a blocking read, to be told whether the server takes any.
+    """Now and then adds a write without effect to a blocking read, to learn whether the server takes any.
 
-    A demoted server goes on answering reads, from what it has, or with nothing for ever.
+    A demoted server goes on answering reads, with its old data or forever with nothing.
 
     Args:
         command: the write, which the user may not be allowed to send: nothing depends on its answer.
@@ -100,11 +102,11 @@ _bundles: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Bundle]] = Weak
 
 
 class Line:
-    """What each connection of a client knows of the client.
+    """Knowledge about a client that its connections share.
 
     Args:
         place: where it leads, as a URL.
-        is_of_nodes: whether that is a cluster, each of whose nodes may move by itself.
+        is_of_nodes: whether that is a cluster, where each node may move by itself.
         is_blocking: whether its connections are for reads that wait at the server.
     """
 
@@ -118,7 +120,7 @@ class Line:
         self._client = ref(client)
 
     def bundle(self, connection: Any = None) -> Bundle:
-        """That of `connection`, which the client's others share unless it is of a cluster."""
+        """Returns the bundle of `connection`. All connections of a client share one, except in a cluster."""
         place = f"{self._place} {connection.host}:{connection.port}" if self._is_of_nodes else self._place
         bundle = _bundles.setdefault(asyncio.get_running_loop(), {}).setdefault(place, Bundle())
         client = self._client()
@@ -128,7 +130,7 @@ class Line:
 
 
 class Parser(DefaultParser):  # type: ignore[misc, valid-type]
-    """Hears of each error that the server answers, however deep in an answer, at no cost to all others."""
+    """Hears of each error in the server's answers, however deeply nested, at no cost to other answers."""
 
     def on_connect(self, connection: Any) -> None:
         parse, listener = BaseParser.parse_error, ref(connection)
@@ -145,28 +147,30 @@ class Parser(DefaultParser):  # type: ignore[misc, valid-type]
 
 
 def line_of(redis: Redis) -> Line:
-    """That of a client, which is of no cluster."""
+    """Returns the line of a client that is not a cluster's."""
     line: Line = redis.connection_pool.connection_kwargs["line"]
     return line
 
 
 def check_kept(bundle: Bundle, num_drops: int, error: BaseException) -> None:
-    """Raises Dropped where a connection that failed was cut here, as the bundle had not been dropped more often."""
+    """Raises Dropped if a failed connection was cut here, and not by the server: the bundle was dropped again
+    meanwhile.
+    """
     is_lost = isinstance(error, exceptions.ConnectionError) and not may_be_elsewhere(error)
     if is_lost and bundle.num_drops != num_drops:
         raise Dropped(str(bundle.reason)) from bundle.reason
 
 
 def drop_connections(redis: Any, *, like: Any = None, below: float = math.inf) -> None:
-    """Has every connection of a client made anew, with its name resolved anew, by its next use.
+    """Makes every connection of a client reconnect by its next use, with its name resolved again.
 
-    One with a command under way is closed when the answer is there. A blocking read is cut at once: whoever reads sees
-    a ConnectionError, unless the answer has come.
+    A connection with a command under way is closed after the answer. A blocking read is cut at once: the reader sees a
+    ConnectionError, unless the answer has come.
 
     Args:
         redis: the client.
-        like: of a cluster's connections, those to the node of this one alone; None: all.
-        below: those of a lower age alone.
+        like: limits a cluster's connections to those to the node of this one; None: all.
+        below: limits connections to those of a lower age.
     """
     if not isinstance(redis, Redis):
         redis._initialize = True  # noqa: SLF001  the topology is looked at before the next command
@@ -180,7 +184,7 @@ def drop_connections(redis: Any, *, like: Any = None, below: float = math.inf) -
 
 
 def connections_of(redis: Any, like: Any = None) -> Iterator[tuple[Any, bool]]:
-    """Those of a client, and whether each is idle. `like`: of a cluster's, those to the node of this one alone."""
+    """Yields the connections of a client, and whether each is idle. `like` limits a cluster's to those to its node."""
     if isinstance(redis, Redis):
         pool = redis.connection_pool
         yield from ((each, True) for each in pool._available_connections)  # noqa: SLF001
@@ -193,6 +197,6 @@ def connections_of(redis: Any, like: Any = None) -> Iterator[tuple[Any, bool]]:
 
 
 def nodes_of(redis: RedisCluster) -> list[ClusterNode]:
-    """All that a client has connections to; several may be of one name."""
+    """Returns all nodes that a client has connections to; several may share a name."""
     nodes = (*redis.get_nodes(), *redis.startup_nodes, *redis.nodes_manager.startup_nodes.values())
     return list({id(node): node for node in nodes}.values())

@@ -1,4 +1,4 @@
-"""Many commands at one go, cheaply: a worker at full load writes tens of thousands of chunks a second."""
+"""Sends many commands at once, cheaply: a worker at full load writes tens of thousands of chunks a second."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock.producer.tasks import end_tasks
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 
-MAX_PIPELINES = 4  # of one batcher; each holds a connection
+MAX_PIPELINES = 4  # per batcher; each holds a connection
 BATCH_COMMANDS = 256
 BATCH_BYTES = 1 << 18
 
 
 class Reconnected(exceptions.ConnectionError):
-    """Nothing was sent: the connection is a new one, and the caller wanted to know before."""
+    """Nothing was sent: the connection is new, and the caller wanted to know first."""
 
 
 async def execute(
@@ -40,21 +40,21 @@ async def execute(
 ) -> list[Any]:
     """Sends `commands` as one pipeline. An error reply takes the place of that command's answer.
 
-    The asyncio pipeline of redis-py does much in Python for each command and each answer, which costs more than all the
-    rest; on a single server the same connection is used without it. Answers are as the server gives them.
+    redis-py's asyncio pipeline does much in Python for each command and answer, which costs more than all the rest. So
+    a single server's connection is used without it. Answers are not converted.
 
-    A script (EVAL) is sent as its hash, and whole only to a server that does not know it, after the other commands:
-    what follows a script in one pipeline must not depend on it. What was refused by a server that takes no writes, to
-    which the name may lead no more, is sent once more, to where it leads now (`moves`), but no read that blocks.
+    A script (EVAL) is sent as its hash. A server that does not know it gets the whole source, after the other commands:
+    what follows a script in a pipeline must not depend on it. A command refused by a server that takes no writes is
+    sent once more, to the server that the name now leads to (`moves`), unless it is a blocking read.
 
     Args:
-        redis: where to.
-        commands: what.
-        may_send: asked whenever there is a connection.
-        timeout_s: for all answers together, on a single server.
+        redis: the client to send with.
+        commands: what to send.
+        may_send: called each time a connection has been obtained.
+        timeout_s: time limit for all answers together, on a single server.
 
     Raises:
-        Reconnected: `may_send` said no.
+        Reconnected: `may_send` returned False.
         RedisError, OSError: the connection failed; any of the commands may have been executed.
     """
     if not isinstance(redis, Redis):
@@ -70,7 +70,7 @@ async def execute(
     ]
     if line.is_blocking or not refused or bundle.num_drops == num_drops:
         return answers
-    with suppress(Reconnected):  # whoever has to look first does so before the next try
+    with suppress(Reconnected):  # a caller that must look first does so before the next try
         again = await _execute(redis, [commands[place] for place in refused], may_send, timeout_s)
         for place, answer in zip(refused, again, strict=True):
             answers[place] = answer
@@ -89,9 +89,9 @@ async def _execute(
     try:
         async with asyncio.timeout(timeout_s):
             return await _exchange_hashed(functools.partial(_exchange, connection), commands)
-    except BaseException as error:  # answers that nobody read would be taken for those of the next commands
+    except BaseException as error:  # unread answers would be taken for those of the next commands
         await connection.disconnect(nowait=True)
-        if isinstance(error, TimeoutError):  # Python's own, which is no RedisError
+        if isinstance(error, TimeoutError):  # Python's own, which is not a RedisError
             raise exceptions.TimeoutError(f"no answer within {timeout_s:g} s") from error
         check_kept(bundle, num_drops, error)
         raise
@@ -100,7 +100,7 @@ async def _execute(
 
 
 async def execute_one(redis: RedisClient, command: Command) -> Any:
-    """The server's answer to one command, by `execute`: a script is sent as its hash.
+    """Returns the server's answer to one command, using `execute`: a script is sent as its hash.
 
     Raises:
         RedisError, OSError: the server's error, or the connection failed and the command may have been executed.
@@ -125,7 +125,7 @@ async def _exchange_hashed(exchange: Exchange, commands: Sequence[Command]) -> l
 
 
 async def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    if not commands:  # asyncio of Python 3.12 tries for ever to write nothing, and such a connection cannot be closed
+    if not commands:  # Python 3.12's asyncio tries forever to write nothing, and such a connection cannot be closed
         return []
     await connection.send_packed_command([b"".join([pack_command(cast("Any", command)) for command in commands])])
     return [await _read(connection) for _ in commands]
@@ -140,7 +140,7 @@ async def _read(connection: Any) -> Any:
 
 
 async def _exchange_with_cluster(redis: RedisCluster, commands: Sequence[Command]) -> list[Any]:
-    if len(commands) == 1:  # a pipeline of the library's closes the connections of everybody when a node is lost
+    if len(commands) == 1:  # the library's pipeline closes everybody's connections when a node is lost
         try:
             return [await redis.execute_command(*commands[0])]
         except exceptions.ResponseError as error:
@@ -161,21 +161,21 @@ def _hashed(command: Command) -> Command:
 
 @functools.cache  # there are two dozen scripts
 def script_hash(source: str) -> str:
-    """By which EVALSHA names a script."""
+    """Returns the hash by which EVALSHA names a script."""
     return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 class Batcher:
-    """Sends what the tasks of one event loop ask for at about the same time as one pipeline.
+    """Combines commands that tasks of one event loop send at about the same time into one pipeline.
 
     A command waits for the next pass of the event loop, so that those of one pass go together. While `MAX_PIPELINES`
-    are in flight, new commands wait and go together as well. Under Redis Cluster each command goes by itself, for its
-    keys tell where to.
+    are in flight, new commands wait and go together as well. Under Redis Cluster each command is sent by itself, as its
+    keys decide where.
 
     Args:
-        redis: where to.
-        retries: how often a pipeline whose connection broke is sent again, whole; above 0 only for commands that may
-            run twice. Where no connection is to be had, it is for `redis` to try again.
+        redis: the client to send with.
+        retries: how often a pipeline is resent whole after its connection broke; above 0 only for commands that may run
+            twice. If no connection can be had, retrying is up to `redis`.
     """
 
     def __init__(self, redis: RedisClient, *, retries: int) -> None:
@@ -186,7 +186,8 @@ class Batcher:
         self._is_about_to_send = False
 
     async def execute(self, *command: str | bytes | int) -> Any:
-        """The server's answer to one command, as the server gives it. Cancelled, the command may still be sent.
+        """Returns the server's answer to one command, unconverted. If the call is cancelled, the command may still be
+        sent.
 
         Raises:
             RedisError, OSError: the server's error, or the connection failed and the command may have been executed.
@@ -204,9 +205,9 @@ class Batcher:
         return await answer
 
     async def close(self) -> None:
-        """Ends what is under way; who waits for it is cancelled."""
+        """Ends what is under way, and cancels callers that wait for it."""
         await end_tasks(self._senders)
-        while self._waiting:  # a sender that had not begun is ended without a word
+        while self._waiting:  # a sender that had not begun ends without notice
             self._waiting.popleft()[1].cancel()
 
     async def _send(self) -> None:
@@ -214,14 +215,14 @@ class Batcher:
         while batch := self._take():
             try:
                 answers = await self._try([command for command, _ in batch])
-            except Exception as error:  # whoever asked is to know
+            except Exception as error:  # the callers must learn of it
                 answers = [error] * len(batch)
             except BaseException:
                 for _, answer in batch:
                     answer.cancel()
                 raise
             for (_, answer), value in zip(batch, answers, strict=True):
-                if answer.done():  # whoever asked has gone
+                if answer.done():  # the caller has gone
                     continue
                 if isinstance(value, Exception):
                     answer.set_exception(value)
@@ -251,7 +252,7 @@ class Batcher:
         num_bytes = 0
         while self._waiting and len(batch) < BATCH_COMMANDS and num_bytes < BATCH_BYTES:
             command, answer = self._waiting.popleft()
-            if answer.done():  # whoever asked has gone
+            if answer.done():  # the caller has gone
                 continue
             batch.append((command, answer))
             num_bytes += sum(len(part) for part in command if not isinstance(part, int))

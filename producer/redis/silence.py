@@ -1,12 +1,13 @@
-"""Connections that die silently: a balancer or a NAT on the way forgets them, and tells nobody.
+"""Detects connections that die silently because a load balancer or NAT on the way has dropped them without notice.
 
-Whoever waits over one would wait until its time is over, and whoever comes next over the next one. So when an answer is
-long in coming, a new connection is made and asked for one. A server answers in turn: where the new connection has its
-answer, and the old one still has none a while later, the old one is dead. It is closed, and with it all of the process
-that were as silent. A server that is slow, busy or away answers the new connection as late as the old one, or not at
-all, and nothing is closed.
+A caller that waits over one would wait until its time limit, and the next caller over the next one. So when an answer
+is overdue, a new connection is made and asked for one. A server answers in turn. If the new connection gets its answer,
+and the old one still has none a while later, the old one is dead. It is closed, and with it all connections of the
+process that were as silent. A server that is slow, busy or away answers the new connection as late as the old one, or
+not at all, and nothing is closed.
 
-The kernel watches too, where it can (`tune`): it finds what nobody waits over, and keeps routers from forgetting.
+The kernel watches too, where it can (`tune`): it finds dead connections that nobody waits over, and keeps routers from
+dropping others.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from penstock.producer.redis.moves import Parser
 
 _log = logging.getLogger(__name__)
 
-ANSWER_S = 2.5  # after which an answer is long in coming
-LATE_S = 1.5  # so is one to a blocking read, so long after it should have ended
+ANSWER_S = 2.5  # after which an answer is overdue
+LATE_S = 1.5  # how long after its end a blocking read's answer is overdue
 GRACE_S = 0.75  # for the old connections, once a new one was answered; at least as long as that took
 ASK_TIMEOUT_S = 3.0
-ASK_EVERY_S = 1.0  # where the new connection has no answer either
-MAX_IDLE_S = 30.0  # a connection that was not used for so long is made anew
+ASK_EVERY_S = 1.0  # if the new connection has no answer either
+MAX_IDLE_S = 30.0  # a connection unused for longer is made anew
 MOST_PATIENT = 4.0  # times the above: then the time limits of commands are over
 PATIENT_FOR_S = 5.0  # times how patient
 
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
-"""Options of a socket, by their names in Python; the last one is Linux', in milliseconds, and TCP_KEEPALIVE macOS'."""
+"""Socket options, by their names in Python. The last one is Linux's, in milliseconds; TCP_KEEPALIVE is macOS's."""
 
 _block_s: ContextVar[float] = ContextVar("_block_s", default=0.0)
 
 
 @contextmanager
 def blocking(block_s: float) -> Iterator[None]:
-    """Says that the server may leave what is sent in the block unanswered for so long."""
+    """Lets the server take `block_s` to answer the commands in the block."""
     token = _block_s.set(block_s)
     try:
         yield
@@ -63,9 +64,9 @@ def blocking(block_s: float) -> Iterator[None]:
 
 
 def tune(connected: socket.socket) -> None:
-    """Has the kernel ask after 5 s without a packet whether the other end is there, and give up after 10 s.
+    """Makes the kernel probe the other end after 5 s without a packet, and give up after 10 s.
 
-    What a platform or a sandbox does not have is left out.
+    Options that a platform or a sandbox lacks are left out.
     """
     with suppress(OSError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -75,12 +76,12 @@ def tune(connected: socket.socket) -> None:
 
 
 class Wait:
-    """What one connection waits for.
+    """State of a connection's wait for an answer.
 
     Attributes:
-        since_s: since when nothing has come or gone; None: nothing is waited for.
-        limit_s: how long that may take.
-        heard_s: when something came last (monotonic, as all times here).
+        since_s: since when nothing has been sent or received; None: no answer is due.
+        limit_s: how long that may last.
+        heard_s: when something was last received (monotonic, like all times here).
     """
 
     __slots__ = ("block_s", "heard_s", "limit_s", "since_s", "watch")
@@ -100,12 +101,12 @@ class Wait:
             self.watch.expect(self.since_s + self.limit_s)
 
     def due_s(self, patience: float) -> float:
-        """When it gets long."""
+        """Returns when the answer becomes overdue."""
         return math.inf if self.since_s is None else self.since_s + self.limit_s * patience
 
 
 class _Parser(Parser):
-    """Knows when something is waited for, and when something comes, be it a part of an answer."""
+    """Notes when an answer is due, and when any part of one arrives."""
 
     def __init__(self, wait: Wait, socket_read_size: int) -> None:
         super().__init__(socket_read_size)
@@ -117,7 +118,7 @@ class _Parser(Parser):
         try:
             await super().read_from_socket()
             wait.heard_s = time.monotonic()
-        except TimeoutError as error:  # the kernel's, which the library takes for its caller's: it would answer None
+        except TimeoutError as error:  # the kernel's; the library would take it for its caller's and answer None
             raise exceptions.ConnectionError(str(error)) from error
         finally:
             wait.since_s = None
@@ -125,12 +126,12 @@ class _Parser(Parser):
 
 
 class Watched(Connection):
-    """A connection that is closed when it is found dead, and made anew when it has not been used for long.
+    """A connection that is closed when found dead, and made anew when it has not been used for long.
 
     Args:
-        deployment: what it leads to: all connections to it are looked after together.
-        block_s: for how long the server may leave a command unanswered.
-        max_idle_s: for how long it may be idle.
+        deployment: what it leads to: all connections to it are watched together.
+        block_s: how long the server may leave a command unanswered.
+        max_idle_s: how long it may be idle.
     """
 
     def __init__(self, *, deployment: str, block_s: float = 0.0, max_idle_s: float = MAX_IDLE_S, **kwargs: Any) -> None:
@@ -143,7 +144,7 @@ class Watched(Connection):
 
     @property
     def place(self) -> tuple[str, int]:
-        """The server that it leads to, of those of the deployment."""
+        """The server that it leads to, among those of the deployment."""
         return self.host, self.port
 
     async def connect(self) -> None:
@@ -164,7 +165,7 @@ class Watched(Connection):
 
     @property
     def _is_stale(self) -> bool:
-        """Whether it was idle for too long, or was ended meanwhile, which nobody hears who does not read."""
+        """Whether it was idle for too long, or was closed meanwhile, which only a reader would notice."""
         if self._reader is None or self._writer is None or self.wait.since_s is not None:
             return False
         is_ended = self._reader.at_eof() or self._writer.transport.is_closing()
@@ -180,11 +181,11 @@ class Watched(Connection):
 
     async def disconnect(self, nowait: bool = False, *args: Any, **kwargs: Any) -> None:
         if nowait and self._writer is not None:
-            self._writer.transport.abort()  # what it has not sent yet would keep it open for as long as nobody reads
+            self._writer.transport.abort()  # unsent data would keep it open for as long as nobody reads
         await super().disconnect(nowait, *args, **kwargs)
 
     def close_dead(self, why: str) -> None:
-        """Whoever waits over it gets an error."""
+        """Closes a dead connection. Callers that wait over it get an error."""
         if self._reader is not None and self._writer is not None:
             self.wait.since_s = None
             self.mark_for_reconnect()  # type: ignore[no-untyped-call]
@@ -192,7 +193,7 @@ class Watched(Connection):
             self._writer.transport.abort()
 
     def unsent(self) -> int:
-        """How many bytes have not reached the other end, as far as that is known."""
+        """Returns the number of bytes that have not reached the other end, as far as known."""
         if self._writer is None:
             return 0
         transport = self._writer.transport
@@ -203,7 +204,9 @@ class Watched(Connection):
         return transport.get_write_buffer_size() + in_kernel
 
     async def ask_anew(self) -> float | None:
-        """Makes another one like it, which nobody else uses; in how many seconds that has an answer. None: in none."""
+        """Makes another connection like this one, for nobody else. Returns the seconds until its answer; None: no
+        answer.
+        """
         plain = {"redis_connect_func": None, "retry": Retry(NoBackoff(), 0)}
         other = type(self)(**{**self._made_with, **plain})
         asked_s = time.monotonic()
@@ -222,21 +225,21 @@ class Watched(Connection):
 
 
 class Watch:
-    """Looks after all connections of one event loop to one deployment. It does nothing while no answer is late.
+    """Watches all connections of one event loop to one deployment. It does nothing while no answer is overdue.
 
-    A server may leave one client alone without answering the others later: `CLIENT PAUSE WRITE`, a proxy with many
-    servers behind it. So after a connection was closed, it is more patient for a while with those that were made since.
-    Older ones may have died with that one. After an answer came that was taken for late, it is so with all.
+    A server may keep one client waiting without delaying the others: `CLIENT PAUSE WRITE`, or a proxy with many servers
+    behind it. So after closing a connection, the watch is more patient for a while with connections made since. Older
+    ones may have died with that one. After an answer that was only late, it is more patient with all.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._connections: WeakSet[Watched] = WeakSet()
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = math.inf  # when the timer is
+        self._due_s = math.inf  # when the timer is due
         self._task: asyncio.Task[None] | None = None
         self._patience = self._patience_with_old = 1.0
-        self._new_since_s = math.inf  # what was made later is new
+        self._new_since_s = math.inf  # connections made later count as new
         self._learnt_s = self._closed_s = -math.inf
 
     @classmethod
@@ -252,7 +255,7 @@ class Watch:
         self._connections.add(connection)
 
     def expect(self, due_s: float) -> None:
-        """Somebody waits, and it gets long then."""
+        """Notes that a caller waits whose answer is overdue from `due_s` on."""
         if due_s < self._due_s and self._task is None:
             self._due_s = due_s
             if self._timer is not None:
@@ -280,7 +283,9 @@ class Watch:
                 await asyncio.sleep(ASK_EVERY_S * random.uniform(0.75, 1.25))
 
     async def _judge(self, late: list[Watched]) -> bool:
-        """Whether a new connection had an answer. If so, none of these is late any more."""
+        """Asks over new connections and closes dead ones. Returns whether all were answered: then none of `late` is
+        late any more.
+        """
         asked_s = time.monotonic()
         before = [(each, each.wait.since_s or 0.0, each.wait.limit_s, each.unsent()) for each in late]
         places = {each.place: each for each in late}
@@ -288,7 +293,7 @@ class Watch:
         answers = [each for each in took.values() if each is not None]
         if not answers:
             return False
-        slice_s = max(GRACE_S, *answers) / 4  # in slices: what has come while this process was busy is read meanwhile
+        slice_s = max(GRACE_S, *answers) / 4  # in slices, so that data which came while this process was busy is read
         for _ in range(4):
             await asyncio.sleep(slice_s)
         dead = []
@@ -304,8 +309,8 @@ class Watch:
         return all(answer is not None for answer in took.values())
 
     def _close(self, dead: list[Watched], asked_s: float, took_s: float) -> None:
-        """These, and what was as silent since the new one was asked: idle ones, and those that wait for a server that
-        answers. What was heard before that may have come before the death, as a blocking read waits for long.
+        """Closes these, and those equally silent since the new one was asked: idle ones, and those that wait for a
+        server that answers. Data received before that may predate the death, as a blocking read waits for long.
         """
         silent_s = time.monotonic() - min(each.wait.since_s or math.inf for each in dead)
         places = {each.place for each in dead}
@@ -320,12 +325,12 @@ class Watch:
         _log.warning("%d connections to Redis were %s", len(silent), why)
         for each in silent:
             each.close_dead(f"the connection was {why}")
-        if self._patience == 1.0 or any(each.made_s > self._closed_s for each in dead):  # not of one death again
+        if self._patience == 1.0 or any(each.made_s > self._closed_s for each in dead):  # not for the same death again
             self._learn(2 * self._patience, of_all=False)
         self._closed_s = time.monotonic()
 
     def _late_s(self, connection: Watched) -> float:
-        """When it will have been waited for over `connection` for long."""
+        """Returns when the wait over `connection` becomes overdue."""
         is_new = connection.made_s > self._new_since_s
         return connection.wait.due_s(self._patience if is_new else self._patience_with_old)
 

@@ -1,4 +1,4 @@
-"""Reads from Redis Streams, cheaply where it is done for every chunk."""
+"""Reads Redis Streams, cheaply where it happens for every chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.producer.redis.moves import Witness
 from penstock.producer.redis.pipeline import execute
 
 Streams: TypeAlias = list[tuple[bytes, list[tuple[bytes, Fields]]]]
-"""(stream, [(entry id, fields)]) pairs."""
+"""Pairs of (stream, [(entry id, fields)])."""
 
 
 async def read_streams(
@@ -26,16 +26,16 @@ async def read_streams(
     block_s: float | None,
     witness: Witness | None = None,
 ) -> Streams:
-    """XREAD of streams that share a hash slot: what follows each cursor, at most `count` entries of each.
+    """XREADs streams that share a hash slot: what follows each cursor, at most `count` entries of each.
 
-    Waits up to `block_s` for the first entry, not at all with None. Nothing is sent twice. With a `witness` it fails as
-    a lost connection does when the server that is read from takes no writes any more.
+    Waits up to `block_s` for the first entry, not at all with None. Nothing is sent twice. With a `witness` it fails
+    like a lost connection once the server takes no writes any more.
     """
     before = None if witness is None else witness.due()
     block: tuple[str | int, ...] = () if block_s is None else ("BLOCK", round(block_s * 1000))
     command = ("XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values())
     if isinstance(redis, RedisCluster):
-        # The library would ask the server for the keys of each XREAD; any one of them tells the node.
+        # The library would ask the server for the keys of each XREAD; any one of them identifies the node.
         await redis.initialize()
         if before is not None:
             with suppress(exceptions.ResponseError):
@@ -46,12 +46,12 @@ async def read_streams(
     *_, answer = await execute(redis, commands, timeout_s=(block_s or 0.0) + COMMAND_TIMEOUT_S)
     if isinstance(answer, Exception):
         raise answer
-    streams = answer.items() if isinstance(answer, Mapping) else answer or ()  # as protocols 3 and 2 have it
+    streams = answer.items() if isinstance(answer, Mapping) else answer or ()  # protocols 3 and 2
     return [(stream, [(entry_id, pairs(flat)) for entry_id, flat in entries]) for stream, entries in streams]
 
 
 def is_entry_id(text: str) -> bool:
-    """Whether it is one that a server knows: two numbers of 64 bits."""
+    """Whether the text is an entry id that a server accepts: two 64-bit numbers."""
     match = re.fullmatch(r"([0-9]{1,20})-([0-9]{1,20})", text)
     return match is not None and max(map(int, match.groups())) < 2**64
 
@@ -59,21 +59,21 @@ def is_entry_id(text: str) -> bool:
 async def read_range(
     redis: RedisClient, key: str, start: str = "-", end: str = "+", *, count: int
 ) -> list[tuple[str, Fields]]:
-    """XRANGE: at most `count` entries from `start` to `end`, for a client that does not decode."""
+    """Returns at most `count` entries from `start` to `end` (XRANGE), for a client that does not decode."""
     entries = await redis.xrange(key, start, end, count)
     return [(raw_id.decode(), fields) for raw_id, fields in cast("list[tuple[bytes, Fields]]", entries)]
 
 
 async def read_newest(redis: RedisClient, key: str) -> tuple[str, Fields] | None:
-    """The last entry of a stream, for a client that does not decode."""
+    """Returns the last entry of a stream, for a client that does not decode."""
     entries = cast("list[tuple[bytes, Fields]]", await redis.xrevrange(key, count=1))
     return (entries[0][0].decode(), entries[0][1]) if entries else None
 
 
 def stream_entries(answer: Any) -> Streams:
-    """One shape for what the library makes of XREAD's and XREADGROUP's answers under protocols 2 and 3.
+    """Gives the library's answers to XREAD and XREADGROUP under protocols 2 and 3 the same shape.
 
-    Fields of an entry that was deleted meanwhile come as an empty mapping.
+    The fields of an entry that was deleted meanwhile are an empty mapping.
     """
     if not answer:
         return []
@@ -86,5 +86,5 @@ def stream_entries(answer: Any) -> Streams:
 
 
 def pairs(flat: Sequence[Any]) -> Fields:
-    """The fields of an entry as the server has them: name, value, name, value, ..."""
+    """Returns an entry's fields from the server's list: name, value, name, value, ..."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""TLS to Redis by files that are renewed while the process runs: each new connection goes by those of then."""
+"""TLS to Redis with files that are renewed while the process runs: each new connection uses their current content."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ _Wanted: TypeAlias = tuple[str | None, str | None, str | None, ssl.VerifyMode, b
 
 _log = logging.getLogger(__name__)
 _renewals: dict[_Wanted, Renewal[ssl.SSLContext]] = {}
-"""Files are those of a process, whichever client names them: what does not fit is said once."""
+"""Shared by all clients of the process, so that a problem with a file is logged once."""
 
 
 class Renewed(SSLConnection):
-    """Has all connections that name the same files share what was read of them, which spares reading them each time."""
+    """Shares the parsed files among all connections that name them, instead of reading them each time."""
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         self.ssl_context.context = _current(self.ssl_context)
-        return super()._connection_arguments()  # goes by what it finds there
+        return super()._connection_arguments()  # uses what it finds there
 
 
 def look_again() -> None:
-    """Looks at all files that are in use now, and not with the next connection. What can't be used is said."""
+    """Checks all files in use now, instead of at the next connection. Unusable ones are logged."""
     for wanted, renewal in _renewals.items():
         _look(wanted, renewal)
 
 
 def _current(ours: RedisSSLContext) -> ssl.SSLContext:
-    """
+    """Returns the current context.
+
     Raises:
-        OSError, ValueError: the files could not be used yet, and can't now.
+        OSError, ValueError: the files could never be used so far, and can't be now.
     """
     wanted = (ours.ca_certs, ours.certfile, ours.keyfile, ours.cert_reqs, ours.check_hostname)
     renewal = _renewals.get(wanted)
@@ -63,7 +64,7 @@ def _made(wanted: _Wanted) -> ssl.SSLContext:
         check_certificates(authorities)
     if certificate is not None:
         check_pair(certificate, key)
-    # Without a password it would be asked for at the terminal.
+    # Without a password, OpenSSL would ask for it at the terminal.
     of_library = RedisSSLContext(
         ca_certs=authorities, certfile=certificate, keyfile=key, check_hostname=check_hostname, password=""
     )

@@ -1,1 +1,1 @@
-"""What two servers share, worker and gateway: how they stand with Redis."""
+"""State of the connection to Redis, shared by the two servers: worker and gateway."""

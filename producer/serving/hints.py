@@ -1,4 +1,4 @@
-"""What an operator can do about an error from Redis."""
+"""Hints for operators about errors from Redis."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _HINTS = {
 
 
 def hint_for(error: BaseException) -> str:
-    """One sentence. It names no address and no password."""
+    """Returns one sentence, without address or password."""
     return _HINTS.get(meaning_of(error), "penstock doctor looks at the server")
 
 
 def public_reason(error: BaseException) -> str:
-    """Why a worker has to wait, for whoever asks its health port: the Redis library names the server's address."""
+    """Returns why a worker has to wait, for callers of its health port. The Redis library's text would name the
+    address.
+    """
     return "no connection to Redis" if is_away(error) else f"Redis is not available: {error}"

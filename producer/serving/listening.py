@@ -6,13 +6,13 @@ import errno
 import socket
 
 EVERY = "*"
-"""The host that stands for all addresses, of IPv6 and of IPv4. `::` and `0.0.0.0` stand for those of one alone."""
+"""The host that stands for all IPv6 and IPv4 addresses. `::` and `0.0.0.0` stand for those of one family."""
 
 _WITHOUT_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listens at an address, or at a name of IPv4; port 0 is any free one.
+    """Listens at an address, or at a name with IPv4; port 0 is any free one.
 
     Raises:
         OSError: it can't be listened on.
@@ -29,5 +29,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def shown(host: str, port: int) -> str:
-    """Both as a URL has them."""
+    """Returns host and port as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Whether the worker can serve, and if not, why."""
+"""Readiness of a worker, and the reasons against it."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _log = structlog.get_logger(__name__)
 
 REMINDER_S = 60.0
 SETTLED_S = 5.0
-"""Trouble that comes back sooner is the same: where one command is refused, others succeed in between."""
+"""Trouble that returns sooner counts as the same: where one command is refused, others succeed in between."""
 
 
 class Readiness:
-    """A worker is ready while no part of it is not. Each part of the service keeps its own reason here.
+    """A worker is ready while all of its parts are. Each part keeps its own reason for not being ready here.
 
-    When Redis goes away, or refuses, all parts notice, one after the other and again with each try. The log has one
+    When Redis goes away or refuses, all parts notice, one after the other and again with each attempt. The log gets one
     line about it, one a minute while it lasts, and one when the last part has Redis again.
 
     Args:
-        redis: where it is, for the log.
-        clock: seconds.
+        redis: its address, for the log.
+        clock: returns seconds.
 
     Attributes:
-        refused: set while Redis refuses some part for good, and until nothing was refused for `SETTLED_S`.
-        refusal: what it answered last.
+        refused: set while Redis refuses some part permanently, and until nothing was refused for `SETTLED_S`.
+        refusal: its last refusal.
     """
 
     def __init__(self, redis: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis
         self._clock = clock
         self._reasons: dict[str, str] = {}
-        self._troubles: dict[str, Trouble] = {}  # by part, of those without Redis
-        self._words: set[str] = set()  # what was wrong since it began
+        self._troubles: dict[str, Trouble] = {}  # by part, for those without Redis
+        self._words: set[str] = set()  # kinds of trouble since it began
         self._is_said = False
         self._lost_s = self._logged_s = 0.0
         self._back_s = -SETTLED_S
@@ -53,17 +53,17 @@ class Readiness:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why the worker is not ready, by part."""
+        """The reasons why the worker is not ready, by part."""
         return self._reasons
 
     @property
     def trouble(self) -> Trouble | None:
-        """What is wrong with Redis, the worst of what its parts meet."""
+        """The worst trouble with Redis that any part has."""
         return max(self._troubles.values(), key=get_args(Trouble).index, default=None)
 
     @property
     def refused_for_s(self) -> float:
-        """For how long Redis has refused, for good, what some part still asks of it; 0: it does not."""
+        """Seconds for which Redis has permanently refused what some part still asks of it; 0: it does not."""
         return self._clock() - self._refused_s if "refused" in self._troubles.values() else 0.0
 
     def not_ready(self, part: str, reason: str) -> None:
@@ -81,7 +81,7 @@ class Readiness:
             self.refused.clear()
 
     def lost_redis(self, part: str, error: Exception) -> None:
-        """A part has no answer from Redis, or one that it cannot go on with, and will try again."""
+        """Notes that a part got no answer from Redis, or one that it cannot go on with, and will try again."""
         if isinstance(error, Dropped):
             return
         self.not_ready(part, public_reason(error))

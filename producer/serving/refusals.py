@@ -1,4 +1,4 @@
-"""What a process does that serves and is refused by Redis for good, by its password or by what its user may do."""
+"""Handles a permanent refusal by Redis, by password or by the user's permissions, in a process that serves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOOK_EVERY_S = 1.0
 
 
 class Refusals:
-    """Waits with the process until it is cured: by who runs Redis, or by other credentials where these came from. After
-    a set time the process is to drain, for whoever starts it to see that it cannot go on.
+    """Keeps the process waiting until the cause is fixed: by the operator of Redis, or by new credentials at their
+    source. After a set time the process must drain, so that its supervisor sees that it cannot go on.
 
     Args:
-        clients: all that the process has; more may come.
-        address: where they lead, and where user and password are read anew.
-        drain_after_s: for how long it may be refused.
-        readiness: of the process, which knows of refusals.
+        clients: all clients of the process; more may come.
+        address: where they lead, and where user and password are read again.
+        drain_after_s: how long Redis may refuse.
+        readiness: the process's, which knows of refusals.
 
     Attributes:
         must_drain: set once the time is over.
@@ -43,7 +43,7 @@ class Refusals:
         self.refusal: Exception | None = None
 
     async def run(self) -> None:
-        """Until cancelled. Connections that fail are made anew by whoever has use for them; here those that do not."""
+        """Runs until cancelled. Failed connections are made anew by whoever uses them; the rest are made anew here."""
         while True:
             await self._readiness.refused.wait()
             await self._renew()

@@ -1,4 +1,4 @@
-"""What a client records of a request: that it was sent, and the time until its reply had ended.
+"""Client-side spans of a request: sending it, and the time until its reply has ended.
 
 chat QUEUE       CLIENT, from the enqueue to the end of the reply, where somebody follows it
   send QUEUE     PRODUCER, until Redis has the request; workers' spans are below it
@@ -21,18 +21,18 @@ from penstock.producer.telemetry.recorder import Attributes, Recorder, headers_o
 from penstock.producer.wire import GenerateRequest
 
 LEFT = "left"
-"""The outcome of a reply that its reader did not want to the end."""
+"""The outcome of a reply that was not read to its end."""
 
 
 class ClientSpans:
-    """One client's."""
+    """Spans of one client."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._recorder = Recorder(provider)
 
     @contextmanager
     def sending(self, queue: str, request: GenerateRequest) -> Iterator[GenerateRequest]:
-        """Around an enqueue; gives the request as it is to be sent, with the trace that it is a part of."""
+        """Wraps an enqueue. Yields the request to send, with its trace context."""
         said = names.of_message(queue, "send", "send", request.id or "")
         span = self._recorder.start(f"send {queue}", SpanKind.PRODUCER, parent_of(request), said)
         error = None
@@ -45,7 +45,7 @@ class ClientSpans:
             self._recorder.end(span, error=error)
 
     def here(self) -> Context:
-        """What the caller is in the middle of."""
+        """Returns the caller's current context."""
         return get_current()
 
     async def followed(
@@ -56,12 +56,12 @@ class ClientSpans:
         follow: Callable[[GenerateRequest], AsyncGenerator[Sequence[Chunk], None]],
         reply_of: Callable[[], Reply | None],
     ) -> AsyncGenerator[Sequence[Chunk], None]:
-        """What `follow` gives, recorded from when it is first asked.
+        """Yields what `follow` yields, recorded from the first iteration on.
 
         Args:
-            queue: that the request goes to.
-            request: what is asked for.
-            parent: what it is for, where it does not say so itself.
+            queue: the queue that the request goes to.
+            request: the request.
+            parent: its parent context, unless it names one itself.
             follow: sends the request that it is given, and follows its reply.
             reply_of: the whole reply, once it has ended.
         """
@@ -83,7 +83,7 @@ class ClientSpans:
 
 
 class _Known:
-    """What becomes known of a reply while it is read."""
+    """Data about a reply that becomes known while it is read."""
 
     def __init__(self) -> None:
         self.first_s: float | None = None
@@ -118,6 +118,6 @@ class _Known:
 
 
 def _below(span: Span, request: GenerateRequest) -> GenerateRequest:
-    """The request as a part of `span`; as it was where that could not be made."""
+    """Returns the request as a child of `span`; unchanged if that could not be made."""
     headers = headers_of(span)
     return request.model_copy(update={"tracestate": None, **headers}) if headers else request

@@ -1,4 +1,4 @@
-"""What is there without OpenTelemetry: how the rest is loaded, and what is said where it can't be."""
+"""The part that works without OpenTelemetry: it loads the rest, and reports what is missing."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def require_otel() -> None:
 
 
 def load_telemetry(service: str, instance: str | None = None) -> Telemetry:
-    """What `OTEL_*` variables ask for. The process that is to export calls it: a fork has none of its threads.
+    """Loads what the `OTEL_*` variables ask for. The exporting process must call it: a fork has none of its threads.
 
     Args:
-        service: its name, where `OTEL_SERVICE_NAME` has none.
-        instance: tells processes of the service apart, where `OTEL_RESOURCE_ATTRIBUTES` does not.
+        service: the service's name, unless `OTEL_SERVICE_NAME` is set.
+        instance: tells processes of the service apart, unless `OTEL_RESOURCE_ATTRIBUTES` does.
 
     Raises:
-        TelemetryUnavailable: the extra is not installed, or a variable names what is not there.
+        TelemetryUnavailable: the extra is not installed, or a variable names something that does not exist.
     """
     require_otel()
     from penstock.producer.telemetry.sdk import from_environment
@@ -46,7 +46,7 @@ def load_telemetry(service: str, instance: str | None = None) -> Telemetry:
 
 
 def check_telemetry() -> None:
-    """As `load_telemetry`, and what it makes is thrown away: for a process that starts those that export."""
+    """Calls `load_telemetry` and discards the result: for a process that starts the exporting ones."""
     require_otel()
     from penstock.producer.telemetry.sdk import exporters
 
@@ -54,7 +54,7 @@ def check_telemetry() -> None:
 
 
 def client_spans(tracing: bool | TracerProvider) -> ClientSpans | None:
-    """What a client records of its requests. None: it is not asked to.
+    """Returns the recorder of a client's requests; None: it records nothing.
 
     Args:
         tracing: True stands for the provider that the application has set up.
@@ -76,5 +76,5 @@ def client_spans(tracing: bool | TracerProvider) -> ClientSpans | None:
 def _is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # nor is what it is in
+    except ModuleNotFoundError:  # nor is the package it is in
         return False

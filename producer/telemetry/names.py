@@ -1,7 +1,7 @@
-"""What spans say of requests and their ends, by the conventions for GenAI and messaging. No word of any text.
+"""Attributes of spans for requests and their ends, by the conventions for GenAI and messaging. They never hold text.
 
-Names come from opentelemetry-semantic-conventions as far as it has them; ours begin with `penstock.`. Stop strings are
-left out: they are text that a client wrote.
+Names come from opentelemetry-semantic-conventions if it has them; our own begin with `penstock.`. Stop strings are left
+out, as they are text that a client wrote.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _REQUEST_FIELDS = {
 
 
 def operation_of(request: GenerateRequest) -> str:
-    """What the conventions call the operation, one of theirs."""
+    """Returns the conventions' name for the operation."""
     return "text_completion" if request.messages is None else "chat"
 
 
 def of_request(request: GenerateRequest, model: str) -> Attributes:
-    """What a request asks for, of a model by this name."""
+    """Returns what a request asks of the model with this name."""
     said: dict[str, Any] = {
         gen_ai.GEN_AI_OPERATION_NAME: operation_of(request),
         gen_ai.GEN_AI_PROVIDER_NAME: "penstock",
@@ -58,7 +58,7 @@ def of_request(request: GenerateRequest, model: str) -> Attributes:
 
 
 def of_message(queue: str, operation: str, kind: str | None, request_id: str) -> Attributes:
-    """A message, to or from a queue: what is done with it in our words, and in those of the conventions."""
+    """Returns the attributes of a message to or from a queue: the operation in our words and in the conventions'."""
     said = {
         messaging.MESSAGING_SYSTEM: "redis",
         messaging.MESSAGING_DESTINATION_NAME: queue,
@@ -77,7 +77,7 @@ def of_end(
     completion_tokens: int,
     reasoning_tokens: int | None,
 ) -> Attributes:
-    """How a reply ended, choice by choice, and what was counted."""
+    """Returns how each choice of a reply ended, and the token counts."""
     said: dict[str, Any] = {
         gen_ai.GEN_AI_RESPONSE_ID: request_id,
         gen_ai.GEN_AI_RESPONSE_FINISH_REASONS: tuple(reasons),

@@ -1,4 +1,4 @@
-"""Starts and ends spans. Whatever goes wrong in that is logged once, and ends nothing else."""
+"""Starts and ends spans. Any failure in that is logged once, and has no other effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.producer.version import __version__
 from penstock.producer.wire import GenerateRequest
 
 SCHEMA_URL = Schemas.V1_44_0.value
-"""Of the conventions whose names our spans have."""
+"""The schema of the conventions that our spans' names follow."""
 
 Attributes: TypeAlias = Mapping[str, str | bool | int | float | Sequence[str]]
 
@@ -27,13 +27,13 @@ _log = logging.getLogger("penstock.telemetry")
 
 
 class Recorder:
-    """Makes the spans of one process.
+    """Creates the spans of one process.
 
     Args:
-        provider: where they go; None: to the one that the application has set up.
+        provider: receives them; None: the provider that the application has set up.
 
     Attributes:
-        harmless: stands around what is done for a trace alone; whatever that raises is logged once.
+        harmless: wraps code that runs only for a trace; an exception in it is logged once.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -50,14 +50,14 @@ class Recorder:
         start_ns: int | None = None,
         links: Sequence[Link] = (),
     ) -> Span:
-        """A span that is not yet exported. Nothing of an exception that passes by is ever recorded: it may quote text.
+        """Starts a span. Exceptions that pass through are never recorded: they may quote text.
 
         Args:
-            name: by the conventions, of few different ones.
+            name: by the conventions, with few distinct values.
             kind: by the conventions.
-            parent: None: whatever is current.
-            attributes: known by now.
-            start_ns: since the epoch; None: now.
+            parent: None: the current context.
+            attributes: those known now.
+            start_ns: nanoseconds since the epoch; None: now.
             links: to spans of other causes.
         """
         with self.harmless:
@@ -69,7 +69,7 @@ class Recorder:
     def end(
         self, span: Span, attributes: Attributes | None = None, *, error: str | None = None, end_ns: int | None = None
     ) -> None:
-        """Ends a span and hands it to the exporter. `error` is a code, or the name of a class."""
+        """Ends a span and hands it to the exporter. `error` is a code or a class name."""
         with self.harmless:
             if attributes:
                 span.set_attributes(attributes)
@@ -80,7 +80,7 @@ class Recorder:
 
 
 class _Harmless:
-    """Stands around what is done for a trace alone: an exception ends the block, and nothing else."""
+    """Wraps code that runs only for a trace: an exception ends the block and nothing else."""
 
     def __init__(self) -> None:
         self._has_failed = False
@@ -99,12 +99,12 @@ class _Harmless:
 
 
 def parent_of(request: GenerateRequest) -> Context | None:
-    """Where a request belongs, by its own word. None: it says nothing of it."""
+    """Returns the parent context that a request names. None: it names none."""
     return context_of(request.traceparent, request.tracestate)
 
 
 def context_of(traceparent: str | None, tracestate: str | None) -> Context | None:
-    """The span that W3C's two headers name. None: there is none."""
+    """Returns the span that W3C's two headers name. None: there is none."""
     if traceparent is None:
         return None
     carrier = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate else {})
@@ -113,12 +113,12 @@ def context_of(traceparent: str | None, tracestate: str | None) -> Context | Non
 
 
 def headers_of(span: Span) -> dict[str, str]:
-    """W3C's headers that name a span; none where it is none."""
+    """Returns W3C's headers that name a span; empty if it is not valid."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return carrier
 
 
 def within(span: Span) -> Context:
-    """For the spans below one, whatever is current."""
+    """Returns the context for a span's children, whatever is current."""
     return trace.set_span_in_context(span, Context())

@@ -1,4 +1,4 @@
-"""Exporters, sampler and resource of one process, as the standard `OTEL_*` variables have them."""
+"""Exporters, sampler and resource of one process, as the standard `OTEL_*` variables set them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 OFF = "none"
 CLOSE_TIMEOUT_S = 3.0
-"""For what is not exported yet, at the end of a process."""
+"""Time limit for exporting what is left at the end of a process."""
 
 _INSTANCE_ID = "service.instance.id"
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Of one process. `provider` is None where no traces are asked for, `metric_exporter` where no metrics are."""
+    """Telemetry of one process. `provider` is None if no traces are wanted, `metric_exporter` if no metrics are."""
 
     resource: Resource
     provider: TracerProvider | None
     metric_exporter: MetricExporter | None
 
     def close(self) -> None:
-        """Exports the spans that are left, in `CLOSE_TIMEOUT_S` at most; what takes longer is lost."""
+        """Exports the remaining spans, in `CLOSE_TIMEOUT_S` at most; those that take longer are lost."""
         if self.provider is not None:
             closing = threading.Thread(target=self.provider.shutdown, name="penstock-spans-end", daemon=True)
             closing.start()
@@ -47,17 +47,17 @@ class Telemetry:
 
 
 def from_environment(service: str, instance: str | None = None) -> Telemetry:
-    """As `penstock.producer.telemetry.loading.load_telemetry`."""
+    """Implements `penstock.producer.telemetry.loading.load_telemetry`."""
     resource = _resource(service, instance)
     spans, metrics = exporters()
     return Telemetry(resource, None if spans is None else provider_of(spans, resource), metrics)
 
 
 def exporters() -> tuple[SpanExporter | None, MetricExporter | None]:
-    """Those of spans and of metrics.
+    """Returns the exporters for spans and for metrics.
 
     Raises:
-        TelemetryUnavailable: a variable names what is not there.
+        TelemetryUnavailable: a variable names something that does not exist.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None, None
@@ -68,14 +68,14 @@ def exporters() -> tuple[SpanExporter | None, MetricExporter | None]:
 
 
 def provider_of(exporter: SpanExporter, resource: Resource) -> TracerProvider:
-    """One that exports in batches, from a thread of its own, and samples as `OTEL_TRACES_SAMPLER` says."""
+    """Returns a provider that exports in batches, from its own thread, and samples as `OTEL_TRACES_SAMPLER` says."""
     provider = TracerProvider(resource=resource, id_generator=ChosenIds(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 
 class ChosenIds(RandomIdGenerator):
-    """Random ids, but where they have to be what another process makes them too."""
+    """Generates random ids, except where another process must derive the same ones."""
 
     def generate_trace_id(self) -> int:
         return _chosen.get()[0] or super().generate_trace_id()
@@ -92,7 +92,7 @@ _chosen: ContextVar[tuple[int, int]] = ContextVar("penstock_chosen_ids", default
 
 @contextmanager
 def chosen_ids(span_id: int, trace_id: int = 0) -> Iterator[None]:
-    """Of the span that is started in the block. A trace id is taken if it has no parent."""
+    """Sets the ids of the span that is started in the block. The trace id is used only if it has no parent."""
     token = _chosen.set((trace_id, span_id))
     try:
         yield
@@ -101,7 +101,7 @@ def chosen_ids(span_id: int, trace_id: int = 0) -> Iterator[None]:
 
 
 def _resource(service: str, instance: str | None) -> Resource:
-    """What the environment says goes before what we know."""
+    """Returns the resource. The environment's values override ours."""
     said = OTELResourceDetector().detect().attributes
     ours = {SERVICE_NAME: service, SERVICE_VERSION: __version__}
     if instance is not None:
@@ -110,7 +110,7 @@ def _resource(service: str, instance: str | None) -> Resource:
 
 
 def _exporter(signal: str) -> Any:
-    """The exporter that `OTEL_<SIGNAL>_EXPORTER` names; None for `none`."""
+    """Returns the exporter that `OTEL_<SIGNAL>_EXPORTER` names; None for `none`."""
     variable = f"OTEL_{signal.upper()}_EXPORTER"
     name = os.environ.get(variable, "").strip() or "otlp"
     if name == OFF:
@@ -130,7 +130,7 @@ def _exporter(signal: str) -> Any:
 
 
 def _otlp(signal: str) -> tuple[str, str]:
-    """The variable that decides, and the entry point of the exporter with the protocol that it names."""
+    """Returns the deciding variable, and the entry point of the exporter for the protocol that it names."""
     for variable in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if protocol := os.environ.get(variable, "").strip():
             return variable, "otlp_proto_" + protocol.removesuffix("/protobuf").replace("/", "_")

@@ -1,4 +1,5 @@
-"""What travels over Redis: requests and reply entries, as versioned pydantic models. `docs/wire.md` is the prose of it.
+"""Schema of what travels over Redis: requests and reply entries, as versioned pydantic models. `docs/wire.md` describes
+it.
 
 A request entry holds either one JSON field `request` or flat fields; a reply stream holds `own`, `chunk` and `end`
 entries.

@@ -1,6 +1,6 @@
 """Calls and answers as they travel over Redis: questions about a prompt that a worker answers beside what it generates.
 
-A call is a request entry with four fields more: `call`, `to`, `timeout_ms`, and an `id` of its own.
+A call is a request entry with four more fields: `call`, `to`, `timeout_ms`, and an `id` of its own.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ MAX_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a call's entry says of the call itself. It can be read whatever else the entry holds."""
+    """Fields of a call's entry about the call itself. They can be read whatever else the entry holds."""
 
     id: str
-    mailbox: str  # names the stream that the answer goes to
+    mailbox: str  # names the stream for the answer
     timeout_ms: int  # from the moment Redis accepted the call; nothing is answered later
 
     @classmethod
     def of(cls, entry_id: str, fields: Mapping[bytes, bytes]) -> Envelope:
-        """An id that cannot be one counts as missing: the entry's stands for the call's, that for the mailbox.
+        """Reads the envelope. Ids that cannot be valid count as missing: the entry's id replaces the call's, and that
+        replaces the mailbox.
 
-        Where a large entry has a JSON document, this takes as long as reading that.
+        If a large entry has a JSON document, this takes as long as reading that.
         """
         call_id = _name(fields.get(b"id")) or _id_of_document(fields) or entry_id
         return cls(call_id, _name(fields.get(b"to")) or call_id, _timeout_ms(fields.get(b"timeout_ms")))
@@ -52,7 +53,7 @@ class Call:
 
 
 class AnswerEntry(BaseModel):
-    """The answer to the call `id`: what was asked for, or `code` and `message`."""
+    """The answer to the call `id`: either the result, or `code` and `message`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -69,7 +70,7 @@ def parse_call(entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: 
     """Reads an entry of the stream of calls. The arguments are those of `parse_request`.
 
     Raises:
-        WireError: it is none.
+        WireError: it is not a call.
     """
     envelope = Envelope.of(entry_id, fields)
     name = fields.get(b"call", b"").decode(errors="replace")
@@ -90,7 +91,7 @@ def decode_answer(fields: Mapping[bytes, bytes]) -> AnswerEntry:
     """Reads an answer. Fields that a later version has are ignored.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an answer.
     """
     try:
         values: dict[str, Any] = {name.decode(): value.decode() for name, value in fields.items()}
@@ -108,7 +109,7 @@ _MS = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def _check_envelope(fields: Mapping[bytes, bytes], call_id: str) -> None:
-    """What `Envelope` passes over so that there is somewhere to say it."""
+    """Checks what `Envelope` tolerates in order to have somewhere to send the error."""
     for name in (b"id", b"to"):
         if name in fields and _name(fields[name]) is None:
             message = f"{name.decode()}: must be 1 to 128 of A-Z a-z 0-9 _ . : -, not {_shown(fields[name])}"
@@ -124,7 +125,7 @@ def _shown(value: bytes) -> str:
 
 
 def _id_of_document(fields: Mapping[bytes, bytes]) -> str | None:
-    """The `id` in the field `request`, if that can be read so far."""
+    """Returns the `id` in the field `request`, if it can be read."""
     if b"id" in fields or b"request" not in fields:
         return None
     try:

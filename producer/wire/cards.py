@@ -10,23 +10,23 @@ from penstock.producer.wire.values import explain
 
 
 class ModelCard(BaseModel):
-    """What the workers of a queue serve, and up to which limits. A field that a worker does not know is None.
+    """What the workers of a queue serve, and within which limits. A field that a worker does not know is None.
 
-    Digests are the first 32 hex digits of SHA-256. Equal ones mean the same; that of the weights is of samples of their
-    files, and an edit that leaves all sampled bytes as they were goes unseen.
+    Digests are the first 32 hex digits of SHA-256. Equal digests mean equal content, except that the weights' digest
+    covers samples of their files: an edit that leaves all sampled bytes unchanged goes unnoticed.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
-    model: str  # as its workers were told it: a folder, a hub id, `demo`
-    worker: str  # who wrote the card
+    model: str  # as the workers' setting names it: a folder, a hub id, `demo`
+    worker: str  # the worker that wrote the card
     version: str  # of Penstock
-    revision: str | None = None  # of a model that came from the hub
+    revision: str | None = None  # of a model from the hub
     weights: str | None = None  # digest
     tokenizer: str | None = None  # digest of its files
     template: str | None = None  # digest of the chat template; None: the model takes no messages
     chat_format: str | None = None  # how replies to messages are read; None: as plain text
-    digest: str | None = None  # of weights, tokenizer, template and chat format together: `own` entries name it
+    digest: str | None = None  # of weights, tokenizer, template and chat format together; `own` entries name it
     vocab_size: int | None = None  # token ids are below it
     max_model_len: int | None = None  # prompt and generated tokens of one sequence
     dtype: str | None = None
@@ -41,7 +41,7 @@ class ModelCard(BaseModel):
     max_keep_s: float | None = None
 
     def to_fields(self) -> dict[str, str]:
-        """The fields of the hash; what is None is left out."""
+        """Returns the fields of the hash, without those that are None."""
         return {name: str(value) for name, value in self.model_dump().items() if value is not None}
 
 
@@ -49,7 +49,7 @@ def decode_card(fields: Mapping[bytes, bytes]) -> ModelCard:
     """Reads a card. Fields that a later version has are ignored.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a card.
     """
     try:
         return ModelCard.model_validate({name.decode(): value.decode() for name, value in fields.items()})

@@ -1,4 +1,4 @@
-"""What is said of an entry that does not follow the schema."""
+"""Errors about an entry that does not follow the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat consists of: messages, tools, which of them may be called, and the form of the answer."""
+"""Parts of a chat: messages, tools, which tools may be called, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class TextPart(WireModel):
-    """A part of a message's content. There are no others yet."""
+    """A text part of a message's content, the only kind so far."""
 
     type: Literal["text"]
     text: Text
@@ -61,14 +61,14 @@ Content = Annotated[Annotated[Text, Tag("<str>")] | Annotated[Parts, Tag("<list>
 
 
 def _as_json_text(value: object) -> object:
-    """Arguments may come as the object that their text spells."""
+    """Accepts arguments as the object that their text spells."""
     if isinstance(value, Mapping):
         return json.dumps(check_json(value), ensure_ascii=False)
     return value
 
 
 def _spells_an_object(text: str) -> str:
-    value = check_json(from_json(text or "{}"))  # OpenAI's models call functions without parameters so
+    value = check_json(from_json(text or "{}"))  # OpenAI's models call functions without parameters like this
     if isinstance(value, dict):
         return text
     raise ValueError(f"must spell a JSON object, not {text!r:.80}")
@@ -106,12 +106,12 @@ class Message(WireModel):
 
     role: Role
     content: Content | None = None
-    name: Annotated[Text, Field(min_length=1, max_length=256)] | None = None  # who speaks, or which function answers
-    reasoning: Text | None = None  # of the assistant
+    name: Annotated[Text, Field(min_length=1, max_length=256)] | None = None  # the speaker, or the answering function
+    reasoning: Text | None = None  # the assistant's
     tool_calls: Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)] | None = (
-        None  # of the assistant
+        None  # the assistant's
     )
-    tool_call_id: Annotated[Text, Field(max_length=256)] | None = None  # of the call that a tool's message answers
+    tool_call_id: Annotated[Text, Field(max_length=256)] | None = None  # the call that a tool's message answers
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
@@ -124,9 +124,9 @@ class Message(WireModel):
 
 
 class Function(WireModel):
-    """What a tool does. `parameters` is the JSON schema of its arguments, which `strict` calls follow always.
+    """A tool's function. `parameters` is the JSON schema of its arguments, which `strict` calls always follow.
 
-    Nothing is converted: a tool is used as it was given, and not as it was understood.
+    Nothing is converted: a tool is used as it was given, and not as it was parsed.
     """
 
     name: FunctionName
@@ -143,7 +143,9 @@ class ToolDefinition(WireModel):
 
 
 def _checked_tool(value: object) -> object:
-    """The tool as it was given: a template shows it to the model, which may tell one order of keys from another."""
+    """Checks the tool and returns it unchanged: a template shows it to the model, which may be sensitive to the order
+    of keys.
+    """
     return check_json(value if not isinstance(value, ToolDefinition) else value.model_dump(exclude_unset=True))
 
 
@@ -159,7 +161,7 @@ ToolObject = Annotated[dict[str, Any], AfterValidator(_is_tool), BeforeValidator
 
 
 class FunctionReference(WireModel):
-    """A tool by its name."""
+    """A reference to a tool by name."""
 
     name: FunctionName
 
@@ -172,7 +174,7 @@ class NamedTool(WireModel):
 
 
 class AllowedTools(WireModel):
-    """Some of the tools; `required`: one of them has to be called."""
+    """A subset of the tools; `required`: one of them has to be called."""
 
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[tuple[NamedTool, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_TOOLS)]
@@ -206,7 +208,7 @@ ToolChoice = Annotated[
 
 
 class JsonSchema(WireModel):
-    """A schema that the answer follows."""
+    """A schema for the answer."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 

@@ -30,7 +30,7 @@ TokenBytes = Annotated[bytes, BeforeValidator(_as_bytes), PlainSerializer(list)]
 class OwnEntry(BaseModel):
     """`<epoch>-0`: a worker took the request. A second one is a takeover by another worker.
 
-    `epoch` only ever rises; `turn` counts the claims, as far as the server remembers them.
+    `epoch` only increases; `turn` counts the claims, as far as the server remembers them.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -43,7 +43,7 @@ class OwnEntry(BaseModel):
 
 
 class _Stopped(BaseModel):
-    """An entry that may say what ended a choice with `stop` or `tool_calls`: a stop string, or a token's id."""
+    """An entry that may name what ended a choice with `stop` or `tool_calls`: a stop string or a token id."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -56,7 +56,9 @@ class _Stopped(BaseModel):
 
 
 class ChunkEntry(_Stopped):
-    """Tokens of one choice, in order, and what they said; `offset` counts this choice's tokens before this chunk."""
+    """Tokens of one choice, in order, and what they decode to; `offset` counts this choice's tokens before this
+    chunk.
+    """
 
     type: Literal["chunk"] = "chunk"
     index: int
@@ -71,7 +73,9 @@ class ChunkEntry(_Stopped):
 
 
 class ToolCallDelta(BaseModel):
-    """The next part of one tool call. Only the first of a call has `id` and `name`; joined, `arguments` are JSON."""
+    """The next part of one tool call. Only a call's first part has `id` and `name`; joined, the `arguments` are
+    JSON.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -82,9 +86,9 @@ class ToolCallDelta(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """Log-probability of one token at a place. `token` and `bytes` are what this token alone stands for.
+    """Log-probability of one token at a position. `token` and `bytes` are the text of this token alone.
 
-    Joined, the `bytes` of a choice's tokens are its text where no one `token` need be a whole character.
+    The joined `bytes` of a choice's tokens are its text, although a single `token` need not be a whole character.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -96,7 +100,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """That of the token at a place, and of the most likely ones there."""
+    """Log-probability of the token at a position, and of the most likely tokens there."""
 
     top: tuple[TopLogprob, ...]
 
@@ -104,7 +108,7 @@ class TokenLogprob(TopLogprob):
 class EndEntry(_Stopped):
     """The one terminal entry of a reply. Times are milliseconds on the server's and the worker's clocks.
 
-    What stopped the only choice is here; with several, it is in each one's last chunk.
+    With one choice, what stopped it is here; with several, it is in each one's last chunk.
     """
 
     type: Literal["end"] = "end"
@@ -114,7 +118,7 @@ class EndEntry(_Stopped):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int | None = None  # those of them that are reasoning, if any are known
-    drafted_tokens: int | None = None  # guesses at tokens that were verified, if there were any
+    drafted_tokens: int | None = None  # speculated tokens that were verified, if any
     accepted_tokens: int | None = None  # those of them that were right
     queued_ms: int | None = None  # from the enqueue to the claim
     ttft_ms: int | None = None  # from the enqueue to the first token
@@ -124,7 +128,7 @@ class EndEntry(_Stopped):
 
 
 _JSON_FIELDS = frozenset({"tool_calls", "logprobs", "prompt_logprobs"})
-_LEFT_OUT = {"reasoning": "", "tool_calls": "[]"}  # what nearly all chunks would say
+_LEFT_OUT = {"reasoning": "", "tool_calls": "[]"}  # values that nearly all chunks have
 
 ReplyEntry = OwnEntry | ChunkEntry | EndEntry
 
@@ -136,7 +140,9 @@ _ENTRY_TYPES: dict[str, type[OwnEntry | ChunkEntry | EndEntry]] = {
 
 
 def encode_reply(entry: ReplyEntry) -> dict[str, str]:
-    """Flat fields that a person can read: token ids joined by commas, structured values as JSON, nothing for None."""
+    """Returns flat fields that a person can read: token ids joined by commas, structured values as JSON, nothing for
+    None.
+    """
     fields: dict[str, str] = {}
     for name, value in entry.model_dump(exclude_none=True).items():
         if name in ("tokens", "finish_reasons"):
@@ -149,10 +155,10 @@ def encode_reply(entry: ReplyEntry) -> dict[str, str]:
 
 
 def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
-    """The inverse of `encode_reply`.
+    """Inverts `encode_reply`.
 
     Raises:
-        WireError: the fields are no reply entry.
+        WireError: the fields are not a reply entry.
     """
     kind = _ENTRY_TYPES.get(fields.get("type", ""))
     if kind is None:

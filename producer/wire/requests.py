@@ -53,24 +53,26 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Ids become part of keys: braces, spaces and control characters would break hash tags and shells."""
 
 MIN_KEEP_S = 60
-"""Of a reply after its end: long enough for a worker that takes over from a dead one to see that there is an end."""
+"""Shortest time to keep a reply after its end, so that a worker that takes over from a dead one still sees the end."""
 
 MAX_KEEP_S = 366 * 86_400
-"""Of a reply after its end; a worker's own limit is `max_keep_s`."""
+"""Longest time to keep a reply after its end; a worker's own limit is `max_keep_s`."""
 
 MAX_FIELDS = 128
-"""Of one request entry, and of its JSON document: several times what the schema has. What has more is not looked at."""
+"""Limit on the fields of a request entry and of its JSON document, several times the schema's. Larger ones are not
+read.
+"""
 
 
 def _one_or_many(value: object) -> object:
-    """`stop` may be one plain string; text that begins with `[` is a JSON list."""
+    """Accepts one plain string for `stop`; text that begins with `[` is a JSON list."""
     if isinstance(value, str):
         return from_json(value) if value.startswith("[") else [value]
     return texts_or_text(value)
 
 
 def _number(value: object) -> object:
-    """Flat entries carry numbers as text, which a literal does not take."""
+    """Converts numbers in flat entries from text, which a literal does not accept."""
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
 
 
@@ -87,7 +89,7 @@ def _tracestate(value: str) -> str:
 
 
 def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
-    """As FAIL_FAST, which maps do not have."""
+    """Acts like FAIL_FAST, which maps do not have."""
     if not isinstance(value, Mapping):
         return validate(value)
     items = iter(value.items())
@@ -99,7 +101,9 @@ def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> An
 
 
 def _in_pieces(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A long list in one call would hold up all other threads: half a million numbers take a tenth of a second."""
+    """Validates a long list in pieces: one call would block all other threads, a tenth of a second for 500,000
+    numbers.
+    """
     if not isinstance(value, Collection) or isinstance(value, str | Mapping):
         return validate(value)
     ids = value if isinstance(value, (list, tuple)) else tuple(value)
@@ -109,12 +113,12 @@ def _in_pieces(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
         pieces = [validate(ids[start : start + _LONG_PIECE]) for start in range(0, len(ids), _LONG_PIECE)]
     except ValidationError:
-        return validate(ids)  # which says where
+        return validate(ids)  # its error says where
     return tuple(chain.from_iterable(pieces))
 
 
 def _only_numbers(values: Iterable[object]) -> None:
-    """Booleans would be 0 and 1, and bytes would be read as text. A million takes some 10 ms."""
+    """Rejects booleans, which would be 0 and 1, and bytes, which would be read as text. A million takes some 10 ms."""
     if wrong := _NO_NUMBERS.intersection(map(type, values)):
         raise ValueError(f"holds a {min(kind.__name__ for kind in wrong)}, where only numbers may stand")
 
@@ -158,7 +162,8 @@ def _free_variables(values: dict[str, Any]) -> dict[str, Any]:
 class GenerateRequest(WireModel):
     """One prompt and how to continue it. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
 
-    A sampling field left at None takes the model's own default (its `generation_config.json`), then the neutral value.
+    A sampling field left at None takes the model's own default (from its `generation_config.json`), or else the neutral
+    value.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
@@ -207,18 +212,16 @@ class GenerateRequest(WireModel):
 
     priority: Int = Field(0, ge=-1000, le=1000)  # higher runs first
     timeout_s: Float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
-    keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: what the worker says
-    tenant: Name | None = None  # whom it is for: tenants share what is served
-    affinity: Name | None = None  # requests that name the same go to one worker, as far as it has room
-    traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = None  # which trace it is a part of
-    tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = (
-        None  # what tracing systems say beside that
-    )
+    keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: the worker's default
+    tenant: Name | None = None  # tenants share the capacity
+    affinity: Name | None = None  # requests with the same value go to one worker, as far as it has capacity
+    traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = None  # the trace that it is a part of
+    tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = None  # what tracing systems add to that
 
     @model_validator(mode="before")
     @classmethod
     def _join_logprobs(cls, values: object) -> object:
-        """OpenAI's chat says `logprobs: true, top_logprobs: k` for `logprobs: k`."""
+        """Accepts OpenAI's `logprobs: true, top_logprobs: k` for `logprobs: k`."""
         if not isinstance(values, dict) or not values.keys() & {"logprobs", "top_logprobs"}:
             return values
         joined = dict(values)
@@ -279,7 +282,7 @@ class GenerateRequest(WireModel):
             raise ValueError("tool_choice: required, but there are no tools")
 
     def chosen_tools(self) -> tuple[str, ...] | None:
-        """The names that `tool_choice` allows; None: all."""
+        """Returns the names that `tool_choice` allows; None: all."""
         choice = self.tool_choice
         if isinstance(choice, NamedTool):
             return (choice.function.name,)
@@ -300,10 +303,10 @@ class GenerateRequest(WireModel):
         return isinstance(choice, NamedTool) or choice.allowed_tools.mode == "required"
 
     def to_entry(self) -> dict[str, str]:
-        """The fields to XADD: one JSON document that leaves out what was left at its default.
+        """Returns the fields to XADD: one JSON document without what was left at its default.
 
-        The id stands beside it too: of an entry over `max_body_bytes` a worker reads nothing else. So does what says
-        whose turn it is, and nowhere else: nobody looks into documents for that.
+        The id is also a field beside it: a worker reads nothing else of an entry over `max_body_bytes`. The fields that
+        decide its turn are only beside it, as nobody looks into documents for those.
         """
         fields = {"request": self.model_dump_json(exclude_defaults=True, exclude=BESIDE)}
         beside = self.model_dump(mode="json", include=BESIDE, exclude_defaults=True)
@@ -313,7 +316,9 @@ class GenerateRequest(WireModel):
         return fields if self.id is None else {**fields, "id": self.id}
 
     def _beginning(self) -> str | None:
-        """What the prompt begins with, if so much is worth computing once: the server looks into no document."""
+        """Returns the beginning of the prompt, if it is long enough to be worth caching: the server reads no
+        document.
+        """
         if self.prompt_token_ids is not None:
             ids = self.prompt_token_ids[: AFFINE_CHARS // 4]
             return ",".join(map(str, ids)) if len(ids) == AFFINE_CHARS // 4 else None
@@ -326,31 +331,33 @@ class GenerateRequest(WireModel):
 
 
 AFFINE_CHARS = 1000
-"""Prompts that begin with the same so many characters go to one worker, if they do not say otherwise."""
+"""Prompts that share this many first characters go to one worker, unless they say otherwise."""
 
 BESIDE = {"tenant", "priority", "timeout_s", "affinity"}
-"""What says whose turn it is, and with whom. It stands beside a document, where the server's scripts read it."""
+"""Fields that decide a request's turn and its worker. They stand beside a document, where the server's scripts read
+them.
+"""
 
 
 def entry_size(fields: Mapping[bytes, bytes]) -> int:
-    """Bytes of all names and values of an entry, which `max_body_bytes` bounds."""
+    """Returns the bytes of all names and values of an entry, which `max_body_bytes` limits."""
     return sum(len(name) + len(value) for name, value in fields.items())
 
 
 def parse_request(
     entry_id: str, fields: Mapping[bytes, bytes], *, max_body_bytes: int, size: int | None = None
 ) -> GenerateRequest:
-    """Reads a request entry as `XREADGROUP` gives it. The result always has an `id`. A trace context that is none is
-    passed over.
+    """Reads a request entry as `XREADGROUP` returns it. The result always has an `id`. An invalid trace context is
+    ignored.
 
     Args:
-        entry_id: of the entry.
-        fields: of the entry; of one that is over the limit perhaps only `id`.
+        entry_id: the entry's id.
+        fields: the entry's fields; if it is over the limit, perhaps only `id`.
         max_body_bytes: the limit on names and values together.
-        size: that of the entry, where not all `fields` are given.
+        size: the entry's size, if not all `fields` are given.
 
     Raises:
-        WireError: with the id that a reply can be sent to, the entry's own where the request names none.
+        WireError: with the id that a reply can be sent to: the entry's own if the request names none.
     """
     fallback_id = _readable_id(fields.get(b"id")) or entry_id
     if size is None:
@@ -371,7 +378,7 @@ def parse_request(
     request_id = _readable_id(values.get("id")) or fallback_id
     if values.get("id") is None:
         values["id"] = request_id
-    if values.keys() & _TRACE:  # by W3C's rule what is none is passed over, and refuses nobody
+    if values.keys() & _TRACE:  # by W3C's rule an invalid context is ignored and refuses no request
         trace = trace_context(values.get("traceparent"), values.get("tracestate"))
         values = {name: value for name, value in values.items() if name not in _TRACE} | trace
     try:

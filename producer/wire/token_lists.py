@@ -1,5 +1,5 @@
-"""Lists of token ids as text. A prompt of 1 MB may have a million: each step here takes a few thousand of them, since
-other threads of the process wait for as long as one step takes.
+"""Lists of token ids as text. A prompt of 1 MB may have a million, and other threads of the process wait during each
+step. So a step takes a few thousand.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ _PIECE = 4096
 
 
 def spell_tokens(ids: Sequence[int]) -> str:
-    """Joined by commas."""
+    """Joins ids with commas."""
     pieces = (ids[start : start + _PIECE] for start in range(0, len(ids), _PIECE))
     return ",".join([",".join(map(str, piece)) for piece in pieces])
 
 
 def read_tokens(text: str) -> tuple[int, ...]:
-    """What `spell_tokens` makes text of.
+    """Inverts `spell_tokens`.
 
     Raises:
-        ValueError: the text is none.
+        ValueError: the text is not such a list.
     """
     return tuple(chain.from_iterable([tuple(map(_number, piece)) for piece in _pieces(text)]))
 

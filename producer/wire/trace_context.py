@@ -1,4 +1,4 @@
-"""What W3C calls a trace context (https://www.w3.org/TR/trace-context): which trace a request is a part of."""
+"""W3C trace context (https://www.w3.org/TR/trace-context): the trace that a request is a part of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 MAX_TRACEPARENT_CHARS = 256
 
 MAX_TRACESTATE_CHARS = 512
-"""What everybody passes on, by the recommendation."""
+"""The length that every system passes on, by the recommendation."""
 
 EXAMPLE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -20,17 +20,17 @@ _TRACESTATE = re.compile(rf"(?:{_MEMBER})?(?:[ \t]*,[ \t]*(?:{_MEMBER})?){{0,31}
 
 
 def is_traceparent(value: str) -> bool:
-    """Whether this is a W3C traceparent that a request takes."""
+    """Whether this is a W3C traceparent that a request accepts."""
     return len(value) <= MAX_TRACEPARENT_CHARS and _TRACEPARENT.fullmatch(value) is not None
 
 
 def is_tracestate(value: str) -> bool:
-    """Whether this is a W3C tracestate that a request takes."""
+    """Whether this is a W3C tracestate that a request accepts."""
     return "=" in value and len(value) <= MAX_TRACESTATE_CHARS and _TRACESTATE.fullmatch(value) is not None
 
 
 def trace_context(traceparent: object, tracestate: object) -> dict[str, str]:
-    """What can be used of the two, by their names. Nothing of a `tracestate` whose `traceparent` is none."""
+    """Returns the usable ones of the two, by name. A `tracestate` without a valid `traceparent` is dropped."""
     if not (isinstance(traceparent, str) and is_traceparent(traceparent)):
         return {}
     if not (isinstance(tracestate, str) and is_tracestate(tracestate)):

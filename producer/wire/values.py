@@ -1,4 +1,4 @@
-"""Values that several parts of a request are made of, and the base of its models."""
+"""Value types shared by several parts of a request, and the base class of its models."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-_MAX_SUGGESTED = 64  # characters of an unknown name that is compared with ours
+_MAX_SUGGESTED = 64  # longer unknown names are not compared with ours
 
 MAX_NESTING = 64
-"""Of lists and objects within each other in one JSON value: what JSON schemas have, and no recursion runs out at."""
+"""Depth limit of lists and objects in one JSON value: as deep as JSON schemas go, and safe for recursion."""
 
 _HARMLESS = frozenset({int, bool, type(None)})
-"""A long list of them is looked at all at once: one by one it would take seconds."""
+"""A long list of these is checked at once: one by one it would take seconds."""
 
 
 class WireModel(BaseModel):
-    """A part of a request. A field that it does not know is refused, with the name that was probably meant.
+    """Part of a request. An unknown field is refused, with the name that was probably meant.
 
-    Null is the same as leaving a field out, as in OpenAI's API.
+    Null means the same as leaving a field out, as in OpenAI's API.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
-    other_names: ClassVar[Mapping[str, str]] = {}  # that clients of other servers use, to ours
+    other_names: ClassVar[Mapping[str, str]] = {}  # maps names that other servers' clients use to ours
 
     @model_validator(mode="before")
     @classmethod
@@ -69,14 +69,14 @@ def _names(model: type[WireModel]) -> frozenset[str]:
 
 
 def no_boolean(value: object) -> object:
-    """For numbers: true would be 1."""
+    """Rejects booleans for numbers, as true would be 1."""
     if isinstance(value, bool):
         raise PydanticCustomError("number_type", "must be a number")
     return value
 
 
 def from_json(value: object) -> object:
-    """Flat entries carry lists and maps as JSON text."""
+    """Reads lists and maps that flat entries carry as JSON text."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -88,7 +88,7 @@ def from_json(value: object) -> object:
 
 
 def texts_or_text(value: object) -> object:
-    """For fields that take a list of strings or one of them.
+    """Validates a field that takes a string or a list of strings.
 
     Raises:
         PydanticCustomError: it is neither.
@@ -101,7 +101,8 @@ def texts_or_text(value: object) -> object:
 
 
 def check_json(value: object) -> Any:
-    """A JSON value whose text is Unicode, that is not nested too deeply and whose numbers JSON can spell.
+    """Returns a JSON value after checking that its text is Unicode, its nesting is limited, and JSON can spell its
+    numbers.
 
     Raises:
         ValueError: the message says what is wrong with it.
@@ -118,7 +119,7 @@ def check_json(value: object) -> Any:
 
 
 def check_text(text: str) -> str:
-    """JSON can spell half of a character (a lone surrogate), which no tokenizer and no UTF-8 stream takes."""
+    """Rejects half a character (a lone surrogate), which JSON can spell but no tokenizer or UTF-8 stream accepts."""
     if not text.isascii():
         try:
             text.encode()
@@ -128,22 +129,22 @@ def check_text(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Text from outside, fit for one line of an error message."""
+    """Escapes text from outside for one line of an error message."""
     return text if text.isprintable() and len(text) <= 80 else repr(text)[:80]
 
 
 def unknown_field(name: object, known: Iterable[str]) -> str:
-    """What is said of a field that does not exist, with the name that was probably meant."""
+    """Returns the message about a field that does not exist, with the name that was probably meant."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if _may_be_ours(name) else ()
     return f"unknown field {shown(str(name))}{f', did you mean {near[0]}?' if near else ''}"
 
 
 def explain(error: Exception, called: Mapping[str, str] = MappingProxyType({})) -> str:
-    """One line that names each offending field; pydantic's own text spans many and links to its website.
+    """Returns one line that names each offending field; pydantic's own text spans many and links to its website.
 
     Args:
-        error: of reading a request.
-        called: what the caller calls a field, where that is not our name.
+        error: raised while reading a request.
+        called: the caller's names for fields, where they differ from ours.
     """
     if not isinstance(error, ValidationError):
         return f"the request is nested too deeply: {error}"
@@ -152,7 +153,7 @@ def explain(error: Exception, called: Mapping[str, str] = MappingProxyType({})) 
 
 
 def _explained(item: ErrorDetails, called: Mapping[str, str]) -> str:
-    """Objects and lists are not spelled out: they may hold a prompt."""
+    """Explains one error. Objects and lists are not spelled out, as they may hold a prompt."""
     says = item["msg"].removeprefix("Value error, ")
     for word, ours in _WORDS.items():
         says = says.replace(word, ours)
@@ -165,7 +166,7 @@ def _explained(item: ErrorDetails, called: Mapping[str, str]) -> str:
 
 
 def place_of(loc: Sequence[int | str]) -> str:
-    """As `messages[0].role`; what a validator adds to a place, such as the branch of a union, is left out."""
+    """Returns a path such as `messages[0].role`, without what a validator adds, such as the branch of a union."""
     place = ""
     for part in loc:
         if isinstance(part, int):
@@ -176,7 +177,7 @@ def place_of(loc: Sequence[int | str]) -> str:
 
 
 def spelled(value: object) -> str:
-    """As JSON spells it, as far as that is a word."""
+    """Returns a value as JSON spells it, if that is a single word."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, Mapping | list | tuple):
@@ -185,18 +186,18 @@ def spelled(value: object) -> str:
 
 
 def in_python(value: object) -> str:
-    """As Python shows it, as far as that is one line; its type, if it is not."""
+    """Returns a value as Python shows it, if that fits on one line; otherwise its type."""
     if isinstance(value, int) and value.bit_length() > _MAX_SPELLED_BITS:
         return f"a number of {value.bit_length()} bits"
     try:
         text = f"{value!r:.80}"
-    except Exception:  # of a number too long for Python, or by whoever wrote the class
+    except Exception:  # a number too long for Python, or a class with a broken repr
         text = "\n"
     return text if text.isprintable() else f"a {type(value).__name__}"
 
 
 def json_kind(value: object) -> str:
-    """What JSON calls it, with its article."""
+    """Returns JSON's name for a value's type, with an article."""
     kinds = {bool: "a boolean", Mapping: "an object", list | tuple: "a list", str: "a string", int | float: "a number"}
     return (
         "null" if value is None else next((name for kind, name in kinds.items() if isinstance(value, kind)), "a value")
@@ -204,31 +205,33 @@ def json_kind(value: object) -> str:
 
 
 _SAYS_IT_ALL = frozenset({"value_error", "missing", "too_short", "too_long", "extra_forbidden"})
-"""Kinds of errors whose message names what was given, or that nothing was."""
+"""Kinds of errors whose message already names the value, or that have none."""
 
 _WORDS = {
     " after validation": "", "Tuple should": "List should", "Dictionary should": "Object should",
     "valid tuple": "valid list", "valid dictionary": "valid object",
 }  # fmt: skip
-"""Of Python, to what JSON has."""
+"""Maps Python's terms to JSON's."""
 
 _NAMED = re.compile(r"[a-z_.]+: ")
-"""What is said of a field by who looks at several."""
+"""Prefix of an error about one field, from a validator that checks several."""
 
 _BRANCHES = frozenset({"str", "int", "float", "bool", "[key]"})
 _BRANCH = re.compile(r"<.*>|(list|dict|tuple)\[.*\]")
-"""Of unions: the library's names, and the tags of ours."""
+"""Branches of unions: the library's names, and our tags."""
 
 _MAX_SPELLED_BITS = 256
 
 _PLAIN = frozenset({str, int, float, bool, list, tuple, dict})
-"""What nearly all values are."""
+"""The types of nearly all values."""
 
 _NEVER = (bytes, bytearray, memoryview, Iterator)
-"""What has no one meaning, or can be read just once, though a request is sent as often as it takes."""
+"""Types that have no single meaning, or that can be read just once, although a request may be sent repeatedly."""
 
 FAIL_FAST: Any = Field(fail_fast=True)
-"""Of every list: all the mistakes of a long one would cost more than all else, and the first says enough."""
+"""For every list: collecting all mistakes of a long one would cost more than everything else, and the first is
+enough.
+"""
 
 Text = Annotated[str, Strict(), AfterValidator(check_text)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(check_json), BeforeValidator(from_json)]
@@ -236,7 +239,9 @@ FunctionName = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
 
 
 def _inside(level: Iterable[object]) -> list[object]:
-    """What the values of a level hold. A body of 1 MB may have some hundred thousand, most of them empty or small."""
+    """Returns the children of a level's values. A body of 1 MB may have some hundred thousand, most of them empty or
+    small.
+    """
     inner: list[object] = []
     for value in level:
         if isinstance(value, str):
@@ -266,7 +271,7 @@ def _rename(values: dict[Any, Any], other: str, ours: str) -> None:
 def _is_same(one: object, other: object) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # what cannot be compared is no value of ours
+    except Exception:  # something that cannot be compared is no value of ours
         return False
 
 

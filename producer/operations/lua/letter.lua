@@ -1,4 +1,4 @@
--- KEYS of all that removes letters: letters, sizes, sum, as bury.lua has them. Its size is taken off the sum.
+-- Removes a letter, and its size from the sum. KEYS of every script that does: letters, sizes, sum, as in bury.lua.
 local function remove(letter)
   local removed = redis.call('XDEL', KEYS[1], letter)
   local noted = redis.call('XRANGE', KEYS[2], letter, letter)[1]

@@ -1,14 +1,14 @@
--- How a queue stands, for those who look after it: one look, which reads no request. It costs as much as there are workers,
--- and the same whatever waits.
+-- Reads the state of a queue for operators, in one look that reads no request. Its cost grows with the number of workers,
+-- not with what waits.
 --
--- KEYS: requests, reports, digests, card, load, bands, dead, malformed; then without a name: report, heartbeat, drain, band,
--- lane. ARGV: group, waiting, unowned, how many bands, tenants of each, and letters.
+-- KEYS: requests, reports, digests, card, load, bands, dead, malformed; then prefixes without a name: report, heartbeat,
+-- drain, band, lane. ARGV: group, waiting, unowned, numbers of bands, of tenants in each, and of letters.
 local requests, reports, digests, card, load, bands, dead, malformed = unpack(KEYS, 1, 8)
 local report_of, heartbeat_of, drain_of, band_of, lane_of = unpack(KEYS, 9, 13)
 local group, waiting, unowned = unpack(ARGV, 1, 3)
 local most_bands, most_tenants, most_letters = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
--- What is not there yet is nothing, and so is what somebody else wrote in its place.
+-- Missing keys and values of another type count as empty.
 local function ask(...)
   local answer = redis.pcall(...)
   if type(answer) ~= 'table' or not answer.err then return answer end
@@ -65,7 +65,7 @@ for i, name in ipairs(names) do
   }
 end
 
--- From which on the entries of a lane have a priority: accounts.lua has it.
+-- Lowest rank of a lane's entries with a priority, as in accounts.lua.
 local function rank_of(priority) return string.format('%.0f', (1000 - priority) * 2 ^ 42) end
 
 local function lane_of_priority(priority)

@@ -1,4 +1,4 @@
-"""Lua scripts: files in a folder `lua` of the package that calls them, and calls of them as plain commands.
+"""Loads Lua scripts, files in a folder `lua` of the package that calls them, and turns calls into plain commands.
 
 A script's keys share one hash slot, and running it twice is the same as running it once: the Redis library repeats a
 command whose answer was lost.
@@ -15,7 +15,7 @@ from penstock.producer.redis.pipeline import Command
 def load(package: str, *names: str) -> str:
     """Reads a script: the files `lua/<name>.lua` of `package`, one after the other.
 
-    What several scripts have in common is a file of its own, which is named before theirs.
+    Code that several scripts share is in a file of its own, which is named before theirs.
     """
     folder = files(package) / "lua"
     return "\n".join((folder / f"{name}.lua").read_text("utf-8") for name in names)
@@ -24,8 +24,9 @@ def load(package: str, *names: str) -> str:
 def call(
     script: str, key_names: Sequence[str | bytes], arguments: Iterable[str | bytes | int], *, only_reads: bool = False
 ) -> Command:
-    """The command that runs `script`. It holds all of it; `pipeline.execute` sends only its hash where that will do.
+    """Returns the command that runs `script`. It holds the whole source; `pipeline.execute` sends only its hash if that
+    will do.
 
-    One that `only_reads` needs no permission to write to its keys, as any other does, whatever it does to them.
+    With `only_reads` it needs no permission to write to its keys. Any other script does, whatever it does to them.
     """
     return ("EVAL_RO" if only_reads else "EVAL", script, len(key_names), *key_names, *arguments)

@@ -1,7 +1,7 @@
--- KEYS: calls, serving. ARGV: highest length, how long a call may wait at most in ms, group, the entry's fields and values.
--- Answers the entry's id (nil where the stream is full), how many calls wait, and whether the queue is served.
+-- KEYS: calls, serving. ARGV: highest length, the longest wait of a call in ms, group, the entry's fields and values.
+-- Returns the entry's id (nil if the stream is full), how many calls wait, and whether the queue is served.
 --
--- The stream expires with the longest that its last call may wait, unless workers, who read it, keep it.
+-- The stream expires after its last call's longest wait, unless workers, which read it, keep it.
 local calls, serving = KEYS[1], KEYS[2]
 local limit, longest, group = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local time = redis.call('TIME')

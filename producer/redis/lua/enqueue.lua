@@ -1,8 +1,8 @@
--- After waiting.lua. KEYS: requests, seen; of a request that must not wait for long also load, its lane, its band, weights.
--- ARGV: highest length (0: none), time to live of `seen` in s, group; for how many seconds it may wait, its priority, its
+-- After waiting.lua. KEYS: requests, seen; for a request with a time limit also load, its lane, its band, weights.
+-- ARGV: highest length (0: none), time to live of `seen` in s, group; how many seconds it may wait, its priority, its
 -- tenant; the entry's fields and values.
--- Answers the entry's id and whether it was there before; else nil, the length of the queue and, of one that is not full, for
--- how long the request would wait.
+-- Returns the entry's id and whether it was there before; else nil, the queue's length and, if it is not full, how long the
+-- request would wait.
 local entry = redis.call('GET', KEYS[2])
 if entry then return {entry, 1} end
 local limit = tonumber(ARGV[1])

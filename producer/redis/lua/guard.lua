@@ -1,11 +1,11 @@
--- Around a script that failed over what a key holds. It runs again here; the key is found, and what it holds is set aside where
--- that may be: the key gets another name, and the script goes on as if it had not been there.
+-- Wraps a script that failed over what a key holds. It runs again here, and the key is found. If its value may be set aside,
+-- the key gets another name, and the script continues as if it had not existed.
 --
--- Before it stands `script`, which is that script; STAYS, the names within a queue or a slot of what is never set aside, or nil
--- where nothing may be; and SHAPES, pairs of patterns: of names, and of all that such a key can hold.
+-- The code before it defines `script`, which is that script; STAYS, the names within a queue or a slot of keys that are never
+-- set aside, or nil if none may be; and SHAPES, pairs of patterns for names and for what such a key can hold.
 --
--- Answers what was set aside, as pairs of names; a key in the way that stays (or false); and what the script answers.
-local MOST = 64  -- places for what one key held
+-- Returns what was set aside, as pairs of names; a key in the way that stays (or false); and the script's answer.
+local MOST = 64  -- names under which one key's values can be set aside
 local AT_ONCE = 16  -- keys that one run sets aside
 local moved, in_the_way, reads = {}, nil, {}
 
@@ -13,7 +13,7 @@ local function spelled(key)
   return (string.gsub(key, '[^%w_.:{}/@-]', function(char) return string.format('%%%02X', string.byte(char)) end))
 end
 
--- Of a request's keys there is none: that request ends.
+-- A request's keys have none: that request ends.
 local function place_for(key)
   if not STAYS or #moved >= 2 * AT_ONCE then return nil end
   local slot, name = string.match(key, '^(penstock:{[^{}]+}:)(.+)$')
@@ -47,7 +47,7 @@ local function key_of(arguments)
   return arguments[2]
 end
 
--- Whether a command was refused for what the key holds, and not for what it was given.
+-- Whether a command was refused for the key's content, and not for its arguments.
 local function is_about_the_value(why, name)
   return string.find(why, 'WRONGTYPE', 1, true) or string.find(why, 'hash value is not', 1, true)
     or string.find(why, 'would overflow', 1, true) or string.find(why, 'resulting score is not', 1, true)
@@ -72,7 +72,7 @@ function redis.call(...)
   return redis.call(...)
 end
 
--- Whether such a key can hold all that was read: members without their scores, which are numbers.
+-- Whether such a key can hold everything that was read: members without their scores, which are numbers.
 local function fits(arguments, answer, shape)
   if type(answer) ~= 'table' then return type(answer) ~= 'string' or string.find(answer, shape) ~= nil end
   local step = string.upper(arguments[#arguments]) == 'WITHSCORES' and 2 or 1
@@ -82,7 +82,7 @@ local function fits(arguments, answer, shape)
   return true
 end
 
--- The last key that was read and held what no such key can.
+-- The last key read that held what no such key can.
 local function misread()
   for i = #reads, 1, -1 do
     local arguments, answer = reads[i][1], reads[i][2]

@@ -1,9 +1,10 @@
--- How long a request would wait, from what workers say of the queue once a second (`load`), in seconds; nil where nobody knows.
+-- Estimates a request's wait in seconds, from the workers' numbers for the queue once a second (`load`); nil if unknown.
 --
--- Before it go those of higher priority; of its own, those of its tenant that are due before it, and as long as these wait,
--- others' in turn, by weights. What comes later and has a higher priority is not foreseen, nor is ageing.
-local SPAN = 2 ^ 42  -- as in accounts.lua: lanes are in the order of (1000 - priority) * SPAN + when entries are due
-local FRESH = 5000  -- ms: numbers that are older say nothing
+-- Requests of higher priority go before it. Within its priority, so do its tenant's requests that are due earlier, and while
+-- these wait, other tenants' in turn, by weights. Later requests of higher priority and ageing are not predicted.
+local SPAN = 2 ^ 42  -- as in accounts.lua: lanes are ordered by (1000 - priority) * SPAN + when entries are due
+local FRESH = 5000  -- ms: older numbers are ignored
+
 
 local function seconds_to_wait(load, lane, band, weights, timeout, priority, tenant)
   local known = redis.pcall('HMGET', load, 'at_ms', 'rate', 'bands')
