@@ -1,4 +1,4 @@
-"""The ASGI application: which path leads where, and what every request has in common."""
+"""The ASGI application: routes, and what all requests share."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def create_app(
     provider: TracerProvider | None = None,
     max_connections: int | None = None,
 ) -> Starlette:
-    """The application. Its connections to Redis live from its start to its end.
+    """Creates the application. It connects to Redis at startup and closes the connections at shutdown.
 
     Args:
-        settings: what can be set.
-        metrics: that count what it does.
-        provider: where spans go; None: nothing is traced, and clients' traces go on in workers all the same.
-        max_connections: that the server has; None: as many as are set.
+        settings: the gateway's settings.
+        metrics: counters for its work.
+        provider: receives spans; None: nothing is traced here, but clients' traces still continue in workers.
+        max_connections: the server's limit on connections; None: the setting.
     """
 
     @asynccontextmanager
@@ -95,7 +95,7 @@ def create_app(
             async with BatchRunner(gateway):
                 yield
 
-    routes = [*health.ROUTES, *OPENAI_ROUTES, *UNSERVED_ROUTES]  # before those that a name would match
+    routes = [*health.ROUTES, *OPENAI_ROUTES, *UNSERVED_ROUTES]  # before routes whose parameter would match them
     routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES, *OPERATIONS_ROUTES]
     if settings.page:
         routes += page_routes()
@@ -118,14 +118,14 @@ def create_app(
     app.state.shares = Shares(max_connections or settings.max_connections)
     app.state.proxies = networks(settings.trusted_proxies)
     app.state.error_forms = {ANTHROPIC_PATH: error_body}
-    app.router.redirect_slashes = False  # the redirection would name the host that the client named
+    app.router.redirect_slashes = False  # the redirect would use the host that the client named
     return app
 
 
 def _standing(
     settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, desk: Store
 ) -> Standing:
-    """Of the process's connections, but for those of an operator's user, who has a password of its own."""
+    """Watches the process's connections, except the operator's, whose user has its own password."""
     connections = connections_of(client)
     clients = [*connections.clients, store.redis]
     if settings.operator_redis_url is None:
@@ -143,7 +143,7 @@ def _tracing(provider: TracerProvider | None) -> Iterator[Middleware]:
 
 
 def _cors(settings: GatewaySettings) -> Iterator[Middleware]:
-    """What pages from elsewhere may ask; keys are sent in headers, never as cookies."""
+    """Yields the CORS middleware for other sites' pages; keys are sent in headers, never as cookies."""
     if settings.cors_origins:
         yield Middleware(
             CORSMiddleware,
@@ -168,7 +168,7 @@ async def _answer_penstock_error(request: Request, error: Exception) -> Response
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    """What Starlette itself says no to: a path or a method that is not there."""
+    """Answers Starlette's own errors: a path or a method that does not exist."""
     assert isinstance(error, HTTPException)  # noqa: S101  as it is registered
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     refusal = ApiError(error.status_code, message, code=_CODES.get(error.status_code))

@@ -1,4 +1,4 @@
-"""What the handlers of one gateway process share, and who asks them."""
+"""State shared by the handlers of one gateway process, and the caller of a request."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from penstock.producer import AsyncClient
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One process's. `client` is of no queue in particular: `client.on(queue)` is. `store` is for the gateway's own.
-    `has_batch_news` is set where somebody has made or cancelled a batch.
+    """State of one process. `client` has no queue of its own; use `client.on(queue)`. `store` is for the gateway's own
+    data. `has_batch_news` is set when somebody has made or cancelled a batch.
     """
 
     settings: GatewaySettings
@@ -40,21 +40,21 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Where no API keys exist, everybody is the same caller, without a key."""
+    """The caller. If no API keys exist, everybody is the same caller, without a key."""
 
     key_id: str | None = None
     tenant: str | None = None
-    models: frozenset[str] | None = None  # names of models and queues that it may use; None: all
-    is_admin: bool = False  # whether it may look after queues
+    models: frozenset[str] | None = None  # models and queues that it may use, by name; None: all
+    is_admin: bool = False  # whether it may use the operators' routes
 
     @property
     def owner(self) -> str:
-        """What is kept beside what this caller has stored."""
+        """Owner of what this caller stores, as kept beside it."""
         return self.key_id or ""
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:
-    """The process's; its directory has what the caller may use."""
+    """Returns the process's gateway, with a directory limited to what the caller may use."""
     gateway = connection.app.state.gateway
     assert isinstance(gateway, Gateway)  # noqa: S101  the application's lifespan has set it
     models = caller_of(connection).models
@@ -63,5 +63,5 @@ def gateway_of(connection: HTTPConnection) -> Gateway:
 
 def caller_of(connection: HTTPConnection) -> Caller:
     caller = getattr(connection.state, "caller", None) or Caller()
-    assert isinstance(caller, Caller)  # noqa: S101  who checks keys has set it
+    assert isinstance(caller, Caller)  # noqa: S101  the key check has set it
     return caller

@@ -1,4 +1,4 @@
-"""What is kept and cannot be read, as somebody else wrote there. Whoever meets it passes it over and says so once."""
+"""Stored values that cannot be read, as something else wrote them. They are skipped, and logged once."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from penstock.producer.redis.junk import Guard
 _log = structlog.get_logger(__name__)
 
 GUARD = Guard(stays=frozenset({"response", "batch", "file", "progress", "uploaded", "output", "errors"}))
-"""What clients keep here stays where it is, whatever it has become. What counts and what lists is made anew."""
+"""Values that clients store here stay where they are, whatever they contain. Counters and lists are rebuilt."""
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""What reading a document raises that is none."""
+"""Exceptions that reading an invalid document raises."""
 
 MAX_TOLD = 1000
 _told: dict[str, None] = {}  # keys, the latest last
 
 
 def tell(key: str) -> None:
-    """Has the log name a key that holds what no gateway writes there, once."""
+    """Logs once that a key holds something no gateway writes there."""
     if key not in _told:
         _log.error("junk_passed_over", key=key)
     _told[key] = _told.pop(key, None)

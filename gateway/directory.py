@@ -1,4 +1,4 @@
-"""Which queue serves which model."""
+"""Directory of queues and the models that they serve."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.producer.tasks import Joined
 MAX_AGE_S = 2.0
 
 MAX_KNOWN = 1024
-"""Queues whose last card is kept."""
+"""Number of queues whose last card is kept."""
 
 
 class Directory:
     """The cards of the queues that are served, as they were at most `MAX_AGE_S` ago.
 
     Args:
-        client: of any queue.
+        client: a client of any queue.
         queues: those to serve; empty: all.
     """
 
@@ -33,46 +33,46 @@ class Directory:
         self._allowed: frozenset[str] | None = None
 
     def limited_to(self, allowed: frozenset[str] | None) -> Directory:
-        """The same for a caller who may use these models and queues; None: all of them."""
+        """Returns the directory of a caller who may use these models and queues; None: all of them."""
         limited = copy(self)
         vars(limited).update(_allowed=allowed)
         return limited
 
     async def cards(self) -> Mapping[str, ModelCard]:
-        """By queue, in the order of their names.
+        """Returns cards by queue, in the order of the queues' names.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         served = await self._served.cards()
         return self._allowed_of(served)
 
     async def standing(self) -> Mapping[tuple[str, str], bool]:
-        """Of each queue and its model ("": not known), whether it is served now: of those that are set, that somebody
-        served or asked for within `FORGET_AFTER_S`, and that have requests.
+        """Returns, for each queue and its model ("": not known), whether it is served now. Queues are included if they
+        are configured, have requests, or were served or asked for within `FORGET_AFTER_S`.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         served = await self._served.cards()
         remembered, models = await self._served.remembered(), self._served.models()
         return {(queue, models.get(queue, "")): queue in served for queue in remembered}
 
     def model_of(self, queue: str) -> str:
-        """What it served last, as far as is known."""
+        """Returns the model that the queue served last, as far as known."""
         return self._served.models().get(queue, "")
 
     async def queue_of(self, model: str, *, may_wait: bool = False) -> str:
-        """The queue that `model` names: its own name, or the model that it alone serves.
+        """Returns the queue that `model` names: a queue's own name, or a model that only it serves.
 
         Args:
-            model: as the client has it.
-            may_wait: whether a queue will do that was served, since this process began, and is not now.
+            model: the client's name for it.
+            may_wait: whether to accept a queue that was served since this process began, but is not now.
 
         Raises:
-            ApiError: there is none that the caller may use (404), none any more or nothing served yet (503), or there
-                are several (400).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ApiError: the caller may use none (404), it is no longer served or nothing is served yet (503), or several
+                match (400).
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         served = await self._served.cards()
         queues = list(_named(model, self._allowed_of(served)))
@@ -85,18 +85,18 @@ class Directory:
             message = f"model {model[:200]!r} is served by several queues, name one of them: {', '.join(queues)[:500]}"
             raise ApiError(400, message, param="model", code="ambiguous_model")
         self._served.note(known)
-        if known or self._is_to_be_served(model) or not served:  # workers may be loading still
+        if known or self._is_to_be_served(model) or not served:  # workers may still be loading
             raise _unserved(model)
-        # A model that the caller may not use is one that does not exist: nobody learns what others are served.
+        # A model that the caller may not use counts as missing: nobody learns what others are served.
         message = f"model {model[:200]!r} does not exist; GET /v1/models lists those that are served"
         raise ApiError(404, message, param="model", code="model_not_found")
 
     async def card_of(self, queue: str, *, may_wait: bool = False) -> ModelCard:
-        """That of a queue that `queue_of` has named; with `may_wait` the last one, if nobody serves it any more.
+        """Returns the card of a queue from `queue_of`; with `may_wait` the last one, if nobody serves it any more.
 
         Raises:
             ApiError: nobody serves it any more (503).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         card = (await self._served.cards()).get(queue)
         if card is None and may_wait:
@@ -106,7 +106,7 @@ class Directory:
         return card
 
     def _allowed_of(self, cards: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
-        """Those that the caller may use."""
+        """Returns the cards that the caller may use."""
         if self._allowed is None:
             return cards
         return {queue: card for queue, card in cards.items() if self._allowed & {queue, card.model}}
@@ -116,24 +116,24 @@ class Directory:
 
 
 def _named(model: str, cards: Mapping[str, ModelCard]) -> Mapping[str, ModelCard]:
-    """Those of the queue of this name; where there is none, of those that serve the model."""
+    """Returns the card of the queue with this name, or else those of the queues that serve the model."""
     if model in cards:
         return {model: cards[model]}
     return {queue: card for queue, card in cards.items() if card.model == model}
 
 
 class _ServedCards:
-    """What all callers' directories share."""
+    """Data shared by all callers' directories."""
 
     def __init__(self, client: AsyncClient, only: tuple[str, ...]) -> None:
         self._client = client
         self.only = only
         self._cards: Mapping[str, ModelCard] = {}
         self.known: dict[str, ModelCard] = {}
-        """The last ones of queues that were served here."""
-        self._wanted_s: dict[str, float] = {}  # when somebody last served one, or asked for one that nobody serves
+        """The last cards of queues that were served here."""
+        self._wanted_s: dict[str, float] = {}  # when somebody last served a queue, or asked for one that nobody serves
         self._read_at_s: float | None = None
-        self._reading = Joined(self._renew)  # else each would wait for the failure of all before, while Redis is away
+        self._reading = Joined(self._renew)  # else, while Redis is away, each caller waits for all earlier failures
 
     async def cards(self) -> Mapping[str, ModelCard]:
         if not self._is_fresh:
@@ -143,7 +143,7 @@ class _ServedCards:
     async def _renew(self) -> None:
         self._cards = await self._read()
         for queue, card in self._cards.items():
-            self.known.pop(queue, None)  # the one that was served last is the last one
+            self.known.pop(queue, None)  # keeps the last served one at the end
             self.known[queue] = card
         for queue in list(self.known)[:-MAX_KNOWN]:
             del self.known[queue]
@@ -152,11 +152,11 @@ class _ServedCards:
         self._read_at_s = time.monotonic()
 
     def note(self, queues: Iterable[str]) -> None:
-        """Somebody serves them, or would like them served."""
+        """Notes that somebody serves these queues, or would like them served."""
         self._wanted_s.update(dict.fromkeys(queues, time.monotonic()))
 
     async def remembered(self) -> Sequence[str]:
-        """Those that are set, and those that have not been left alone for `FORGET_AFTER_S`."""
+        """Returns the configured queues, and those used within `FORGET_AFTER_S`."""
         old_s = time.monotonic() - FORGET_AFTER_S
         old = [queue for queue, at_s in self._wanted_s.items() if at_s <= old_s]
         for queue, has_requests in zip(old, await asyncio.gather(*map(self._has_requests, old)), strict=True):
@@ -175,7 +175,7 @@ class _ServedCards:
             return True
 
     def models(self) -> Mapping[str, str]:
-        """The last model of the queues that were served here or are set; empty where none was."""
+        """Returns the last model of each configured queue and each queue served here; empty if there was none."""
         return dict.fromkeys(self.only, "") | {queue: card.model for queue, card in self.known.items()}
 
     @property
@@ -183,12 +183,14 @@ class _ServedCards:
         return self._read_at_s is not None and time.monotonic() - self._read_at_s < MAX_AGE_S
 
     async def _read(self) -> Mapping[str, ModelCard]:
-        queues = self.only or await self._client.queues()  # whose list a user of some queues may not read
+        queues = self.only or await self._client.queues()  # a user of some queues may not read the list
         cards = await asyncio.gather(*map(self._card, queues))
         return {queue: card for queue, card in zip(queues, cards, strict=True) if card is not None}
 
     async def _card(self, queue: str) -> ModelCard | None:
-        """None: nobody serves the queue, as far as can be read. Its workers write it again."""
+        """Returns the card; None: nobody serves the queue, as far as can be read. A damaged card is rewritten by its
+        workers.
+        """
         try:
             return await self._client.model_card(queue=queue)
         except ServerRefused as error:

@@ -1,4 +1,4 @@
-"""What can go wrong, as HTTP says it: one table from our errors to statuses, and OpenAI's body."""
+"""HTTP errors: one table from our exceptions to statuses, and OpenAI's error body."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.producer.wire.values import explain, place_of
 RETRY_AFTER_S = 1
 
 MAX_MESSAGE_CHARS = 2500
-"""A worker says no more than 2000 in one; whoever else writes replies may say more."""
+"""A worker's messages have at most 2000; other writers of replies may send longer ones."""
 
 MAX_CODE_CHARS = 64
 
@@ -42,16 +42,16 @@ _log = structlog.get_logger(__name__)
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error to send as the answer.
 
     Attributes:
-        status: of HTTP.
-        message: for people; it names the value that is wrong, and holds no prompt. It is cut to `MAX_MESSAGE_CHARS`.
+        status: the HTTP status.
+        message: for people; it names the wrong value and holds no prompt. It is cut to `MAX_MESSAGE_CHARS`.
         type: OpenAI's class of errors.
-        param: the field that is wrong, where it is one.
+        param: the field that is wrong, if any.
         code: for programs; it is cut to `MAX_CODE_CHARS`.
-        retry_after_s: when trying again may help; None: it does not.
-        ends_reply: whether the reply itself has ended so, for everybody who reads it.
+        retry_after_s: when a retry may help; None: it won't.
+        ends_reply: whether the reply itself ended with this error, for all its readers.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """`x-should-retry` is what OpenAI's clients go by."""
+        """Headers of the answer. OpenAI's clients decide by `x-should-retry`."""
         if self.retry_after_s is None:
             return {"x-should-retry": "false"}
         return {"retry-after": str(self.retry_after_s), "x-should-retry": "true"}
@@ -98,23 +98,25 @@ def _refused(error: RequestRefused) -> ApiError:
 
 
 def _field_of(message: str) -> str | None:
-    """The field that a refusal begins with, as in `temperature: Input should be ...`."""
+    """Returns the field that a refusal's message begins with, as in `temperature: Input should be ...`."""
     name, colon, _ = message.partition(": ")
     return name if colon and _FIELD.fullmatch(name) else None
 
 
 def unavailable(message: str) -> ApiError:
-    """Something that is away or busy for a while."""
+    """Returns an error about something that is away or busy for a while."""
     return ApiError(503, message, type="server_error", code="unavailable", retry_after_s=RETRY_AFTER_S)
 
 
 def _lost(_: ConnectionLost) -> ApiError:
-    """Where Redis is, and what it says, is for the operator: `Standing` logs it."""
+    """Hides the address of Redis and its words, which are for the operator: `Standing` logs them."""
     return unavailable("the gateway has no connection to its queue now; try again")
 
 
 def _redis_refused(error: ServerRefused) -> ApiError:
-    """A password and a permission are for people to mend, who may be at it: only about one request nothing helps."""
+    """Returns a 503 while people may fix a password or a permission. A refusal of this request alone is a 500: no retry
+    helps.
+    """
     if error.is_junk:
         return _junk(error)
     if error.is_passing or is_refused(error):
@@ -125,7 +127,7 @@ def _redis_refused(error: ServerRefused) -> ApiError:
 
 
 def _junk(error: ServerRefused) -> ApiError:
-    """Workers and gateways set it aside where they can; the rest is for people."""
+    """Workers and gateways set junk aside where they can; the rest is for people."""
     tell(str(error))
     return unavailable("what this needs is damaged, and the gateway's log says where; try again")
 
@@ -161,12 +163,12 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
 
 
 def api_error(error: PenstockError) -> ApiError:
-    """What a client is told of `error`. What it is not told is logged."""
+    """Returns what a client is told of `error`. The rest is logged."""
     return next(_TABLE[kind](error) for kind in type(error).__mro__ if kind in _TABLE)
 
 
 def ended_early(finish_reason: str) -> ApiError:
-    """A reply that ended `cancelled` or `expired`: OpenAI's API has no finish reason for it."""
+    """Returns the error for a reply that ended `cancelled` or `expired`: OpenAI's API has no finish reason for it."""
     if finish_reason == "expired":
         message = "the request expired before it was finished"
         return ApiError(408, message, type="timeout_error", code="expired", ends_reply=True)
@@ -174,13 +176,15 @@ def ended_early(finish_reason: str) -> ApiError:
 
 
 def overdue(timeout_s: float) -> ApiError:
-    """A request whose time is over, and which no worker has ended: it expires when one comes to it."""
+    """Returns the error for a request whose time is over, although no worker has ended it: it expires when one takes
+    it.
+    """
     message = f"the request's timeout_s of {timeout_s:g} s is over, and no worker has ended it"
     return ApiError(408, message, type="timeout_error", code="expired")
 
 
 def invalid_value(error: ValidationError) -> ApiError:
-    """A body in which values are wrong, missing or unknown; `param` is the first of them."""
+    """Returns the error for a body with wrong, missing or unknown values; `param` is the first of them."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, message = first["type"], explain(error).removeprefix("request: ")
     code = "missing_required_parameter" if kind == "missing" else "invalid_value"

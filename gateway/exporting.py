@@ -1,4 +1,4 @@
-"""What a process sends by OpenTelemetry while it serves, where it is asked to."""
+"""Sends a serving process's telemetry by OpenTelemetry, if configured."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 async def exporting(
     telemetry: Telemetry | None, registry: CollectorRegistry, refresh: Callable[[], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
-    """Sends the metrics of `registry` while the block lasts, and at its end what there is of them and of spans.
+    """Sends the metrics of `registry` during the block; at its end also the remaining metrics and spans.
 
     Args:
-        telemetry: where to; None: nothing is sent. It is closed at the end.
-        registry: what a scrape shows.
-        refresh: brings it up to date.
+        telemetry: its exporters; None: nothing is sent. It is closed at the end.
+        registry: the metrics that a scrape shows.
+        refresh: updates the registry.
     """
     if telemetry is None:
         yield

@@ -1,4 +1,4 @@
-"""How metrics are shown to whoever scrapes them, for the gateway and the worker."""
+"""Exposition of metrics to scrapers, for the gateway and the worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.gateway import log_lines
 
 
 class Registry(CollectorRegistry):
-    """The metrics of one service, with the same labels on every sample of them.
+    """Metrics of one service, with the same labels on every sample.
 
-    It begins with what it is (`penstock_build_info`) and what its process takes (`process_*`, on Linux).
+    It starts with the build (`penstock_build_info`) and the process's resources (`process_*`, on Linux).
     """
 
     def __init__(self, version: str) -> None:
@@ -29,11 +29,13 @@ class Registry(CollectorRegistry):
         self.register(_Log())
 
     def set_labels(self, **labels: str) -> None:
-        """On every sample from now on. None may be a label of a single family."""
+        """Sets labels for every sample from now on. None may be the label of a single family."""
         self._labels |= labels
 
     def collect(self) -> Iterator[Metric]:
-        """All families. The `_created` series are left out: as many again, and `process_start_time_seconds` says it."""
+        """Yields all families without `_created` series: these would double the number, and
+        `process_start_time_seconds` suffices.
+        """
         for family in super().collect():
             family.samples = [
                 sample._replace(labels={**self._labels, **sample.labels})
@@ -44,7 +46,7 @@ class Registry(CollectorRegistry):
 
 
 class _Process(Collector):
-    """What the kernel says of this process; nothing where it does not, or says something else."""
+    """Reports the kernel's figures about this process; nothing if they are missing or malformed."""
 
     def __init__(self) -> None:
         self._collector: ProcessCollector | None = None
@@ -64,10 +66,10 @@ class _Log(Collector):
 
 
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The page and its content type: OpenMetrics for whoever accepts that, else Prometheus's text.
+    """Returns the page and its content type: OpenMetrics for clients that accept it, else Prometheus's text format.
 
     Args:
-        registry: what is shown.
+        registry: the metrics to show.
         accept: the header of the request; may be empty.
     """
     encode, content_type = choose_encoder(accept)

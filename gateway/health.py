@@ -1,4 +1,4 @@
-"""Whether the process is there, and whether it can serve. No key is needed, and nothing is shown that needs one."""
+"""Liveness and readiness of the process. They need no key, and show nothing that needs one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.routing import Route
 from penstock.gateway.context import Gateway
 
 READY_WITHIN_S = 2.0
-"""Probes wait for little more. Redis may take commands and answer none."""
+"""Probes wait little longer. Redis may accept commands and answer none."""
 
 
 async def liveness(_: Request) -> Response:
-    """Whoever answers is alive."""
+    """Answers: a process that does is alive."""
     return JSONResponse({"alive": True})
 
 
 async def readiness(asked: Request) -> Response:
-    """Ready is who takes requests, reaches Redis, and is let write there. Without a worker there are answers too: what
-    they say is for the client.
+    """Reports ready if the process takes requests, reaches Redis, and may write there. Without a worker it can still
+    answer: that error is for the client.
     """
     gateway: Gateway | None = getattr(asked.app.state, "gateway", None)
     if gateway is None or asked.app.state.is_draining:

@@ -1,9 +1,9 @@
-"""The log's lines on their way out: a bounded queue and a thread that writes, so that a log that can't be written to
-ends nothing and holds up nobody.
+"""Output of log lines through a bounded queue and a writing thread, so that a blocked log neither ends nor delays
+anything.
 
-A pipe that nobody reads, a full disk, a reader that is gone: lines wait, and are tried again each second. When the
-queue is full, lines are dropped, those of the lowest rank first, and counted. The descriptor stays as it is (no
-O_NONBLOCK): other processes have it too.
+The log may be a pipe that nobody reads, a full disk, or a reader that is gone: lines wait, and are retried each second.
+When the queue is full, lines are dropped, those of the lowest rank first, and counted. The descriptor is left as it is
+(no O_NONBLOCK), as other processes share it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from functools import partial
 from typing import TextIO
 
 CAPACITY_BYTES = 8 * 2**20
-"""Of all lines that wait."""
+"""Capacity for all waiting lines."""
 
 CLOSE_PATIENCE_S = 2.0
-"""For what still waits at the end of the process."""
+"""Time for the lines that still wait at the end of the process."""
 
 _RETRY_S = 1.0
 _FORK_PATIENCE_S = 0.2
@@ -33,7 +33,7 @@ _LARGEST_WRITE_BYTES = 64 * 2**10
 
 
 class Rank(enum.IntEnum):
-    """What a line may take of the queue before it is dropped."""
+    """Rank of a line: how full the queue may be before it is dropped."""
 
     PLAIN = 6  # eighths of the capacity
     WARNING = 7
@@ -41,11 +41,12 @@ class Rank(enum.IntEnum):
 
 
 class LogLines:
-    """
+    """Queues lines for a writing thread.
+
     Args:
-        write: takes bytes, as `os.write` does, and may wait or raise OSError; called in a thread of its own.
-        say_dropped: called, in the thread that writes, with the number of lines that were dropped before the log took
-            lines again; it may call `put`.
+        write: takes bytes, like `os.write`, and may block or raise OSError; called in its own thread.
+        say_dropped: called in the writing thread with the number of lines dropped before the log accepted lines again;
+            it may call `put`.
     """
 
     def __init__(self, write: Callable[[memoryview], int], say_dropped: Callable[[int], object]) -> None:
@@ -56,7 +57,9 @@ class LogLines:
         self._forget()
 
     def _forget(self) -> None:
-        """As a process begins, one that was forked too: what its parent has waiting is the parent's."""
+        """Resets the state at the start of a process, even a forked one: lines waiting in its parent are the
+        parent's.
+        """
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Rank, bytes]] = deque()
@@ -66,7 +69,7 @@ class LogLines:
         self._is_resting = False  # its thread ends once nothing waits
 
     def put(self, line: str, rank: Rank) -> bool:
-        """Takes a line, without its end, and never waits. False: it was dropped."""
+        """Queues a line, without its line end, and never blocks. False: it was dropped."""
         if self._pid != os.getpid():
             self._forget()
         data = f"{line}\n".encode(errors="backslashreplace")
@@ -93,7 +96,9 @@ class LogLines:
         return thread is None or not thread.is_alive()
 
     def close(self, patience_s: float = CLOSE_PATIENCE_S) -> None:
-        """Waits for what was put to be written: all of it for half of the time, then for what is not plain alone."""
+        """Waits for queued lines to be written: for all of them half of the time, then only for those above the plain
+        rank.
+        """
         if self.rest(patience_s / 2):
             return
         with self._changed:
@@ -115,7 +120,7 @@ class LogLines:
                         time.sleep(_RETRY_S / 20)
 
     def _next(self) -> memoryview | None:
-        """What to write now. None: this thread has to end."""
+        """Returns what to write now. None: this thread has to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_resting)
             if not self._waiting:
@@ -137,7 +142,7 @@ class LogLines:
 
 
 def _start_without_signals(thread: threading.Thread) -> None:
-    """They are for the main thread, which may wait for them with `sigwait`."""
+    """Starts the thread with signals blocked: they are for the main thread, which may wait for them with `sigwait`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         thread.start()
@@ -150,7 +155,9 @@ _current: LogLines | None = None
 
 @contextmanager
 def queued(stream: TextIO, say_dropped: Callable[[int], object]) -> Iterator[LogLines]:
-    """The lines of this process's log, to `stream`, while the block lasts; at its end they get `CLOSE_PATIENCE_S`."""
+    """Sends this process's log to `stream` through a queue during the block; the rest gets `CLOSE_PATIENCE_S` at its
+    end.
+    """
     global _current  # noqa: PLW0603 - a process has one log
     _current = lines = LogLines(_writer_to(stream), say_dropped)
     try:
@@ -163,7 +170,7 @@ def queued(stream: TextIO, say_dropped: Callable[[int], object]) -> Iterator[Log
 def _writer_to(stream: TextIO) -> Callable[[memoryview], int]:
     try:
         return partial(os.write, _own_end(stream.fileno()))
-    except io.UnsupportedOperation:  # it is one in memory
+    except io.UnsupportedOperation:  # an in-memory stream
 
         def write(data: memoryview) -> int:
             stream.write(bytes(data).decode())
@@ -173,16 +180,16 @@ def _writer_to(stream: TextIO) -> Callable[[memoryview], int]:
 
 
 def _own_end(descriptor: int) -> int:
-    """A descriptor for the thread that writes, which may wait.
+    """Returns a descriptor for the writing thread, which may block.
 
-    What else writes to a pipe in this process, such as XLA's and libtpu's own lines, never waits from then on: what
-    does not fit is lost. For that `descriptor` becomes another opening of the same pipe, with O_NONBLOCK of its own.
+    Other writers to a pipe in this process, such as XLA and libtpu, never block from then on: what does not fit is
+    lost. For that, `descriptor` becomes another opening of the same pipe, with its own O_NONBLOCK.
     """
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return descriptor
         impatient = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # no Linux; somebody else's pipe; nobody has it open any more
+    except OSError:  # not Linux; somebody else's pipe; or nobody has it open any more
         return descriptor
     own = os.dup(descriptor)
     os.dup2(impatient, descriptor)
@@ -191,17 +198,17 @@ def _own_end(descriptor: int) -> int:
 
 
 def num_dropped() -> int:
-    """Lines of this process's log that were dropped so far."""
+    """Returns the number of this process's log lines dropped so far."""
     return 0 if _current is None else _current.num_dropped
 
 
 def before_fork() -> None:
-    """To be called by a process that forks others, which is best done while it has one thread alone."""
+    """Prepares a fork. It is best called while the process has just one thread."""
     if _current is not None:
         _current.rest(_FORK_PATIENCE_S)
 
 
 def close() -> None:
-    """To be called by a process that was forked, before it ends."""
+    """Flushes the log of a forked process before it ends."""
     if _current is not None:
         _current.close()

@@ -1,7 +1,7 @@
-"""Sends the metrics that a scrape shows by OTLP as well: the same families, so that nothing is counted twice.
+"""Pushes the metrics that a scrape shows by OTLP as well: the same families, so that nothing is counted twice.
 
 OpenTelemetry has exporters for its own instruments, and a collector that scrapes; it has none for a registry of
-prometheus_client. What becomes of a family is by
+prometheus_client. Families are converted by
 https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics.
 """
 
@@ -46,13 +46,13 @@ _log = structlog.get_logger(__name__)
 
 
 class MetricPush:
-    """Exports a registry every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds, and at the end, from a thread of its own.
+    """Exports a registry every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds, and at the end, from its own thread.
 
     Args:
-        exporter: sends what it is given, and says in the log what it could not send.
-        resource: whose metrics they are.
-        registry: what a scrape shows.
-        refresh: brings it up to date, in the event loop.
+        exporter: sends the metrics, and logs failures.
+        resource: the resource that the metrics belong to.
+        registry: the metrics that a scrape shows.
+        refresh: updates the registry, in the event loop.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MetricPush:
         self._started_ns = time.time_ns()
 
     def start(self) -> None:
-        """To be called in the event loop that `refresh` belongs to."""
+        """Starts the thread. Call it in the event loop that `refresh` belongs to."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="penstock-metrics", daemon=True)
         self._thread.start()
@@ -97,7 +97,7 @@ class MetricPush:
 
 
 def interval_s() -> float:
-    """Between two exports, by the environment; what is no number counts as not set."""
+    """Returns the time between two exports, from the environment; an invalid number counts as not set."""
     try:
         interval_ms = float(os.environ.get(INTERVAL, "") or _DEFAULT_INTERVAL_MS)
     except ValueError:
@@ -106,7 +106,7 @@ def interval_s() -> float:
 
 
 def as_otlp(families: Iterable[Family], resource: Resource, started_ns: int) -> MetricsData:
-    """Families of metrics as OTLP has them. All counts are from `started_ns` on (since the epoch)."""
+    """Converts families of metrics to OTLP. All counts begin at `started_ns` (since the epoch)."""
     now_ns = time.time_ns()
     metrics = [
         Metric(f"{family.name}_info" if family.type == "info" else family.name, family.documentation, family.unit, data)
@@ -117,7 +117,7 @@ def as_otlp(families: Iterable[Family], resource: Resource, started_ns: int) -> 
 
 
 def _data(family: Family, started_ns: int, now_ns: int) -> Sum | Gauge | Histogram | None:
-    """None: it has no samples."""
+    """Converts one family; None: it has no samples."""
     if family.type == "histogram":
         found = list(_histograms(family, started_ns, now_ns))
         return Histogram(found, AggregationTemporality.CUMULATIVE) if found else None
@@ -134,7 +134,7 @@ def _data(family: Family, started_ns: int, now_ns: int) -> Sum | Gauge | Histogr
 
 
 def _histograms(family: Family, started_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """One for each set of labels. Prometheus's buckets hold those before them too; OTLP's do not."""
+    """Yields a point for each set of labels. Prometheus's buckets include all lower ones; OTLP's do not."""
     found: dict[tuple[tuple[str, str], ...], _Buckets] = {}
     for sample in family.samples:
         labels = tuple(item for item in sample.labels.items() if item[0] != "le")

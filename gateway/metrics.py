@@ -1,4 +1,4 @@
-"""A gateway process's Prometheus metrics, in a registry of their own."""
+"""Prometheus metrics of a gateway process, in their own registry."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _LABELS = ("method", "route")
 
 FORGET_AFTER_S = 3600.0
-"""A queue that nobody has served, asked for or put anything into for so long is no longer told of."""
+"""Metrics of a queue are dropped once nobody has served it, asked for it or put anything into it for so long."""
 
 MOST_CODES = 64
 OTHER = "other"
-"""In the place of a code beyond so many: they may come from whoever writes replies."""
+"""Replaces codes beyond a limited number: writers of replies could invent any."""
 
 
 class Metrics:
-    """One process's. Routes are named by their templates, and what leads nowhere is one route."""
+    """Metrics of one process. Routes are named by their templates; unknown paths share one route."""
 
     def __init__(self) -> None:
         self.registry = Registry(__version__)
@@ -88,19 +88,19 @@ class Metrics:
         self.registry.register(_TurnedAway(count_turned_away))
 
     def set_trouble(self, trouble: Trouble | None) -> None:
-        """What is wrong with Redis."""
+        """Sets what is wrong with Redis."""
         for kind in get_args(Trouble):
             self._trouble.labels(kind).set(kind == trouble)
 
     def set_served(self, served: Mapping[tuple[str, str], bool]) -> None:
-        """Of each queue and its model, whether it is served."""
+        """Sets, for each queue and its model, whether it is served."""
         self._served.clear()
         for labels, is_served in served.items():
             self._served.labels(*labels).set(is_served)
         self._forget(served)
 
     def _forget(self, told: Container[tuple[str, str]]) -> None:
-        """Queues come and go, and models change: what was counted of those that are gone goes with them."""
+        """Forgets counters of queues and models that are gone."""
         now_s = time.monotonic()
         for pair, at_s in list(self._generated_s.items()):
             if pair in told:

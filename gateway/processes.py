@@ -1,4 +1,4 @@
-"""Several processes that do the same, each of which is replaced when it ends."""
+"""Runs several identical processes, and replaces each one that ends."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from penstock.stopping import Stopping
 _log = structlog.get_logger(__name__)
 
 RESTART_INTERVAL_S = 1.0
-"""Between two starts in one place: one that ends at once is no reason to use up a processor."""
+"""Time between two starts in one place, so that a process that ends at once does not use up a processor."""
 
 ABORT = signal.SIGQUIT
-"""From the process that started the others: they are to end at once."""
+"""Sent by the parent process: end at once."""
 
 
 ABORTED = 130
-"""Exit status of who was told to stop twice."""
+"""Exit status of a process that was told to stop twice."""
 
 
 class Work(Protocol):
     def __call__(self, place: int, lifeline: int, signals: Stopping) -> int:
-        """What the process in `place` does; its exit status. It drains on SIGTERM, and once `lifeline` can be read:
-        then the process that started it is gone. It ends at once on `ABORT`.
+        """Runs the process in `place`; returns its exit status. It drains on SIGTERM, and once `lifeline` can be read:
+        then its parent is gone. It ends at once on `ABORT`.
         """
 
 
 def keep_running(count: int, work: Work, signals: Stopping, is_final: Callable[[int], bool] = lambda _: False) -> int:
     """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT, or until one ends with an exit
-    status that `is_final`; then it tells all of them to end, and waits for it. SIGHUP it passes on.
+    status that `is_final`. Then it tells all of them to end, and waits. It passes on SIGHUP.
 
-    They are forked from a process that does nothing else, so one that is started later is like the first ones. Call it
-    without other threads and without an event loop.
+    They are forked from a process that does nothing else, so later ones are like the first. Call it without other
+    threads and without an event loop.
 
     Returns:
-        The highest exit status of those that were told to stop, and of the one that was final; 128 and the number of
-        the signal for one that was killed meanwhile.
+        The highest exit status of the processes that were told to stop and of the final one; 128 plus the signal's
+        number for one killed meanwhile.
     """
     with _blocked(signals.numbers | {signal.SIGCHLD}), signals.waited_for():
         return _Processes(work, signals, is_final).run(count)
@@ -58,7 +58,7 @@ class _Processes:
         self._awaited = signals.numbers | {signal.SIGCHLD}
         self._places: dict[int, int] = {}  # by process id
         self._started_s: dict[int, float] = {}  # by place
-        self._due_s: dict[int, float] = {}  # by place that is empty: when it is filled
+        self._due_s: dict[int, float] = {}  # by empty place: when it is filled
         self._is_stopping = False
         self._status = 0
         self._lifeline, self._held = os.pipe()
@@ -75,7 +75,7 @@ class _Processes:
         return self._status
 
     def _await_signal(self) -> int | None:
-        """None: a place is to be filled."""
+        """Returns the signal; None: a place is to be filled."""
         if not self._due_s:
             return signal.sigwait(self._awaited)
         timeout_s = max(0.0, min(self._due_s.values()) - time.monotonic())
@@ -137,8 +137,8 @@ class _Processes:
 
 
 def _reported(status: int) -> int:
-    """What is said of a process that ended so: a signal as shells say it, but for the one that is no accident."""
-    if status == -ABORT:  # where it has no handler, as it begins or ends
+    """Returns the exit status to report: for a signal, as shells do, except for the signal that is no accident."""
+    if status == -ABORT:  # if it has no handler, as at its start or end
         return ABORTED
     return 128 - status if status < 0 else status
 
@@ -148,7 +148,7 @@ def _become(work: Callable[[], int], held: int, awaited: frozenset[signal.Signal
     status = 1
     try:
         os.close(held)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; who started this one decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
         signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
         status = work()
     except Exception:
@@ -167,7 +167,7 @@ def _flush() -> None:
 
 @contextmanager
 def _blocked(numbers: frozenset[signal.Signals]) -> Iterator[None]:
-    """So that signals wait until they are asked for."""
+    """Blocks signals, so that they wait until they are fetched."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What `penstock gateway` runs: one process that serves, or several that share the port."""
+"""`penstock gateway`: one process that serves, or several that share the port."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 REFUSED = 5
-"""Exit status of who was refused by Redis for good, at the start or for too long; a worker's is the same."""
+"""Exit status after a permanent refusal by Redis, at the start or for too long; the same as a worker's."""
 
 START_LOOK_S = 2.0
 """How long the start waits for Redis, which it does not need."""
 
 _OTHER_DESCRIPTORS = 256 + NUM_ON_TOP
-"""That a process needs beside those of its clients' requests: connections to Redis, files, pipes, metrics, and
-connections that wait, leave or probe it.
+"""Descriptors that a process needs beside those of its clients' requests: connections to Redis, files, pipes, metrics,
+and connections that wait, leave or probe it.
 """
 
 _FEWEST_CONNECTIONS = 16
-"""With fewer it does not start, unless no more are set."""
+"""With fewer connections it does not start, unless the setting asks for no more."""
 
 
 class CannotServe(Exception):
-    """An address that cannot be listened on, a certificate that cannot be used, a Redis that lets nobody in."""
+    """An address that cannot be listened on, a certificate that cannot be used, or a Redis that refuses access."""
 
     exit_status = 1
 
 
 class WrongCertificate(CannotServe):
-    """The files that the settings name are not there, or do not go together."""
+    """The files that the settings name are missing, or do not match."""
 
     exit_status = 2
 
@@ -68,7 +68,7 @@ class TooFewDescriptors(CannotServe):
 
 
 class RefusedAtStart(CannotServe):
-    """Redis refuses by its password or permissions. The message says what to do."""
+    """Redis refuses the password or the permissions. The message says what to do."""
 
     exit_status = REFUSED
 
@@ -77,16 +77,16 @@ def serve(settings: GatewaySettings) -> int:
     """Serves until SIGTERM or SIGINT, then drains.
 
     Returns:
-        The exit status: 0, `ABORTED` after a second signal, which cut what was still open, or `REFUSED`.
+        The exit status: 0, `ABORTED` after a second signal, which cut open connections, or `REFUSED`.
 
     Raises:
-        CannotServe: nothing was begun.
-        TelemetryUnavailable: `otel` is set, and can't be done.
+        CannotServe: it could not start.
+        TelemetryUnavailable: `otel` is set, but telemetry is unavailable.
     """
     _check_tls(settings)
     max_connections = _descriptors_for(settings.max_connections)
     if settings.otel:
-        check_telemetry()  # processes that can't would be started over and over
+        check_telemetry()  # processes that can't would be restarted over and over
     asyncio.run(_check_redis(settings))
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(settings.host, settings.port, "port"))
@@ -109,19 +109,19 @@ def serve(settings: GatewaySettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What one of them does."""
+    """Runs one of the processes."""
 
     settings: GatewaySettings
     listener: socket.socket
-    metrics_listeners: Sequence[socket.socket]  # by place; none: no metrics are served
+    metrics_listeners: Sequence[socket.socket]  # by place; empty: no metrics are served
     max_connections: int
 
     def work(self, place: int, lifeline: int, signals: Stopping) -> int:
-        """As one of several, until SIGTERM, or until `lifeline` can be read."""
+        """Runs as one of several, until SIGTERM, or until `lifeline` can be read."""
         return asyncio.run(self._serve(place, signals, lifeline))
 
     def run(self, signals: Stopping) -> int:
-        """As the only one, until SIGTERM or SIGINT."""
+        """Runs as the only one, until SIGTERM or SIGINT."""
         return asyncio.run(self._serve(0, signals, None))
 
     async def _serve(self, place: int, signals: Stopping, lifeline: int | None) -> int:
@@ -130,11 +130,11 @@ class _Process:
         loop = asyncio.get_running_loop()
         stop = server.stop
         if lifeline is not None:
-            stop = server.drain  # it comes from a terminal's group too, sooner than from the process that decides
+            stop = server.drain  # a terminal sends it to the whole group, sooner than the parent that decides
             loop.add_reader(lifeline, self._lose_parent, server, lifeline)
             loop.add_signal_handler(ABORT, server.abort)
         metrics_listener = self.metrics_listeners[place] if self.metrics_listeners else None
-        garbage.settle()  # a large body is enough for a collection of everything, which all streams would wait for
+        garbage.settle()  # a large body could trigger a full collection, which would delay all streams
         with signals.serving(loop, stop, server.reload):
             await self._run(server, telemetry, metrics_listener)
         if server.force_exit:
@@ -156,10 +156,10 @@ class _Process:
 
 
 async def _check_redis(settings: GatewaySettings) -> None:
-    """What Redis refuses for good is final at the start. One that is away may come.
+    """Fails at the start if Redis refuses permanently. One that is away may come back.
 
     Raises:
-        RefusedAtStart: it does.
+        RefusedAtStart: Redis refuses.
     """
     async with Store(settings.address(), answer_timeout_s=START_LOOK_S) as store:
         try:
@@ -177,7 +177,7 @@ def _listen(host: str, port: int, setting: str) -> socket.socket:
 
 
 def _listen_for_metrics(settings: GatewaySettings) -> Iterable[socket.socket]:
-    """One for each process: what they counted is in their memory."""
+    """Opens a listener for each process: the counts are in its memory."""
     first = settings.metrics_port
     if first is not None:
         for place in range(settings.workers):
@@ -199,7 +199,7 @@ def _check_tls(settings: GatewaySettings) -> None:
 
 
 def _descriptors_for(max_connections: int) -> int:
-    """Has the system allow as many descriptors; how many connections there may be with those that it allows.
+    """Makes the system allow enough descriptors; returns the number of connections that they suffice for.
 
     Raises:
         TooFewDescriptors: too few of them.

@@ -1,4 +1,4 @@
-"""One process's HTTP servers: that of the application, and that of its metrics."""
+"""HTTP servers of one process: the application's, and the one for its metrics."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _log = structlog.get_logger(__name__)
 METRICS_LIMITS = Limits(
     max_connections=16, probes=PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0
 )
-"""Of scrapes; whoever probes the process comes on top."""
+"""Limits for scrapes; probes come in addition."""
 
 SCRAPE_TIMEOUT_S = 1.0
 """How long a scrape waits for Redis."""
 
 END_S = 5.0
-"""How long streams may take to send their last event, at the end of a drain."""
+"""How long streams may take to send their last event at the end of a drain."""
 
 STOPPING = ApiError(
     503,
@@ -57,7 +57,7 @@ STOPPING = ApiError(
 
 
 class _Server(GuardedServer):
-    """One that leaves the process's signals to others."""
+    """A server that leaves the process's signals to others."""
 
     def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class _Server(GuardedServer):
             log_level="error",  # a warning for each malformed request would let a stranger fill the log
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # whoever connects could say that it is somebody else
+            proxy_headers=False,  # any client could claim to be somebody else
             **options,
         )
 
@@ -80,12 +80,12 @@ class GatewayServer(_Server):
     """Serves the application until `stop` or `drain`, then drains for `drain_timeout_s`.
 
     Args:
-        settings: what can be set.
-        max_connections: that there may be at once.
-        telemetry: where traces go; None: nowhere.
+        settings: the gateway's settings.
+        max_connections: the limit on connections.
+        telemetry: receives traces; None: there are none.
 
     Attributes:
-        is_refused: whether it ends because Redis has refused for too long.
+        is_refused: whether it ends because Redis refused for too long.
     """
 
     def __init__(self, settings: GatewaySettings, max_connections: int, telemetry: Telemetry | None = None) -> None:
@@ -94,8 +94,8 @@ class GatewayServer(_Server):
         self.app = create_app(settings, self.metrics, provider, max_connections)
         self._settings = settings
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_told = False  # to stop, by whoever runs it
-        self._is_over = False  # and what leads to Redis is closed
+        self._is_told = False  # to stop, by its owner
+        self._is_over = False  # and all connections to Redis are closed
         self.is_refused = False
         self._certificate = certificate = certificate_of(settings.tls_certificate, settings.tls_key)
         super().__init__(
@@ -117,13 +117,15 @@ class GatewayServer(_Server):
         self._tasks.append(asyncio.create_task(self._look_for_keys()))
 
     async def _drain_once_refused(self) -> None:
-        """Redis has refused for too long: whoever starts the process is to see that it cannot go on."""
+        """Drains when Redis has refused for too long: the supervisor must see that the process cannot go on."""
         await self.app.state.gateway.standing.must_drain.wait()
         self.is_refused = True
         self.drain()
 
     async def _look_for_keys(self) -> None:
-        """A process that knows of keys goes on asking for one, whatever becomes of Redis."""
+        """Warns if there are no API keys. A process that knows of keys goes on requiring one, whatever happens to
+        Redis.
+        """
         try:
             caller = await self.app.state.gateway.keeper.ring.check(None)
         except ApiError:
@@ -136,18 +138,18 @@ class GatewayServer(_Server):
             _log.warning("no_api_keys", host=self._settings.host, hint=hint)
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
-        """The metrics page and its content type, for an Accept header."""
+        """Returns the metrics page and its content type, for an Accept header."""
         await self.refresh_metrics()
         return render(self.metrics.registry, accept)
 
     async def refresh_metrics(self) -> None:
-        """Brings up to date what is looked up; after the end, which would open connections again, nothing is."""
+        """Updates metrics that have to be looked up, except after the end: that would open connections again."""
         gateway = getattr(self.app.state, "gateway", None)
         if gateway is not None and not self._is_over:  # the lifespan has begun
             await self._look_at(gateway)
 
     async def _look_at(self, gateway: Gateway) -> None:
-        """Which queues are served, as of now, or as they were when Redis last said so."""
+        """Updates which queues are served, as of now or of the last answer from Redis."""
         try:
             async with asyncio.timeout(SCRAPE_TIMEOUT_S):
                 await gateway.standing.check()
@@ -160,32 +162,34 @@ class GatewayServer(_Server):
         self.metrics.set_trouble(gateway.standing.trouble)
 
     def stop(self) -> None:
-        """Begins the drain, where nothing else has; a second time it ends it."""
+        """Begins the drain, unless it has begun; a second call ends it."""
         if self._is_told:
             self.abort()
         self._is_told = True
         self.drain()
 
     def drain(self) -> None:
-        """Begins the drain. One that has begun goes on."""
+        """Begins the drain. If it has begun, it continues."""
         if not self.should_exit:
             self.should_exit = self.app.state.is_draining = True
             _log.info("draining", connections=len(self.server_state.connections))
 
     def abort(self) -> None:
-        """Ends the drain, which it may have to begin first."""
+        """Ends the drain, beginning it first if necessary."""
         self.drain()
         self.force_exit = True
         for connection in list(self.server_state.connections):
-            connection.cut()  # type: ignore[union-attr]  # all are those of the guard
+            connection.cut()  # type: ignore[union-attr]  # all are the guard's
 
     def reload(self) -> None:
-        """Looks at the certificate and at those of Redis now. What can't be used is refused, and said again."""
+        """Checks the certificate and those for Redis now. Unusable ones are refused and logged again."""
         if self._renew(is_asked=True):
             _log.info("reloaded")
 
     def _renew(self, *, is_asked: bool = False) -> bool:
-        """Has new connections go by the files of now. False: by those of before, as the new ones can't be used."""
+        """Makes new connections use the current files. False: they use the old ones, as the current ones are
+        unusable.
+        """
         tls.look_again()
         if self._certificate is None:
             return True
@@ -204,7 +208,7 @@ class GatewayServer(_Server):
         try:
             await super().shutdown(sockets)
             if self.force_exit:
-                await self.lifespan.shutdown()  # which uvicorn leaves out then: connections would be left open
+                await self.lifespan.shutdown()  # uvicorn leaves this out then, and connections would stay open
         finally:
             self._is_over = True
             ending.cancel()
@@ -221,7 +225,7 @@ def is_loopback(host: str) -> bool:
 
 @asynccontextmanager
 async def serving_metrics(server: GatewayServer, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Answers GET /metrics, and probes, on `listener`, if there is one, until the end of the block."""
+    """Serves GET /metrics and probes on `listener`, if there is one, during the block."""
     if listener is None:
         yield
         return

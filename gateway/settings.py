@@ -1,4 +1,4 @@
-"""What an operator can set of the gateway. `penstock gateway` reads them from its flags, the environment and a file."""
+"""Settings of the gateway. `penstock gateway` reads them from its flags, the environment and a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_FILE_S = 30 * 86_400
 
 
 def _names(value: object) -> object:
-    """A list as people write it: with commas."""
+    """Splits a comma-separated list."""
     if not isinstance(value, str):
         return value
     return tuple(name for part in value.split(",") if (name := part.strip()))
@@ -49,7 +49,7 @@ def _setting(group: str, text: str, default: Any, shown: str | None = None, **mo
 
 
 class DoNotGoTogether(ValueError):
-    """Values of several settings: `settings` has their names."""
+    """A combination of settings is invalid: `settings` has their names."""
 
     def __init__(self, message: str, *settings: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class DoNotGoTogether(ValueError):
 
 
 class GatewaySettings(Rereadable):
-    """Every setting of a gateway. Nothing changes it once it is made."""
+    """All settings of a gateway. They are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 

@@ -1,4 +1,4 @@
-"""How a gateway process stands with Redis: what is wrong, and when that is over. All its parts tell it."""
+"""State of a gateway process's access to Redis: what is wrong, and when that is over. All its parts report to it."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from penstock.producer.tasks import Joined, end_tasks
 _log = structlog.get_logger(__name__)
 
 MAX_AGE_S = 1.0
-"""However many ask, Redis is looked at no more often than that."""
+"""Shortest time between two checks of Redis, however many ask."""
 
 LOOK_EVERY_S = 0.5  # while something is wrong
 HOLD_S = 1.0
-"""What was refused so shortly ago counts, whatever a look finds: it may be about commands that a look does without."""
+"""A refusal this recent counts, whatever a check finds: it may be about commands that a check does not use."""
 
-_REQUESTS = "requests"  # the part of whoever asks by HTTP, of which a look tells that it is over
+_REQUESTS = "requests"  # the part for HTTP requests, which a check can declare well again
 
 
 class Standing:
-    """Use it with `async with`. What it logs is one line for an outage, whoever meets it, and one for its end.
+    """Use it with `async with`. It logs one line for an outage, whichever part meets it, and one for its end.
 
     Args:
-        store: where a look writes.
-        directory: what a look reads.
-        clients: all connections of the process, which are made anew where user or password have changed.
-        refused_drain_after_s: for how long Redis may refuse for good.
+        store: where a check writes.
+        directory: what a check reads.
+        clients: all connections of the process, which are made anew if user or password have changed.
+        refused_drain_after_s: how long Redis may refuse permanently.
 
     Attributes:
-        must_drain: set once it has refused for longer.
+        must_drain: set once Redis has refused for longer.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Standing:
         self._looking = Joined(self._look)
         self._looked_s = self._lost_s = -max(MAX_AGE_S, HOLD_S)
         self._is_lost = asyncio.Event()
-        self._is_lost.set()  # nobody has looked
+        self._is_lost.set()  # nobody has checked yet
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Why the process is not ready, by its parts, as far as is known."""
+        """The reasons why the process is not ready, by its parts, as far as known."""
         return self._readiness.reasons
 
     @property
@@ -72,17 +72,19 @@ class Standing:
         return self._refusals.must_drain
 
     async def check(self) -> None:
-        """Finds out, unless that was done a moment ago."""
+        """Checks Redis, unless that was done a moment ago."""
         if time.monotonic() - self._looked_s >= MAX_AGE_S:
             await self._looking.run()
 
     def told(self, error: PenstockError) -> ApiError:
-        """What whoever asked is told of an error, which is noted."""
+        """Notes an error, and returns what its client is told."""
         self.lost(error)
         return api_error(error)
 
     def lost(self, error: Exception, part: str = _REQUESTS) -> bool:
-        """Notes an error of a part that will try again. Whether Redis is the reason: no other part has to log it."""
+        """Notes an error of a part that will retry. Returns whether Redis is the reason: then no other part has to log
+        it.
+        """
         if not (may_pass(error) or is_refused(error)):
             return False
         said = error.__cause__ if isinstance(error.__cause__, Exception) else error  # ours names the address
@@ -93,11 +95,11 @@ class Standing:
         return True
 
     def ready(self, part: str) -> None:
-        """A part had an answer."""
+        """Notes that a part had an answer."""
         self._readiness.ready(part)
 
     def hear(self, slot: int, error: Exception | None) -> None:
-        """Of the reading of replies, whose streams wait meanwhile; of one hash slot under a cluster."""
+        """Hears of errors in reading replies, whose streams wait meanwhile; in a cluster those of one hash slot."""
         part = f"streams {slot}" if slot else "streams"
         if error is None:
             self.ready(part)

@@ -133,7 +133,7 @@ class AsyncClient:
             RequestRefused: an option is unknown or out of range; nothing was sent.
             ReplyGone: the `id` was sent before, within `dedupe_window_s`, and its reply has expired; nothing was sent.
             QueueFull: the queue holds its limit, or the request would expire before its turn; nothing was sent.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
             RuntimeError: another event loop used this client first.
             NotDurable: with `durable`, the request was sent, but nobody knows whether a crash of Redis would lose it.
         """
@@ -244,7 +244,7 @@ class AsyncClient:
         once, as a warning.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         return await self._transport.status()
 
@@ -264,7 +264,7 @@ class AsyncClient:
             CallTimedOut: no worker answered within `timeout` seconds.
             CallFailed: a worker broke over it.
             QueueFull: too many calls wait.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         answer = await self._call("count_tokens", prompt, sampling, timeout)
         return answer.prompt_tokens or 0
@@ -318,7 +318,7 @@ class AsyncClient:
         """Returns what the workers of a queue serve, by default this client's own; None if nobody serves it.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
             ValueError: the queue could not be one.
         """
         if queue is not None:
@@ -330,7 +330,7 @@ class AsyncClient:
         lapse.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         return await self._transport.queues()
 

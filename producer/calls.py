@@ -78,7 +78,7 @@ class Caller:
             RequestRefused: the request can't be served.
             CallFailed: the worker could not answer, through no fault of the request.
             QueueFull: too many calls wait.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         call_id, sent = new_id(), None
         answer = self._expect(call_id)

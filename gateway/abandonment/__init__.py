@@ -1,1 +1,1 @@
-"""Requests that nobody waits for any more end, whichever gateway their clients came through."""
+"""Ends requests that nobody waits for any more, whichever gateway their clients used."""

@@ -1,7 +1,8 @@
-"""Who still reads which request, and what becomes of one that nobody reads.
+"""Tracks which requests have readers, and cancels those without.
 
-A sorted set in Redis has a deadline for each request that clients wait for. Gateways put it off while they have a
-reader, all of theirs at once. What is overdue, any of them cancels: so a request also ends whose gateway was killed.
+A sorted set in Redis has a deadline for each request that clients wait for. Each gateway extends the deadlines of all
+its requests that have a reader, in one step. Any gateway cancels overdue requests, so a request ends even if its
+gateway was killed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from penstock.producer.tasks import end_tasks
 log = structlog.get_logger(__name__)
 
 ROUNDS = 4  # in the time after which a request is abandoned
-MAX_OVERDUE = 100  # that one gateway takes on at a time
-LEASE_MS = 10_000  # for which it has them for itself
+MAX_OVERDUE = 100  # requests that one gateway takes on at a time
+LEASE_MS = 10_000  # for which it holds them exclusively
 RETRY_S = 0.5
 _PART = "readers"
 _REFRESH = lua.load("penstock.gateway.abandonment", "refresh")
@@ -34,13 +35,13 @@ _OVERDUE = lua.load("penstock.gateway.abandonment", "overdue")
 
 
 class Watch:
-    """One process's. Use it with `async with`.
+    """One process's watch. Use it with `async with`.
 
     Args:
-        store: where the deadlines are.
-        client: of any queue; it cancels.
+        store: holds the deadlines.
+        client: of any queue; used to cancel.
         standing: is told what is wrong with Redis.
-        abandon_after_s: how long a request goes on without a reader; a fourth of it longer where a gateway was killed.
+        abandon_after_s: how long a request continues without a reader; a quarter longer if a gateway was killed.
     """
 
     def __init__(self, store: Store, client: AsyncClient, standing: Standing, abandon_after_s: float) -> None:
@@ -57,7 +58,7 @@ class Watch:
 
     @contextmanager
     def reading(self, queue: str, reply: ReplyStream) -> Iterator[None]:
-        """Notes a reader for as long as the block lasts. It needs no connection, and waits for nothing."""
+        """Notes a reader during the block. It needs no connection, and waits for nothing."""
         member = f"{queue} {reply.request_id}"
         self._readers[member] += 1
         self._note(self._to_put_off, member)
@@ -114,7 +115,7 @@ class Watch:
         await self._cancel_overdue()
 
     async def _tell(self) -> None:
-        """What could not be told is told the next time."""
+        """Reports readers that came and left. What fails is reported the next time."""
         self._has_news.clear()
         over, put_off = tuple(self._over), tuple(self._to_put_off)
         if put_off:
@@ -137,7 +138,7 @@ class Watch:
             await self._store.execute("ZREM", names.readers(), member)
 
     async def _take_overdue(self) -> list[str]:
-        """Those that no other gateway has taken."""
+        """Returns overdue requests that no other gateway has taken."""
         keys = [names.readers(), names.swept()]
         members: list[bytes] = await self._store.execute(
             *lua.call(_OVERDUE, keys, (MAX_OVERDUE, self._patience_ms, LEASE_MS))

@@ -1,4 +1,4 @@
-"""What one HTTP request takes of its key's limits, from its admission to the end of its answer."""
+"""Use of a key's limits by one HTTP request, from its admission to the end of its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.tabs import Order, Tab
 from penstock.producer import Chunk, GenerateRequest, PenstockError, QueueFull, Reply
 
-BYTES_A_TOKEN = 4  # of text in English and most programs
+BYTES_A_TOKEN = 4  # for text in English and most programs
 FINISH_TIMEOUT_S = 1.0
 
 
@@ -29,12 +29,12 @@ class Sent:
     queue: str
     request_id: str
     request: GenerateRequest
-    is_shared: bool  # whoever asks again gets the same reply
-    is_at_once: bool = True  # whether it counts among the requests at once
+    is_shared: bool  # a repeated request gets the same reply
+    is_at_once: bool = True  # whether it counts as a concurrent request
 
 
 class Meter:
-    """Counts the tokens of one reply for its tab, which is closed at its end, or left for others to close."""
+    """Counts the tokens of one reply for its tab, which is closed at the reply's end or left for others to close."""
 
     def __init__(self, admission: Admission, settling: Settling | None = None, tab: Tab | None = None) -> None:
         self._admission = admission
@@ -44,11 +44,11 @@ class Meter:
         self._num_in_all: int | None = None  # once it has ended
 
     def counted(self, writer: EventWriter) -> EventWriter:
-        """`writer`, with what goes through it counted."""
+        """Returns `writer` wrapped so that its chunks are counted."""
         return _CountingWriter(writer, self) if self._admission.is_limited else writer
 
     def counting(self, each: Callable[[Chunk], object] | None) -> Callable[[Chunk], object] | None:
-        """`each`, with what it gets counted."""
+        """Returns `each` wrapped so that its chunks are counted."""
         if not self._admission.is_limited:
             return each
         if each is None:
@@ -61,7 +61,7 @@ class Meter:
         return count_and_give
 
     def told(self, told: Callable[[PenstockError], ApiError]) -> Callable[[PenstockError], ApiError]:
-        """`told`, for an error instead of the reply."""
+        """Returns `told` wrapped so that an error in place of the reply is noted."""
 
         def note_and_tell(error: PenstockError) -> ApiError:
             self.failed(error)
@@ -70,23 +70,25 @@ class Meter:
         return note_and_tell
 
     def ended(self, reply: Reply) -> None:
-        """The whole reply is there. What it has taken is settled while its last bytes go to the client."""
+        """Notes the whole reply. Its use is settled while its last bytes go to the client."""
         self._num_in_all = reply.usage.prompt_tokens + reply.usage.completion_tokens
         self._admission.ended_one()
 
     def failed(self, error: PenstockError) -> None:
-        """There is no whole reply. What a full queue has refused was never sent, unless somebody else does."""
+        """Notes that there is no whole reply. A request that a full queue refused was never sent, unless somebody else
+        sends it.
+        """
         if isinstance(error, QueueFull) and self._tab is not None and not self._tab.is_shared:
             self._num_in_all = 0
 
     def count(self, chunk: Chunk) -> None:
-        """A part has come."""
+        """Counts a chunk."""
         if self._settling is not None and self._tab is not None:
             self._num_come += len(chunk.tokens)
             self._settling.come(self._tab, self._num_come)
 
     async def settle(self) -> None:
-        """A reply that goes on without its reader is left for others to settle."""
+        """Settles the tab. A reply that continues without its reader is left for others to settle."""
         if self._settling is None or self._tab is None:
             return
         if self._num_in_all is None:
@@ -113,14 +115,14 @@ class _CountingWriter:
 
 
 class Admission:
-    """One HTTP request's. Without limits it does nothing."""
+    """Admission of one HTTP request. Without limits it does nothing."""
 
     def __init__(self, keeper: Keeper | None = None, limits: Limits | None = None, lease: Lease | None = None) -> None:
         self._keeper = keeper
         self._limits = limits or Limits()
         self._lease = lease
         self._meters: list[Meter] = []
-        self._num_open = 0  # meters
+        self._num_open = 0  # number of meters
         self._tokens: Usage | None = None
         self._finishing: asyncio.Task[None] | None = None
 
@@ -129,11 +131,11 @@ class Admission:
         return self._lease is not None
 
     async def meters(self, sent: Sequence[Sent], max_model_len: int | None) -> list[Meter]:
-        """Opens a tab for each request that is about to be sent, or for none, and gives each a meter.
+        """Opens tabs for all requests that are about to be sent, or for none, and gives each a meter.
 
         Raises:
-            OverLimit: the key would use more tokens, or have more running, than it may.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            OverLimit: the key would exceed its limit of tokens or of concurrent requests.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         orders = await self._orders(sent, max_model_len)
         if orders and self._keeper is not None and self._lease is not None:
@@ -151,7 +153,9 @@ class Admission:
         return meters
 
     async def _orders(self, sent: Sequence[Sent], max_model_len: int | None) -> list[Order]:
-        """Of what takes something: a reply that has ended was paid for by who asked first."""
+        """Returns the orders of requests that use something: a reply that has ended was charged to whoever asked
+        first.
+        """
         if self._keeper is None or self._lease is None or not has_tabs(self._limits):
             return []
         key_id, settling = self._lease.key_id, self._keeper.settling
@@ -162,7 +166,7 @@ class Admission:
         return [order for order in orders if order.tab not in ended]
 
     def ended_one(self) -> None:
-        """One of the replies is there. With the last of them, what was taken is given back."""
+        """Notes that one of the replies is there. The last one releases the lease."""
         self._num_open -= 1
         if not self._num_open:
             self._begin_to_finish()
@@ -177,8 +181,8 @@ class Admission:
         await asyncio.gather(*releases, *(meter.settle() for meter in self._meters))
 
     async def finish(self) -> None:
-        """Gives back what is no longer taken, before the client knows that the answer has ended, so that it may ask
-        again at once. Where Redis is away, nobody waits for it: leases lapse.
+        """Releases the lease before the client knows that the answer has ended, so that it may ask again at once. If
+        Redis is away, nobody waits for it: leases lapse.
         """
         finishing = self._begin_to_finish()
         if finishing is not None and not finishing.done():
@@ -186,7 +190,7 @@ class Admission:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """`x-ratelimit-*`, as OpenAI's."""
+        """The `x-ratelimit-*` headers, like OpenAI's."""
         requests = None if self._lease is None else self._lease.requests
         return {**headers_of("requests", requests), **headers_of("tokens", self._tokens)}
 
@@ -208,17 +212,17 @@ def admission_of(connection: HTTPConnection) -> Admission:
 
 
 def of_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateRequest:
-    """What goes to the queue for a caller: for the tenant of its key, whatever the client says that it is."""
+    """Returns the request to queue for a caller: for its key's tenant, whatever tenant the client names."""
     caller = caller_of(asked)
     return request if caller.key_id is None else request.model_copy(update={"tenant": caller.tenant})
 
 
 async def metered(asked: HTTPConnection, sent: Sequence[Sent]) -> list[Meter]:
-    """The meters of the replies to all that an HTTP request sends to one queue, before it is sent.
+    """Returns meters for the replies to all that an HTTP request is about to send to one queue.
 
     Raises:
-        OverLimit: the key would use more tokens, or have more running, than it may.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        OverLimit: the key would exceed its limit of tokens or of concurrent requests.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     gateway, admission = gateway_of(asked), admission_of(asked)
     card = await gateway.directory.card_of(sent[0].queue, may_wait=True) if admission.is_limited else None
@@ -226,12 +230,12 @@ async def metered(asked: HTTPConnection, sent: Sequence[Sent]) -> list[Meter]:
 
 
 def has_tabs(limits: Limits) -> bool:
-    """Whether it matters what requests take, and not only how many come."""
+    """Whether a request's use counts, and not only the number of requests."""
     return not (limits.tokens_per_minute is None and limits.max_concurrent is None)
 
 
 def order_for(key_id: str, sent: Sent, max_model_len: int | None) -> Order:
-    """What a request may take, before anybody knows what it does."""
+    """Returns the most that a request may use, before its actual use is known."""
     request = sent.request
     tab = Tab(key_id, sent.queue, sent.request_id, sent.is_shared)
     num_prompt = num_least = _num_prompt_tokens(request)
@@ -244,7 +248,7 @@ def order_for(key_id: str, sent: Sent, max_model_len: int | None) -> Order:
 
 
 def _num_prompt_tokens(request: GenerateRequest) -> int:
-    """About so many; only a worker can tell."""
+    """Estimates the prompt's tokens; only a worker knows the number."""
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
     text = request.model_dump_json(include={"prompt", "messages", "tools"}, exclude_defaults=True)

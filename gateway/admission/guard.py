@@ -1,4 +1,4 @@
-"""What stands before every handler: who asks, how much it may, and what ends the answer."""
+"""Middleware before every handler: identifies the caller, checks its limits, and prepares the answer's interruption."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.gateway.page import routes as page
 from penstock.producer import PenstockError
 
 OPEN_PATHS = page.PATHS | PROBES
-"""Answered without a key: the page, which is the same for everybody, and what watches over the process."""
+"""Paths answered without a key: the page, which is the same for everybody, and probes."""
 
 
 class KeyGuard:
@@ -66,7 +66,7 @@ class KeyGuard:
 
 
 async def _presented(connection: HTTPConnection) -> Presented | None:
-    if connection.scope["path"] in OPEN_PATHS:  # not `url.path`, which is made up of headers too
+    if connection.scope["path"] in OPEN_PATHS:  # not `url.path`, which depends on headers too
         return None
     return await gateway_of(connection).keeper.ring.check(_sent_key(connection))
 
@@ -79,7 +79,7 @@ def _sent_key(connection: HTTPConnection) -> str | None:
 
 
 def _share(connection: HTTPConnection, presented: Presented | None) -> AbstractContextManager[None]:
-    """Of the connections: that of the key, or of the address where there is none."""
+    """Takes a share of the connections for the key, or for the address if there is no key."""
     if connection.scope["path"] in OPEN_PATHS:
         return nullcontext()
     shares: Shares = connection.app.state.shares
@@ -88,7 +88,9 @@ def _share(connection: HTTPConnection, presented: Presented | None) -> AbstractC
 
 
 async def _admission(scope: Scope, presented: Presented | None) -> Admission:
-    """Limits are for what makes work. Who has used them up may still look and cancel."""
+    """Admits a request. Limits apply only to requests that cause work: a client at its limit may still look and
+    cancel.
+    """
     if presented is None or presented.key.limits == Limits() or not _makes_work(scope):
         return Admission()
     connection, key = HTTPConnection(scope), presented.key
@@ -110,7 +112,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
 
 
 def _finishing(send: Send, admission: Admission) -> Send:
-    """Sends what says how much of the limits is left, and the end of the body only when nothing is taken any more."""
+    """Adds headers about the remaining limits, and sends the end of the body only after all limits are released."""
 
     async def send_and_finish(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Ids of requests that may be asked for again: a function of what asks, so that any gateway finds the same reply."""
+"""Ids of requests that may be repeated. They depend only on the request, so that any gateway finds the same reply."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from penstock.producer.ids import NUM_SLOTS, in_slot
 KEY_HEADER = "Idempotency-Key"
 
 _CLUSTER_SLOTS = 16
-"""Under Redis Cluster a gateway reads the replies of each hash slot over a connection of its own."""
+"""Number of hash slots for these ids: under Redis Cluster a gateway reads each slot's replies over its own
+connection.
+"""
 
 
 def request_id_of(asked: HTTPConnection, key: str, number: int, *, is_cluster: bool) -> str:
-    """The id of the `number`th request to the queue that is made for what was asked with `key`."""
+    """Returns the id of the `number`th request to the queue made for the HTTP request with this key."""
     return _id_of(asked, caller_of(asked).key_id, key, number, is_cluster=is_cluster)
 
 
 def joined_id(asked: HTTPConnection, key_id: str) -> str:
-    """The id of the first request to the queue that was made if the same was asked before; empty without an
+    """Returns the id of the first request to the queue, if the same request was made before; empty without an
     Idempotency-Key.
 
     Args:
-        asked: before its caller is noted.
-        key_id: the API key of whoever asks.
+        asked: the request, before its caller is set.
+        key_id: the caller's API key.
     """
     key = asked.headers.get(KEY_HEADER)
     is_cluster = gateway_of(asked).store.address.kind == "cluster"
@@ -40,7 +42,7 @@ def _id_of(asked: HTTPConnection, key_id: str | None, key: str, number: int, *, 
 
 
 def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
-    """The id of the request to the queue that these values stand for: the same wherever it is asked for."""
+    """Returns the id of the queue request that these values identify: the same on any gateway."""
     digest = sha256(json.dumps(parts).encode()).digest()
     text = prefix + urlsafe_b64encode(digest).decode().rstrip("=")
     return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text

@@ -1,4 +1,4 @@
-"""How many requests one client may have open at once, so that none fills a gateway alone."""
+"""Limits how many requests one client may have open at once, so that none fills a gateway alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from penstock.gateway.errors import unavailable
 
 
 class Shares:
-    """One process's connections, shared out among those who have requests open.
+    """Shares one process's connections among the clients that have requests open.
 
-    A client may have as many as are still free: one alone gets a half, of two that take all they can each gets a
-    third, and one is left for a client that has none (dynamic thresholds: Choudhury and Hahne, 1998).
+    A client may have as many as are still free: a single client gets half, two greedy clients get a third each, and one
+    connection is left for a client that has none (dynamic thresholds: Choudhury and Hahne, 1998).
 
     Args:
-        num_connections: how many may have requests open.
+        num_connections: number of connections that may have requests open.
     """
 
     def __init__(self, num_connections: int) -> None:
@@ -26,13 +26,13 @@ class Shares:
 
     @contextmanager
     def taken(self, client: str) -> Iterator[None]:
-        """One of them, while the block lasts.
+        """Takes a connection during the block.
 
         Args:
-            client: whom it counts for, in whatever words tell it from others.
+            client: any text that identifies the client.
 
         Raises:
-            ApiError: the client has its share (503).
+            ApiError: the client has used up its share (503).
         """
         num_held = self._held[client]
         if num_held >= max(1, self._num_free):

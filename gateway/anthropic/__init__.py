@@ -1,1 +1,1 @@
-"""Anthropic's API of messages."""
+"""Anthropic's Messages API."""

@@ -1,6 +1,6 @@
-"""Messages of content blocks, as the messages of a chat.
+"""Converts messages of content blocks to the messages of a chat.
 
-A turn of the user with results of tools is several messages there, and turns of one role in a row are one.
+A user's turn with tool results becomes several messages, and consecutive turns of one role become one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.producer.wire.values import spelled
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 8192
-"""Of one request: each is looked at while everything else waits."""
+"""Limit on the blocks of one request: checking one holds up everything else."""
 
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -29,10 +29,10 @@ class Block(Body, ABC):
 
     @abstractmethod
     def add_to(self, messages: list[Document], role: str, place: str) -> None:
-        """Puts it behind what was said before. `place` is its own, for what is wrong in it.
+        """Adds the block after the messages so far. `place` is its position, for errors.
 
         Raises:
-            ApiError: naming that.
+            ApiError: the block is wrong; the error names the place.
         """
 
 
@@ -45,7 +45,7 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """A signature proves nothing here: anybody may say what the assistant thought."""
+    """A thinking block. Its signature is ignored: anybody may state what the assistant thought."""
 
     type: Literal["thinking"]
     thinking: str
@@ -58,7 +58,7 @@ class ThinkingBlock(Block):
 
 
 class RedactedThinkingBlock(Block):
-    """What another server's model thought, for its own eyes: it says nothing."""
+    """Encrypted reasoning of another server's model, which is skipped."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -91,7 +91,7 @@ class ToolResultBlock(Block):
 
 
 class Turn(Body):
-    """One of `messages`."""
+    """An element of `messages`."""
 
     role: Literal["user", "assistant", "system"]
     content: Any
@@ -130,7 +130,8 @@ _TURN = _policy(Turn)
 
 
 def to_messages(system: object, turns: list[dict[str, Any]]) -> list[Document]:
-    """
+    """Converts a system prompt and turns to messages.
+
     Raises:
         ApiError: naming what is wrong.
     """
@@ -177,7 +178,7 @@ def _read_block(place: str, value: object, kinds: _Kinds) -> Block:
 
 
 def _turn(messages: list[Document], role: str) -> Document:
-    """The last message, if it is of that role; else a new one."""
+    """Returns the last message if it has that role; else a new one."""
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": []})
     return messages[-1]
@@ -188,7 +189,9 @@ def _part(text: str) -> Document:
 
 
 def _finished(message: Document) -> Document:
-    """With a content as templates know it: what the assistant said is one text, and may be missing beside calls."""
+    """Returns a message with content as templates expect it: an assistant's text is one string, and may be missing
+    beside calls.
+    """
     texts = [part["text"] for part in message["content"]]
     if message["role"] != "assistant":
         return message if len(texts) > 1 else {**message, "content": "".join(texts)}

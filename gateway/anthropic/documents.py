@@ -1,4 +1,4 @@
-"""A message as a whole, and the parts of it that events have too."""
+"""The body of a message, and the parts that events share with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.openai.documents import Document, check_ended
 from penstock.producer import Choice, Reply, Usage
 
 NO_USAGE = Usage(0, 0, 0)
-"""What is known before the end: a worker counts a prompt's tokens, and says so with the end."""
+"""Usage before the end: a worker counts the prompt's tokens, and reports them with the end."""
 
 
 def message_id(request_id: str) -> str:
@@ -19,7 +19,7 @@ def message_id(request_id: str) -> str:
 
 
 def message(reply: Reply, model: str, *, shows_thinking: bool) -> Document:
-    """The body of a reply.
+    """Returns the body of a reply.
 
     Raises:
         ApiError: it was cancelled, or expired.
@@ -32,12 +32,12 @@ def message(reply: Reply, model: str, *, shows_thinking: bool) -> Document:
 
 
 def opened(id_: str, model: str) -> Document:
-    """A message that begins."""
+    """Returns a message at its beginning."""
     return {**_frame(id_, model, NO_USAGE), "content": [], "stop_reason": None, "stop_sequence": None}
 
 
 def ending(choice: Choice) -> Document:
-    """Why a message ended."""
+    """Returns the reason why a message ended."""
     stop_sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
     if choice.finish_reason == "stop":
         return {"stop_reason": "end_turn" if stop_sequence is None else "stop_sequence", "stop_sequence": stop_sequence}
@@ -45,7 +45,7 @@ def ending(choice: Choice) -> Document:
 
 
 def usage(usage: Usage) -> Document:
-    """Anthropic counts tokens from the cache beside `input_tokens`, and not within."""
+    """Returns the usage. Anthropic counts cached tokens beside `input_tokens`, not within."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -69,7 +69,7 @@ def _blocks(choice: Choice, *, signature: str, shows_thinking: bool) -> Iterator
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """What there is of a call that broke off."""
+    """Returns the arguments of a call, as far as they go if it was cut off."""
     try:
         value = from_json(arguments or "{}", allow_partial=True)
     except ValueError:

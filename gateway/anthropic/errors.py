@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API says them: https://platform.claude.com/docs/en/api/errors."""
+"""Errors in the form of Anthropic's API: https://platform.claude.com/docs/en/api/errors."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ _TYPES: Mapping[int, str] = {
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Also the data of an event that ends a stream."""
+    """Returns an error's body, which is also the data of an event that ends a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}

@@ -1,6 +1,7 @@
 """A message as events: https://platform.claude.com/docs/en/build-with-claude/streaming.
 
-Blocks are written one after the other. Nearly all events are deltas, of which all but the text is written once a block.
+Blocks are written one after the other. Nearly all events are deltas, whose frame around the text is built once per
+block.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _PING = Event('{"type":"ping"}', "ping")
 
 
 class MessageEvents:
-    """One reply's.
+    """Writes the events of one reply.
 
     Args:
-        request_id: of the reply.
-        model: as the client called it.
+        request_id: the id of the reply.
+        model: the name that the client used.
         shows_thinking: whether reasoning is shown.
         http_request_id: for errors.
     """
@@ -34,8 +35,8 @@ class MessageEvents:
         self._http_request_id = http_request_id
         self._has_begun = False
         self._index = -1  # of the last block
-        self._open_kind: str | None = None  # of its delta, while it is open
-        self._frame = ""  # what comes before the text of its deltas
+        self._open_kind: str | None = None  # kind of the open delta
+        self._frame = ""  # precedes the text of its deltas
 
     def chunk(self, chunk: Chunk) -> Iterable[Event]:
         if self._open_kind == "text" and not (chunk.reasoning or chunk.tool_calls):

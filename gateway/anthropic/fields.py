@@ -1,4 +1,4 @@
-"""What becomes of fields: as in `gateway/openai/fields.py`, at any place of a body. docs/gateway.md lists them."""
+"""Treatment of fields as in `gateway/openai/fields.py`, at any place of a body. docs/gateway.md lists them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from penstock.gateway.openai.fields import BodyT, Policy, read_fields
 
 
 def read_at(place: str, policy: Policy, kind: type[BodyT], value: object) -> BodyT:
-    """The object at a place such as `messages[0]`.
+    """Reads the object at a place such as `messages[0]`.
 
     Raises:
-        ApiError: it is none, or as `read_fields`; the place is named.
+        ApiError: it is not an object, or as `read_fields`; the place is named.
     """
     if not isinstance(value, dict):
         raise wrong(place, "must be an object", "invalid_type")

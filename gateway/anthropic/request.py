@@ -1,4 +1,4 @@
-"""The bodies of requests for a message, and for the count of its tokens."""
+"""Bodies of requests for a message, and for the count of its tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from penstock.producer import GenerateRequest
 
 
 class Thinking(Body):
-    """`thinking`. A model thinks for as long as it likes within `max_tokens`, so a budget asks for nothing more."""
+    """`thinking`. A model thinks for as long as it likes within `max_tokens`, so a budget is accepted without
+    effect.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -28,7 +30,7 @@ class Thinking(Body):
 
 
 class OutputFormat(Body):
-    """A schema that the answer follows."""
+    """A schema for the answer."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
@@ -42,7 +44,7 @@ class OutputConfig(Body):
 
 
 class PromptBody(Body):
-    """What the model is shown, as it is also counted."""
+    """The part of the body that the model is shown, and whose tokens can be counted."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[dict[str, Any]]
@@ -72,7 +74,7 @@ class PromptBody(Body):
         return values
 
     def request(self) -> GenerateRequest:
-        """What the queue takes.
+        """Returns the request for the queue.
 
         Raises:
             ApiError: naming the field that is wrong.
@@ -81,7 +83,7 @@ class PromptBody(Body):
 
 
 class MessageBody(PromptBody):
-    """The fields that are honoured."""
+    """The body's supported fields."""
 
     max_tokens: int
     stream: bool = False
@@ -101,12 +103,14 @@ class MessageBody(PromptBody):
 
     @property
     def shows_thinking(self) -> bool:
-        """Who has not asked for thinking gets none: such clients take the first block for the text."""
+        """Whether to send thinking. A client that has not requested it gets none, as it takes the first block for the
+        text.
+        """
         return self.thinking.is_on and self.thinking.display != "omitted"
 
 
 _THINKING = ("enable_thinking", "thinking")
-"""The names that templates have for it."""
+"""Templates' names for the setting."""
 
 _SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "priority", "timeout_s"})
 

@@ -1,4 +1,4 @@
-"""Where Anthropic's API is. Everything below `PATH` answers errors in its form."""
+"""Routes of Anthropic's API. Errors below `PATH` are in its form."""
 
 from __future__ import annotations
 

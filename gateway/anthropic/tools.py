@@ -1,4 +1,4 @@
-"""Tools that the model may use, and whether it has to."""
+"""Tools that the model may use, and whether it must."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.producer.wire.values import spelled
 
 
 class Tool(Body):
-    """A function of the client's. There are no built-in ones."""
+    """A client's function. There are no built-in tools."""
 
     type: Literal["custom"] = "custom"
     name: str
@@ -42,7 +42,7 @@ _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def to_tools(values: list[dict[str, Any]]) -> list[Document]:
-    """As functions.
+    """Converts tools to functions.
 
     Raises:
         ApiError: naming what is wrong.
@@ -64,7 +64,7 @@ def _function(place: str, value: dict[str, Any]) -> Document:
 
 
 def to_choice(choice: ToolChoice) -> Document:
-    """The fields of a request to the queue.
+    """Returns the fields of the request to the queue.
 
     Raises:
         ApiError: naming what is wrong.

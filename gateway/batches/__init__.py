@@ -1,1 +1,3 @@
-"""Batches: a file of requests, which some gateway sends to the queue and reads the answers of, whoever is killed."""
+"""Batches: some gateway sends a file's requests to the queue and reads the answers. Others take over if it is
+killed.
+"""

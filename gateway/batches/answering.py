@@ -1,4 +1,4 @@
-"""The lines of one batch as requests to the queue, and what comes of each."""
+"""Sends the lines of one batch to the queue, and turns each reply into a result."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import MIN_KEEP_S
 
 CANCEL_WAIT_S = 5.0
-"""A worker sees a cancellation within a fraction of it; without one the request never runs to its end."""
+"""A worker sees a cancellation within a fraction of this; without a worker the request never ends."""
 
 LAST_S = 2.0
-"""A request that expires so shortly before the batch, does so with it."""
+"""A request that expires this shortly before the batch expires together with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of a line: a line of the output file, or of the one with errors."""
+    """The result of a line: a line of the output file, or of the error file."""
 
     data: bytes
     is_good: bool
     queue: str
     request_ids: Sequence[str]
-    counts: Mapping[str, int] = field(default_factory=dict)  # of tokens, by the names that a batch has for them
+    counts: Mapping[str, int] = field(default_factory=dict)  # tokens, by the batch's names for them
 
 
 class Answering:
-    """
+    """Answers a batch's lines.
+
     Args:
         gateway: the process's.
-        batch: whose lines.
-        key: of its owner.
+        batch: the batch.
+        key: the owner's.
         queues: by the model's name in the lines.
         deadline_s: when the batch expires, on the loop's clock.
-        stopped: what ends it before.
+        stopped: what ends it early.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Answering:
         self._is_cluster = gateway.store.address.kind == "cluster"
 
     async def outcome(self, line: Line) -> Outcome:
-        """Its answer; why there is none, once nothing may help any more, or the batch has stopped."""
+        """Returns a line's answer, or its error once retrying can't help or the batch has stopped."""
         if self._stopped.code is not None:
             return await self._end(line)
         try:
@@ -93,7 +94,7 @@ class Answering:
         return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
 
     async def forget(self, outcome: Outcome) -> None:
-        """Its result is kept: the replies are needed no longer."""
+        """Drops a line's replies after its result was kept."""
         expiries = [
             self._gateway.store.execute("EXPIRE", keys.reply(outcome.queue, request_id), MIN_KEEP_S)
             for request_id in outcome.request_ids
@@ -126,7 +127,7 @@ class Answering:
             await end_tasks(tasks)
 
     async def _reply(self, place: Place, request: GenerateRequest, each: Callable[[Chunk], object] | None) -> Reply:
-        """It is charged to the owner's tokens per minute, once, whoever goes on with it."""
+        """Reads a reply. It is charged once to the owner's tokens per minute, even after a takeover."""
         if self._key is None or not has_tabs(self._key.limits):
             return await read_whole(place.client.stream(request), each)
         settling, limits = self._gateway.keeper.settling, self._key.limits
@@ -142,7 +143,9 @@ class Answering:
         return reply
 
     async def _end(self, line: Line) -> Outcome:
-        """Of a line in a batch that has stopped: its answer if it has one by now, else its requests are cancelled."""
+        """Ends a line of a batch that has stopped: returns its answer if it has one by now, or else cancels its
+        requests.
+        """
         with suppress(ApiError, PenstockError, TimeoutError):
             async with asyncio.timeout(2 * CANCEL_WAIT_S):
                 place = await self._place(line)
@@ -154,7 +157,7 @@ class Answering:
         return self._unanswered(line)
 
     async def _ended(self, place: Place, request_id: str, each: Callable[[Chunk], object] | None) -> Reply | None:
-        """None: nobody has sent it."""
+        """Returns the reply; None: the request was never sent."""
         handle = place.client.handle(request_id)
         state = await handle.state()
         if state == "unknown":
@@ -183,7 +186,7 @@ class Answering:
         return Outcome(data, is_good=False, queue=self._queues[line.model], request_ids=(self._id(line, 0),))
 
     def _id(self, line: Line, number: int) -> str:
-        """The same for whoever takes the batch over, so that what runs is joined."""
+        """Returns a request id that is the same after a takeover, so that running requests are joined."""
         return hashed_id("b", self._batch.id, line.custom_id, number, is_cluster=self._is_cluster)
 
     @property

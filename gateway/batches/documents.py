@@ -1,4 +1,4 @@
-"""A batch's body, and the lines of the files that it makes."""
+"""A batch's body, and the lines of its output files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.producer import Usage
 
 
 def batch_document(batch: StoredBatch, progress: Progress) -> Document:
-    """As OpenAI's API has it."""
+    """Returns a batch in the form of OpenAI's API."""
     return {
         "id": batch.id,
         "object": "batch",
@@ -34,7 +34,7 @@ def batch_document(batch: StoredBatch, progress: Progress) -> Document:
 
 
 def token_counts(usages: Sequence[Usage]) -> Mapping[str, int]:
-    """What the replies to a line add to the counts of its batch."""
+    """Returns what a line's replies add to the batch's token counts."""
     return {
         "input_tokens": sum(usage.prompt_tokens for usage in usages),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
@@ -44,7 +44,7 @@ def token_counts(usages: Sequence[Usage]) -> Mapping[str, int]:
 
 
 def _usage(progress: Progress) -> Document:
-    """Of the lines that were answered so far."""
+    """Returns the usage of the lines answered so far."""
     num_input, num_output = progress.number("input_tokens"), progress.number("output_tokens")
     return {
         "input_tokens": num_input,
@@ -60,18 +60,18 @@ def errors_document(errors: list[Document]) -> str:
 
 
 def error_of(error: ApiError, line: int | None = None) -> Document:
-    """One of those that a batch has as a whole."""
+    """Returns an error of a batch as a whole."""
     return {"code": error.code, "line": line, "message": error.message, "param": error.param}
 
 
 def answered(request_id: str, custom_id: str, status: int, body: Document) -> bytes:
-    """The result of a line that a worker, or a refusal, has answered."""
+    """Returns the result of a line that was answered, by a worker or with a refusal."""
     response = {"status_code": status, "request_id": request_id, "body": body}
     return _line(request_id, custom_id, response=response, error=None)
 
 
 def unanswered(request_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """The result of a line that came to nothing, as the batch has ended."""
+    """Returns the result of a line that had no answer when the batch ended."""
     return _line(request_id, custom_id, response=None, error={"code": code, "message": message})
 
 

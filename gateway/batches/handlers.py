@@ -23,7 +23,7 @@ MAX_LISTED = 100
 
 
 async def create_batch(asked: Request) -> Response:
-    """Sent again with the same Idempotency-Key, it is the same batch."""
+    """Creates a batch. A repetition with the same Idempotency-Key returns the same batch."""
     gateway = gateway_of(asked)
     body = read_batch(await read_json(asked, gateway.settings.max_body_bytes))
     files = FileStore(gateway.store, gateway.records)
@@ -49,7 +49,7 @@ async def list_batches(asked: Request) -> Response:
 
 
 async def retrieve_batch(asked: Request) -> Response:
-    """Who asks for one that has not ended sees to it that somebody runs it, whatever became of the list of those."""
+    """Returns a batch. If it has not ended, it is offered to the runners, in case the list of batches was lost."""
     batch, gateway = await _asked_for(asked), gateway_of(asked)
     progress = await _batches(asked).progress(batch.id)
     if progress.status not in ENDED:
@@ -58,7 +58,7 @@ async def retrieve_batch(asked: Request) -> Response:
 
 
 async def cancel_batch(asked: Request) -> Response:
-    """What runs is cancelled by whoever runs it."""
+    """Cancels a batch. The gateway that runs it cancels its requests."""
     batch = await _asked_for(asked)
     status = await _batches(asked).cancel(batch.id)
     if status not in ("cancelling", "cancelled", "finalizing"):
@@ -82,7 +82,7 @@ async def _shown(asked: Request, batch: StoredBatch) -> Response:
 
 
 async def _described(asked: Request, body: BatchBody, file: StoredFile) -> StoredBatch:
-    """A batch ends with its input at the latest."""
+    """Describes the batch. It ends with its input at the latest."""
     gateway, key = gateway_of(asked), key_of(asked)
     made = secrets.token_hex(16) if key is None else request_id_of(asked, key, 0, is_cluster=False)
     kept_s, expires = gateway.settings.keep_files_s, body.output_expires_after

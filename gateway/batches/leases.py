@@ -1,4 +1,4 @@
-"""Who runs which batch. Whoever is killed loses its leases, and another gateway takes the batches over."""
+"""Leases on batches. A gateway that is killed loses its leases, and others take its batches over."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _RELEASE = lua.load("penstock.gateway.batches", "release")
 
 
 class Lease(NamedTuple):
-    """Of one batch. Each has a larger token than those before."""
+    """Lease on a batch. Each has a larger fencing token than those before."""
 
     batch_id: str
     token: int
 
 
 class Leases:
-    """
+    """Leases in Redis.
+
     Args:
-        store: where they are; times are those of its clock.
-        lease_s: for how long one holds without being renewed.
+        store: holds them; times are those of its clock.
+        lease_s: how long a lease lasts without renewal.
     """
 
     def __init__(self, store: Store, lease_s: float) -> None:
@@ -33,19 +34,19 @@ class Leases:
         self._keys = (names.batch_leases(), names.batch_holders())
 
     async def offer(self, batch_id: str) -> None:
-        """Somebody is to run this batch, unless somebody does."""
+        """Offers a batch to the runners, unless it is already running."""
         await self._store.execute("ZADD", names.batch_leases(), "NX", 0, batch_id)
 
     async def claim(self, max_batches: int) -> list[Lease]:
-        """Batches that nobody runs. Where the answer is lost, so are the leases, which lapse."""
+        """Takes leases on batches that nobody runs. If the answer is lost, so are the leases, which lapse."""
         answer = await self._store.execute(*lua.call(_CLAIM, self._keys, (self._lease_ms, max_batches)))
         pairs = zip(answer[::2], answer[1::2], strict=True)
         return [Lease(batch.decode(errors="replace"), int(token)) for batch, token in pairs]
 
     async def renew(self, lease: Lease) -> bool:
-        """Whether it still holds."""
+        """Renews a lease. Returns whether it still holds."""
         return bool(await self._store.execute(*lua.call(_RENEW, self._keys, (*lease, self._lease_ms))))
 
     async def release(self, lease: Lease, *, is_over: bool) -> None:
-        """The batch has ended, or is free for another gateway."""
+        """Ends a lease: the batch has ended, or is free for another gateway."""
         await self._store.execute(*lua.call(_RELEASE, self._keys, (*lease, int(is_over))))

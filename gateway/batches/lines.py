@@ -18,7 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request. `place` is the number of its line, from 1 on."""
+    """A request. `place` is the number of its line, from 1."""
 
     place: int
     custom_id: str
@@ -31,18 +31,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """As it stands in the file."""
+    """A line as it stands in the file."""
 
     place: int
     data: bytes
 
     async def parsed(self, endpoint: str, max_bytes: int) -> Line:
-        """The request.
+        """Parses the request.
 
         Raises:
-            ApiError: it is none to `endpoint`.
+            ApiError: it is not a request to `endpoint`.
         """
-        await asyncio.sleep(0)  # parsing many lines in a row would keep everybody else waiting
+        await asyncio.sleep(0)  # parsing many lines in a row would block everything else
         if len(self.data) > max_bytes:
             raise ApiError(413, f"the line is over the limit of {max_bytes} bytes", code="too_large")
         what = "the line"
@@ -52,7 +52,7 @@ class RawLine:
 
 
 async def raw_lines(pieces: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[RawLine]:
-    """Those that are not empty. What is longer than `max_bytes` comes cut off, and longer still."""
+    """Yields the lines that are not empty. A line longer than `max_bytes` is cut off, but stays longer than that."""
     place, rest = 0, b""
     async for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

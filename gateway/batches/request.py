@@ -13,7 +13,7 @@ from penstock.gateway.openai.fields import Body, Policy, read_fields
 from penstock.gateway.responses.request import described
 
 MAX_WINDOW_S = 7 * 86_400
-"""The longest `timeout_s` of a request."""
+"""Largest `timeout_s` of a request."""
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 
@@ -21,10 +21,10 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def window_s(text: str) -> int:
-    """Seconds of a `completion_window`, such as 24h.
+    """Returns the seconds of a `completion_window` such as 24h.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a window.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", text)
     seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
@@ -46,7 +46,7 @@ class OutputExpiresAfter(Body):
 
 
 class BatchBody(Body):
-    """The fields that are honoured."""
+    """The body's supported fields."""
 
     input_file_id: str
     endpoint: Endpoint

@@ -1,4 +1,4 @@
-"""What the lines of a batch have come to: kept once for each, within the bound on what the gateway may keep."""
+"""Results of a batch's lines: kept once each, within the limit on the gateway's memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock.gateway.store.records import name_of
 
 log = structlog.get_logger(__name__)
 
-LINE_BYTES = 64  # of a line in Redis, on top of its own
+LINE_BYTES = 64  # of a line in Redis, in addition to its own
 STEP_BYTES = 64 << 10
 FULL_WAIT_S = 5.0
 
 
 class Allowance:
-    """What one file may take. It is charged somewhat ahead, so that few lines wait for it."""
+    """Memory of one file. It is charged somewhat ahead, so that few lines wait for it."""
 
     def __init__(self, ledger: Ledger, charged_to: str, ttl_s: int, num_bytes: int) -> None:
         self._ledger = ledger
@@ -49,14 +49,15 @@ class Allowance:
 
 
 class Results:
-    """
+    """Keeps results.
+
     Args:
         gateway: the process's.
-        batches: where they are.
-        batch: whose.
-        lease: of who runs it.
-        progress: what there was when it was taken.
-        stopped: what ends it.
+        batches: the store of batches.
+        batch: the batch.
+        lease: the runner's.
+        progress: the batch's, when the lease was taken.
+        stopped: what ends it early.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class Results:
         }
 
     async def keep(self, line: Line, outcome: Outcome) -> None:
-        """Returns once the result of the line is kept; it waits while the store is full, until the batch stops.
+        """Keeps a line's result. It waits while the store is full, until the batch stops.
 
         Raises:
             LeaseLost: another gateway runs the batch.
-            ServerRefused: Redis says no.
+            ServerRefused: Redis refuses.
         """
         if not await self._has_room(outcome):
             message = "the gateway may not keep as much as the answer is"
@@ -122,7 +123,7 @@ class Results:
 
 
 async def to_files(files: FileStore, batches: BatchStore, batch: StoredBatch, progress: Progress) -> dict[str, str]:
-    """Makes files of what a batch has, and returns what the batch says of them."""
+    """Makes files of a batch's results, and returns the batch's fields about them."""
     made: dict[str, str] = {}
     bodies: tuple[tuple[BodyName, str], ...] = (("output", "output"), ("errors", "error"))
     for name, kind in bodies:

@@ -1,4 +1,4 @@
-"""Where the Batch API is."""
+"""Routes of the Batch API."""
 
 from __future__ import annotations
 

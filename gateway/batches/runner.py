@@ -1,4 +1,4 @@
-"""One gateway process's part in the batches of all: it runs those that nobody else runs."""
+"""Runs, in one gateway process, the batches that no other process runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.producer.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 
-MAX_BATCHES = 64  # that one process runs at once
+MAX_BATCHES = 64  # batches that one process runs at once
 ROUNDS_A_LEASE = 3
 RELEASE_TIMEOUT_S = 1.0
 RETRY_S = 0.5
@@ -30,7 +30,7 @@ _PART = "batches"
 
 
 class BatchRunner:
-    """Use it with `async with`. At the end, what it runs is free for others at once."""
+    """Use it with `async with`. At the end, its batches are free for others at once."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -53,7 +53,7 @@ class BatchRunner:
                 await asyncio.gather(*(self._leases.release(run.lease, is_over=False) for run in running))
 
     async def _run(self) -> None:
-        """A round after each part of a lease, and whenever there is something new."""
+        """Looks for batches at a fraction of the lease time, and whenever there is news."""
         news, is_well = self._gateway.has_batch_news, True
         while True:
             news.clear()
@@ -90,7 +90,9 @@ class BatchRunner:
         task.add_done_callback(lambda _: self._running.pop(run, None))
 
     async def _go_on(self, run: BatchRun) -> None:
-        """Where it fails, its lease lapses, and somebody tries again; where Redis fails it, it does so itself, soon."""
+        """Runs a batch. If that fails, its lease lapses and another gateway tries again; if Redis fails, this one soon
+        retries.
+        """
         batch_id, is_over = run.lease.batch_id, False
         try:
             while not is_over:
@@ -103,7 +105,9 @@ class BatchRunner:
             log_unexpected("batch_failed", _first(group), batch_id=batch_id)
 
     async def _try(self, run: BatchRun) -> bool:
-        """Whether the batch is over; else Redis was lost, and the batch goes on from what it has kept."""
+        """Runs a batch once. Returns whether it is over; else Redis was lost, and it continues from its kept
+        results.
+        """
         try:
             await run.run()
             await self._leases.release(run.lease, is_over=True)

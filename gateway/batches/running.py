@@ -1,4 +1,4 @@
-"""One batch under a lease: from its validation to the files that it becomes."""
+"""Runs one batch under a lease, from validation to its output files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class BatchRun:
-    """Runs one batch to its end, or until it is cancelled: then whoever takes it over goes on."""
+    """Runs one batch to its end, or until this run is cancelled: another gateway then continues."""
 
     def __init__(self, gateway: Gateway, lease: Lease) -> None:
         self.lease = lease
@@ -41,18 +41,19 @@ class BatchRun:
         self._stopped = Stopped()
 
     async def look(self) -> None:
-        """Notices where somebody has cancelled the batch."""
+        """Checks whether somebody has cancelled the batch."""
         if (await self._batches.progress(self.lease.batch_id)).status == "cancelling":
             self._stopped.stop("batch_cancelled", "the batch was cancelled before the request was answered")
 
     async def run(self) -> None:
-        """
+        """Runs the batch.
+
         Raises:
             LeaseLost: another gateway runs it.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         batch = await self._batches.find(self.lease.batch_id)
-        if batch is None:  # it has expired, with all that it was
+        if batch is None:  # it has expired, with all its data
             return
         async with self._watched(batch) as key:
             await self._go_on(batch, key)
@@ -71,7 +72,7 @@ class BatchRun:
 
     @asynccontextmanager
     async def _watched(self, batch: StoredBatch) -> AsyncIterator[ApiKey | None]:
-        """The owner's API key. The batch stops with it, and when its time is over."""
+        """Yields the owner's API key. The batch stops if that is revoked, or when its own time is over."""
         now_ms, key, key_ms = await self._owner(batch)
         loop = asyncio.get_running_loop()
         left_s = max(0.0, batch.expires_at - now_ms / 1000)
@@ -90,14 +91,14 @@ class BatchRun:
                     timer.cancel()
 
     async def _owner(self, batch: StoredBatch) -> tuple[int, ApiKey | None, int | None]:
-        """The server's clock, the key, and how long it is good for."""
+        """Returns the server's clock, the key, and for how long it is valid."""
         found = await KeyStore(self._gateway.store.execute).find(batch.owner)
         if batch.owner and found.state != "active":
             self._stopped.stop_with(expired(batch.owner) if found.state == "expired" else revoked(batch.owner))
         return found.now_ms, found.key, found.left_ms
 
     async def _hear(self, interruption: Coroutine[Any, Any, ApiError]) -> None:
-        """Of a key that is revoked. A gateway that stops leaves the batch to another one."""
+        """Stops the batch if its key is revoked. A gateway that shuts down leaves the batch to another."""
         error = await interruption
         if error.status == 401:
             self._stopped.stop_with(error)
@@ -125,7 +126,7 @@ class BatchRun:
         return await self._advance("validating", "in_progress", **fields)
 
     async def _answer(self, batch: StoredBatch, key: ApiKey | None, progress: Progress) -> str:
-        """All lines that have no result yet, so many at a time; once the batch stops, none is begun any more."""
+        """Answers the lines without a result, several at a time; once the batch stops, no more are begun."""
         if progress.status == "cancelling":
             await self.look()
         queues = progress.document("queues")
@@ -149,7 +150,7 @@ class BatchRun:
             try:
                 try:
                     line = await raw.parsed(batch.endpoint, max_bytes)
-                except ApiError as error:  # the batch was validated: somebody has written into its input since
+                except ApiError as error:  # the batch was validated: somebody has changed its input since
                     raise BodyLost(batch.input_file_id) from error
                 outcome = await answering.outcome(line)
                 await results.keep(line, outcome)
@@ -164,7 +165,7 @@ class BatchRun:
                     tasks.create_task(answer(raw))
 
     async def _stop(self, status: Literal["validating", "in_progress"]) -> str:
-        """What comes after `status` for a batch that has stopped, for whatever reason."""
+        """Returns the status that follows `status` for a batch that has stopped, for whatever reason."""
         if self._stopped.code == "batch_expired":
             return await self._advance(status, "finalizing", outcome="expired")
         errors = [] if self._stopped.error is None else [error_of(self._stopped.error)]

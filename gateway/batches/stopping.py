@@ -1,4 +1,4 @@
-"""What ends a batch before its lines have ended, and what is tried again until then."""
+"""Early ends of a batch, and retries until then."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ REDIS_DELAY_S = 1.0
 
 
 class Stopped:
-    """Whether something has ended a batch, and what: the first reason is the one that counts."""
+    """Says whether a batch was ended early, and why: the first reason counts."""
 
     def __init__(self) -> None:
         self.code: str | None = None
         self.message = ""
         self.error: ApiError | None = None
-        """What is wrong with the batch as a whole."""
+        """The error of the batch as a whole."""
         self._has_come = asyncio.Event()
 
     def stop(self, code: str, message: str, error: ApiError | None = None) -> None:
@@ -35,17 +35,17 @@ class Stopped:
             self._has_come.set()
 
     def stop_with(self, error: ApiError) -> None:
-        """The batch can't go on, because of this."""
+        """Stops the batch because of an error."""
         self.stop("batch_cancelled", f"the batch was cancelled: {error.message}", error)
 
     async def wait(self, timeout_s: float) -> None:
-        """Returns when it has stopped, or after so long."""
+        """Returns when it has stopped, or after the time-out."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._has_come.wait()
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns; None: the batch has stopped before, and so has `work`."""
+        """Returns the result of `work`; None: the batch stopped first, and `work` was cancelled."""
         tasks = asyncio.ensure_future(work), asyncio.ensure_future(self._has_come.wait())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -55,11 +55,11 @@ class Stopped:
 
 
 async def retried(attempt: Callable[[], Awaitable[T]], standing: Standing) -> T:
-    """What `attempt` returns. It is made again for as long as that may help; what Redis ends at any time, soon.
+    """Returns the result of `attempt`, retried for as long as that may help. Redis failures are retried soon.
 
     Raises:
-        ApiError: it does not help.
-        ServerRefused: Redis says no to this alone.
+        ApiError: retrying does not help.
+        ServerRefused: Redis refuses only this.
         Whatever else `attempt` raises.
     """
     delay_s = 0.0

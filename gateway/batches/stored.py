@@ -1,4 +1,4 @@
-"""A batch as it is kept: what was asked for, and what has become of it so far."""
+"""A batch in the store: the request, and its progress."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """What was asked for. Nothing changes it.
+    """The request for a batch. It is immutable.
 
     Attributes:
-        id: what clients call it.
-        owner: the API key's id; empty: whoever asks without one.
-        endpoint: of all its lines.
-        input_file_id: where they are.
-        completion_window: as it was asked for.
-        window_s: in which it is to be completed, from `created_at` on: no longer than its input is there.
-        metadata: of the client's.
+        id: clients' name for it.
+        owner: the API key's id; empty: callers without a key.
+        endpoint: the endpoint of all its lines.
+        input_file_id: the file with the lines.
+        completion_window: as requested.
+        window_s: time to complete it from `created_at` on; it ends no later than its input expires.
+        metadata: the client's.
         output_ttl_s: how long the files with its results are kept.
         created_at: seconds since 1970 on the server's clock.
     """
@@ -83,11 +83,11 @@ class StoredBatch:
 
     @property
     def ttl_s(self) -> int:
-        """For how long it is known."""
+        """How long it is kept."""
         return self.window_s + self.output_ttl_s
 
     def file_id(self, name: BodyName) -> str:
-        """Of the file that a body of results becomes."""
+        """Returns the id of the file that a body of results becomes."""
         return f"{FILE_PREFIX}{self.id.removeprefix(PREFIX)}-{name}"
 
 
@@ -98,30 +98,30 @@ _KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What has become of a batch, as Redis has it."""
+    """A batch's progress, as Redis has it."""
 
     fields: Mapping[str, str]
 
     @property
     def status(self) -> str:
-        """What is none is `failed`."""
+        """Status of the batch; an invalid one counts as `failed`."""
         status = self.fields.get("status", "failed")
         return status if status in get_args(Status) else "failed"
 
     @property
     def is_readable(self) -> bool:
-        """Whether it is all what gateways write."""
+        """Whether all fields are in the form that gateways write."""
         return self.fields.get("status", "failed") == self.status and all(
             _is_number(self.fields.get(name, "0")) for name in (*NUMBERS, *TIMES)
         )
 
     def number(self, name: str) -> int:
-        """What is none is 0."""
+        """Returns a number; an invalid one is 0."""
         text = self.fields.get(name, "0")
         return int(text) if _is_number(text) else 0
 
     def document(self, name: str) -> Any:
-        """None: there is none."""
+        """Returns a document; None: there is none."""
         try:
             return json.loads(self.fields.get(name, "null"))
         except UNREADABLE:
@@ -133,7 +133,7 @@ def _is_number(text: str) -> bool:
 
 
 class BatchStore:
-    """Batches by id. Each belongs to whoever made it: for all others it is not there."""
+    """Batches by id. Each belongs to its creator; for all others it does not exist."""
 
     def __init__(self, store: Store, records: Records) -> None:
         self._store = store
@@ -141,11 +141,11 @@ class BatchStore:
         self.listing = Listing(KIND, store, records)
 
     async def create(self, batch: StoredBatch) -> StoredBatch:
-        """Keeps what was asked for, unless that is kept already.
+        """Stores the request for a batch, unless it is stored already.
 
         Raises:
-            ApiError: something else was asked for under this Idempotency-Key (422), or it is too much to keep (507).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ApiError: this Idempotency-Key was used for another request (422), or it is too much to keep (507).
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         document = {name: getattr(batch, name) for name in _KEPT}
         there = restored(await self._records.create(KIND, batch.id, document, ttl_s=batch.ttl_s))
@@ -155,7 +155,7 @@ class BatchStore:
         return there
 
     async def read(self, batch_id: str, caller: Caller) -> StoredBatch:
-        """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
+        """Returns a batch. Raises ApiError (404): the caller has none with this id, or it has expired."""
         record = await self._records.read_owned(KIND, batch_id, caller.owner)
         batch = None if record is None else restored(record)
         if batch is not None:
@@ -164,12 +164,12 @@ class BatchStore:
         raise ApiError(404, message, code="not_found")
 
     async def find(self, batch_id: str) -> StoredBatch | None:
-        """Whoever's it is."""
+        """Returns a batch, whoever owns it."""
         record = await self._records.read(KIND, batch_id)
         return None if record is None else restored(record)
 
     async def progress(self, batch_id: str) -> Progress:
-        """It has failed, where nobody can tell."""
+        """Returns a batch's progress. If it is lost, the batch counts as failed."""
         key = names.batch_progress(batch_id)
         try:
             flat: Any = await self._store.execute("HGETALL", key)
@@ -185,16 +185,16 @@ class BatchStore:
         return progress
 
     async def cancel(self, batch_id: str) -> str:
-        """The status from now on."""
+        """Cancels a batch, and returns its new status."""
         status: bytes | None = await self._store.execute(*lua.call(_CANCEL, [names.batch_progress(batch_id)], []))
         return "failed" if status is None else status.decode(errors="replace")
 
     async def advance(self, lease: Lease, status: Status, to: Status, **fields: str | int) -> str:
-        """Goes from `status` to another one, or sets `fields` alone. Returns the status that there is now.
+        """Moves from `status` to another one, or only sets `fields`. Returns the status that is set afterwards.
 
         Raises:
             LeaseLost: another gateway has the batch.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         flat = [part for pair in fields.items() for part in pair]
         command = lua.call(_ADVANCE, [names.batch_progress(lease.batch_id)], [lease.token, status, to, *flat])
@@ -204,18 +204,18 @@ class BatchStore:
         return now.decode(errors="replace")
 
     async def places(self, batch_id: str) -> set[int]:
-        """The lines that have a result."""
+        """Returns the numbers of the lines that have a result."""
         bodies = [places_of(self._store, names.body(batch_id, name)) for name in ("output", "errors")]
         return {place for found in await asyncio.gather(*bodies) for place in found}
 
     async def keep(
         self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool, counts: Mapping[str, int]
     ) -> None:
-        """Keeps the result of a line, and adds to the counts of the batch, unless the line has one.
+        """Keeps a line's result and adds to the batch's counts, unless the line has a result.
 
         Raises:
             LeaseLost: another gateway has the batch.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         home, flat = lease.batch_id, [part for pair in counts.items() for part in pair]
         keys = (names.batch_progress(home), names.body(home, "output"), names.body(home, "errors"))
@@ -224,7 +224,7 @@ class BatchStore:
             raise LeaseLost(home)
 
     async def expire_body(self, batch: StoredBatch, name: BodyName) -> None:
-        """From now on a body lives as long as the file that it has become."""
+        """Sets a body's expiry to that of the file that it has become."""
         await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s + GRACE_S)
 
 
@@ -239,5 +239,5 @@ _STORED = TypeAdapter(StoredBatch)
 
 
 def restored(record: Record) -> StoredBatch | None:
-    """None: it cannot be read."""
+    """Reads a batch from a record; None: it cannot be read."""
     return record.restored(_STORED, id=record.id)

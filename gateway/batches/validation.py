@@ -1,4 +1,4 @@
-"""What a batch's input has to be before any of its lines runs."""
+"""Validates a batch's input before any of its lines runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ERRORS = 100
 
 @dataclass(slots=True)
 class Findings:
-    """What was found in an input."""
+    """Findings about an input."""
 
     num_lines: int = 0
     queues: dict[str, str] = field(default_factory=dict)  # by the model's name in the lines
@@ -25,27 +25,27 @@ class Findings:
 
     @property
     def model(self) -> str | None:
-        """That of all lines."""
+        """The model of all lines; None if they differ."""
         return next(iter(self.queues)) if len(self.queues) == 1 else None
 
 
 async def validate(
     lines: AsyncIterator[RawLine], *, endpoint: str, max_line_bytes: int, directory: Directory
 ) -> Findings:
-    """Looks at all lines, or until there are too many errors.
+    """Checks all lines, or until there are too many errors.
 
     Args:
         lines: the input's.
-        endpoint: of all of them.
-        max_line_bytes: of one.
+        endpoint: the endpoint of all lines.
+        max_line_bytes: limit on a line.
         directory: the queues that the batch's owner may use.
 
     Raises:
         ApiError: nobody serves one of the models now (503).
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     findings = Findings()
-    known: dict[str, int] = {}  # custom_id to the line that has it
+    known: dict[str, int] = {}  # custom_id to its line
     refused: dict[str, ApiError] = {}  # by model
     async for raw in lines:
         findings.num_lines += 1
@@ -75,7 +75,7 @@ def _check_unique(line: Line, known: dict[str, int]) -> None:
 
 
 async def _find_queue(model: str, directory: Directory, queues: dict[str, str], refused: dict[str, ApiError]) -> None:
-    """Asks once per model."""
+    """Finds a model's queue, once per model."""
     if model in refused:
         raise refused[model]
     if model not in queues:

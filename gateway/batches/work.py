@@ -1,4 +1,4 @@
-"""A line's body as requests to the queue, and their replies as its answer: both are what the routes make of them."""
+"""Turns a line's body into requests to the queue, and their replies into its answer, both as the routes do."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Re
 from penstock.producer.wire import MAX_KEEP_S
 
 KEEP_S = 86_400
-"""For how long the reply to a line is there for a takeover, as far as workers allow; a kept result ends that."""
+"""How long a line's reply is kept for a takeover, as far as workers allow; a kept result ends that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the requests of a line go, and for whom."""
+    """Target of a line's requests."""
 
     client: AsyncClient  # of the line's queue
     queue: str
@@ -41,11 +41,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """
+    """Work of a line.
+
     Attributes:
-        requests: what goes to the queue.
-        body: the answer's, of the replies to all of them.
-        each: gets the chunks of the reply, where there is one request; it sees each of them once.
+        requests: to the queue.
+        body: makes the answer's body from the replies to all of them.
+        each: gets each of the reply's chunks once, if there is one request.
     """
 
     requests: Sequence[GenerateRequest]
@@ -54,17 +55,17 @@ class Work:
 
 
 async def work_of(endpoint: str, line: Line, place: Place, id_of: Callable[[int], str]) -> Work:
-    """What a line asks for.
+    """Returns the work that a line asks for.
 
     Args:
-        endpoint: of its batch.
-        line: which.
-        place: where its requests go.
-        id_of: the id of its first request, its second and so on.
+        endpoint: the batch's.
+        line: the line.
+        place: the target of its requests.
+        id_of: returns the id of its nth request.
 
     Raises:
         ApiError: naming the field that is wrong.
-        CallTimedOut, ConnectionLost, ...: what only a worker can tell, none did.
+        CallTimedOut, ConnectionLost, ...: no worker answered a question that only a worker can.
     """
     work = await _READERS[endpoint](line.body, place, id_of)
     keep_s = min(KEEP_S, place.card.max_keep_s or MAX_KEEP_S)
@@ -101,7 +102,7 @@ async def _completion(body: Mapping[str, Any], place: Place, _: Callable[[int], 
 
 
 async def _response(body: Mapping[str, Any], place: Place, id_of: Callable[[int], str]) -> Work:
-    """It is not stored: the output file has it."""
+    """Returns a response's work. The response is not stored: the output file has it."""
     asked = read_response(body)
     _check_whole(asked)
     for name in ("background", "previous_response_id"):

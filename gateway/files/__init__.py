@@ -1,1 +1,1 @@
-"""Files that clients upload, and that batches make: bytes in Redis, in pieces."""
+"""Files that clients upload and that batches make, stored in Redis in pieces."""

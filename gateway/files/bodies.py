@@ -1,4 +1,4 @@
-"""The bytes of files. Each is a hash of pieces, which are read in the order of their numbers."""
+"""Bodies of files. Each is a hash of pieces, which are read in the order of their numbers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from penstock.producer.redis import lua
 PIECE_BYTES = 256 << 10
 PIECES_A_READ = 16
 UPLOAD_S = 3600
-"""For how long the pieces of an upload are there that never ends."""
+"""How long the pieces of an unfinished upload are kept."""
 
 _PUT = lua.load("penstock.gateway.files", "put")
 
 
 class Upload:
-    """A body that is being written. What it takes is charged before it is there.
+    """A body that is being written. Its size is charged before it is stored.
 
     Args:
-        store: where.
-        ledger: which grants the bytes.
-        home: whose body it is.
-        charged_to: in the ledger.
-        max_bytes: of all of it.
+        store: holds the pieces.
+        ledger: grants the bytes.
+        home: the upload or batch that the body belongs to.
+        charged_to: its name in the ledger.
+        max_bytes: limit on the whole body.
     """
 
     def __init__(self, store: Store, ledger: Ledger, *, home: str, charged_to: str, max_bytes: int) -> None:
@@ -43,10 +43,11 @@ class Upload:
         self.num_bytes = 0
 
     async def write(self, data: bytes) -> None:
-        """
+        """Appends bytes.
+
         Raises:
             ApiError: it is too much for a file (413), or for the store (507).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
@@ -57,13 +58,13 @@ class Upload:
             await self._flush()
 
     async def close(self, ttl_s: int) -> None:
-        """Writes the rest. From now on the body lives for `ttl_s`."""
+        """Writes the rest. From then on the body lives for `ttl_s`."""
         while self._buffer:
             await self._flush()
         await self._store.execute("EXPIRE", self._key, ttl_s)
 
     async def drop(self) -> None:
-        """Removes what there is."""
+        """Removes what was written."""
         await self._store.execute("UNLINK", self._key)
         await self._ledger.release(self._charged_to)
 
@@ -76,22 +77,22 @@ class Upload:
 
 
 UPLOADED = "uploaded"
-"""The name of the body of an upload."""
+"""Name of an upload's body."""
 
 
 _PLACE = re.compile(rb"[0-9]{1,18}")
 
 
 class BodyLost(Exception):
-    """A body, or a part of it, is not there any more."""
+    """A body, or a part of it, is gone."""
 
 
 async def places_of(store: Store, key: str) -> list[int]:
-    """The numbers of a body's pieces, in order.
+    """Returns the numbers of a body's pieces, in order.
 
     Raises:
         BodyLost: something else is there.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     try:
         names_found: list[bytes] = await store.execute("HKEYS", key)
@@ -104,11 +105,11 @@ async def places_of(store: Store, key: str) -> list[int]:
 
 
 async def pieces(store: Store, key: str, num_bytes: int) -> AsyncIterator[bytes]:
-    """A body, a few pieces at a time.
+    """Yields a body, a few pieces at a time.
 
     Raises:
         BodyLost: fewer than `num_bytes` are there.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     places = await places_of(store, key)
     for first in range(0, len(places), PIECES_A_READ):

@@ -1,4 +1,4 @@
-"""`multipart/form-data` (RFC 7578), read as it comes: the file goes on piece by piece, and no part can grow."""
+"""Reads `multipart/form-data` (RFC 7578) as it arrives: the file is passed on piece by piece, and no part can grow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sink(Protocol):
 
 
 class Form:
-    """What a form has beside its file."""
+    """The parts of a form beside its file."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
@@ -34,7 +34,7 @@ async def read_form(asked: Request, sink: Sink) -> Form:
     """Reads a form whose part `file` goes to `sink`.
 
     Raises:
-        ApiError: it is none, or has too much of something (400).
+        ApiError: it is not a form, or exceeds a limit (400).
         Whatever `sink` raises.
     """
     reader, boundary = _Reader(), _boundary(asked)
@@ -59,7 +59,7 @@ async def _pass_on(reader: _Reader, sink: Sink) -> None:
 
 
 class _Reader:
-    """Takes what the parser finds."""
+    """Receives the parser's callbacks."""
 
     def __init__(self) -> None:
         self.form = Form()
@@ -145,10 +145,10 @@ def _malformed(reason: str) -> ApiError:
 
 
 def seconds_of(fields: Mapping[str, str]) -> int | None:
-    """`expires_after`; None: it was left out.
+    """Returns `expires_after`; None: it was left out.
 
     Raises:
-        ApiError: it is no such thing, or no file may be kept for so long.
+        ApiError: it is malformed, or no file may be kept for so long.
     """
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
@@ -164,7 +164,7 @@ def seconds_of(fields: Mapping[str, str]) -> int | None:
 
 
 def check_ttl(ttl_s: int, param: str) -> None:
-    """Raises ApiError where no file may be kept for so long."""
+    """Raises ApiError if no file may be kept for so long."""
     if not MIN_FILE_S <= ttl_s <= MAX_FILE_S:
         message = f"{param}: is a number from {MIN_FILE_S} to {MAX_FILE_S}, not {ttl_s}"
         raise ApiError(400, message, param=param, code="invalid_value")

@@ -40,7 +40,7 @@ async def create_file(asked: Request) -> Response:
 
 
 async def list_files(asked: Request) -> Response:
-    """Those with the purpose that is asked for are looked for among all, as far as needed."""
+    """Lists files. To filter by purpose it reads as many as needed."""
     files, owner = _files(asked), caller_of(asked).owner
     purpose = asked.query_params.get("purpose")
     limit = limit_of(asked, default=MAX_LISTED, largest=MAX_LISTED)
@@ -59,7 +59,7 @@ async def read_content(asked: Request) -> Response:
     file = await _asked_for(asked)
     headers = {"content-length": str(file.num_bytes), "x-content-type-options": "nosniff"}
     content = _content(asked, file)
-    first = await anext(content, b"")  # what goes wrong before it has a status of its own
+    first = await anext(content, b"")  # an error before it has its own status
     return StreamingResponse(_following(first, content), media_type="application/octet-stream", headers=headers)
 
 
@@ -70,7 +70,7 @@ async def delete_file(asked: Request) -> Response:
 
 
 async def _content(asked: Request, file: StoredFile) -> AsyncIterator[bytes]:
-    """What interrupts it, cuts it short: its length says so to the client."""
+    """Yields the content. An interruption cuts it short, which the client notices by the length."""
     interruption = interruption_of(asked)
     async for data in _files(asked).pieces(file):
         if interruption.error is not None:
@@ -94,10 +94,10 @@ async def _asked_for(asked: Request) -> StoredFile:
 
 
 def _checked(form: Form, default_s: int) -> int:
-    """How long the file is kept.
+    """Returns how long to keep the file.
 
     Raises:
-        ApiError: the form lacks something, or says what can't be.
+        ApiError: the form lacks something, or has an impossible value.
     """
     for name in form.fields.keys() - _KNOWN:
         raise ApiError(400, f"unknown field {name[:80]!r}", param=name[:80], code="unknown_parameter")

@@ -1,4 +1,4 @@
-"""What an owner has of one kind."""
+"""Lists an owner's records of one kind."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.gateway.store.records import Record, Records
 from penstock.producer.redis import lua
 
 MAX_LISTED_S = 2 * MAX_FILE_S
-"""For longer than anything is kept."""
+"""Longer than anything is kept."""
 
 _LIST = lua.load("penstock.gateway.files", "list")
 
 
 class Listing:
-    """The records of one kind by owner."""
+    """Records of one kind by owner."""
 
     def __init__(self, kind: str, store: Store, records: Records) -> None:
         self._kind = kind
@@ -32,12 +32,12 @@ class Listing:
         await self._store.execute("ZREM", names.owned(self._kind, owner), *record_ids)
 
     async def ids(self, owner: str) -> list[str]:
-        """Oldest first. Some may have expired."""
+        """Returns ids, oldest first. Some may have expired."""
         found: list[bytes] = await self._store.execute("ZRANGE", names.owned(self._kind, owner), 0, -1)
         return [each.decode(errors="replace") for each in found]
 
     async def read(self, owner: str, record_ids: Sequence[str]) -> list[Record]:
-        """Those that are there; what has expired is no longer listed."""
+        """Returns the records that exist, and removes expired ones from the list."""
         found = await asyncio.gather(*(self._records.read(self._kind, each) for each in record_ids))
         gone = [each for each, record in zip(record_ids, found, strict=True) if record is None]
         if gone:

@@ -1,4 +1,4 @@
-"""Where the Files API is."""
+"""Routes of the Files API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file as it is kept: what is known of it, and where its bytes are."""
+"""A file in the store: its metadata, and the location of its bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KIND = "file"
 PREFIX = "file-"
 
 GRACE_S = 600
-"""For so long beyond its time a file is there: a batch that ends with its input says so line by line."""
+"""How long a file stays after its time: a batch that ends with its input still writes one error per line."""
 
 _USE = lua.load("penstock.gateway.files", "use")
 _USER = lua.load("penstock.gateway.files", "user")
@@ -29,16 +29,17 @@ _USER = lua.load("penstock.gateway.files", "user")
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """
+    """Metadata of a file.
+
     Attributes:
-        id: what clients call it.
-        owner: the API key's id; empty: whoever asks without one.
-        filename: what its client called it, or the batch that made it.
+        id: clients' name for it.
+        owner: the API key's id; empty: callers without a key.
+        filename: from its client, or the batch that made it.
         purpose: `batch` or `batch_output`.
-        num_bytes: of its body.
-        ttl_s: from `created_at` on.
-        home: what made the body.
-        body: its name there.
+        num_bytes: size of its body.
+        ttl_s: counts from `created_at`.
+        home: the upload or batch that made the body.
+        body: the body's name there.
         created_at: seconds since 1970 on the server's clock.
     """
 
@@ -78,7 +79,7 @@ _KEPT = ("owner", "filename", "purpose", "num_bytes", "ttl_s", "home", "body")
 
 
 class FileStore:
-    """Files by id. Each belongs to whoever made it: for all others it is not there."""
+    """Files by id. Each belongs to its creator; for all others it does not exist."""
 
     def __init__(self, store: Store, records: Records) -> None:
         self._store = store
@@ -86,11 +87,11 @@ class FileStore:
         self.listing = Listing(KIND, store, records)
 
     async def create(self, file: StoredFile) -> StoredFile:
-        """Makes a file of a body that is there.
+        """Makes a file of an existing body.
 
         Raises:
             ApiError: it is too much to keep (507).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         document = {name: getattr(file, name) for name in _KEPT}
         record = await self._records.create(
@@ -101,7 +102,7 @@ class FileStore:
         return file if made is None else made
 
     async def read(self, file_id: str, caller: Caller, *, param: str | None = None) -> StoredFile:
-        """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
+        """Returns a file. Raises ApiError (404): the caller has none with this id, or it has expired."""
         record = await self._records.read_owned(KIND, file_id, caller.owner)
         file = None if record is None else restored(record)
         if file is not None:
@@ -110,7 +111,7 @@ class FileStore:
         raise ApiError(404, message, param=param, code="not_found")
 
     async def find(self, file_id: str) -> StoredFile | None:
-        """Whoever's it is."""
+        """Returns a file, whoever owns it."""
         record = await self._records.read(KIND, file_id)
         return None if record is None else restored(record)
 
@@ -118,14 +119,14 @@ class FileStore:
         return pieces(self._store, file.key, file.num_bytes)
 
     async def use(self, file_id: str, batch_id: str, ttl_s: int) -> None:
-        """Until `leave`, or for `ttl_s`, the file can't be deleted."""
+        """Prevents deletion of the file until `leave`, or for `ttl_s`."""
         await self._store.execute(*lua.call(_USE, [names.file_users(file_id)], [batch_id, ttl_s]))
 
     async def leave(self, file_id: str, batch_id: str) -> None:
         await self._store.execute("ZREM", names.file_users(file_id), batch_id)
 
     async def delete(self, file: StoredFile) -> None:
-        """Raises ApiError (409): a batch that has not ended reads it."""
+        """Deletes a file. Raises ApiError (409): a batch that has not ended reads it."""
         users = await self._store.execute(*lua.call(_USER, [names.file_users(file.id)], []))
         if users:
             message = f"file {file.id} is the input of {users[0].decode(errors='replace')}, which has not ended"
@@ -139,5 +140,5 @@ _STORED = TypeAdapter(StoredFile)
 
 
 def restored(record: Record) -> StoredFile | None:
-    """None: it cannot be read."""
+    """Reads a file from a record; None: it cannot be read."""
     return record.restored(_STORED, id=record.id)

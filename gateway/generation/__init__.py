@@ -1,1 +1,1 @@
-"""From a request of any API to the queue, and from the reply to whoever asked for it."""
+"""Sends requests of any API to the queue, and replies to their callers."""

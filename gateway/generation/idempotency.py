@@ -1,7 +1,7 @@
-"""`Idempotency-Key`: a request that is sent again joins the one that was sent before.
+"""`Idempotency-Key`: a repeated request joins the earlier one.
 
-The request's id is a function of the key, so that any gateway finds the same reply, and the queue itself sees to it
-that the request is there once. What remains to be known is whether the same was asked for.
+The request's id depends only on the key, so any gateway finds the same reply, and the queue itself ensures that the
+request exists once. What remains to check is that the repeated request is the same.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from penstock.producer.redis import lua
 
 MAX_KEY_CHARS = 255
 REMEMBERED_S = 86_400 + 3600
-"""For longer than the queue remembers an id, from the last time that the request was sent."""
+"""Longer than the queue remembers an id, counted from the last time that the request was sent."""
 
 _OF_THE_RETRY = {"id", "traceparent", "tracestate"}
 _REMEMBER = lua.load("penstock.gateway.generation", "remember")
 
 
 def key_of(asked: Request) -> str | None:
-    """The key that a request came with.
+    """Returns a request's key.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is not a valid key.
     """
     key = asked.headers.get(KEY_HEADER)
     if key is not None and not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
@@ -44,14 +44,14 @@ def key_of(asked: Request) -> str | None:
 async def check_same(
     store: Store, queue: str, request: GenerateRequest, num_requests: int, max_model_len: int | None
 ) -> None:
-    """Passes if nothing else was asked for under the request's id before.
+    """Passes if the request's id was not used for a different request before.
 
-    The form of the answer, streamed or whole, is no part of what is asked for; how many requests to the queue are made
-    for it (`num_requests`) is one. An answer to the end of the context stays that, however long the context is by now.
+    Whether the answer is streamed or whole makes no difference; the number of requests to the queue (`num_requests`)
+    does. A request up to the end of the context stays the same, however long the context is by now.
 
     Raises:
-        ApiError: something else was.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ApiError: it was.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     asked_for = request.model_dump(mode="json", exclude=_OF_THE_RETRY, exclude_defaults=True)
     if request.max_tokens == max_model_len:
@@ -64,16 +64,16 @@ async def check_same(
 
 
 def other_body() -> ApiError:
-    """Of a key that was used before, for something else."""
+    """Returns the error for a key that was used before, for something else."""
     message = f"this {KEY_HEADER} was used before for a request with another body"
     return ApiError(422, message, param=KEY_HEADER, code="idempotency_key_reused")
 
 
 def place_asked_for(asked: Request, key: str | None) -> Place:
-    """Behind which event the client wants to go on.
+    """Returns the event after which the client wants to continue.
 
     Raises:
-        ApiError: the header is no event's id, or there is no telling of which answer.
+        ApiError: the header is not an event's id, or it is unknown of which answer.
     """
     if key is None and PLACE_HEADER in asked.headers:
         message = f"{PLACE_HEADER} needs the {KEY_HEADER} that the answer was asked for with"

@@ -25,17 +25,17 @@ from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ReplyStream
 
 EXPIRY_GRACE_S = 10.0
-"""Beyond a request's `timeout_s`, for its worker to say that it has expired, and what came before."""
+"""Time beyond a request's `timeout_s` for its worker to report the expiry and the text so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request and its reply. It is enqueued once somebody reads the reply, unless that goes on behind a place."""
+    """A request and its reply. It is enqueued once somebody reads the reply, unless that continues after a place."""
 
     queue: str
     reply: ReplyStream
     meter: Meter
-    after: Place = BEFORE_ALL  # which a stream goes on behind
+    after: Place = BEFORE_ALL  # a stream continues after it
     timeout_s: float | None = None  # the request's own, from when Redis accepted it
 
     @property
@@ -43,10 +43,10 @@ class Job:
         return self.reply.request_id
 
     async def whole(self, asked: Request, each: Callable[[Chunk], object] | None = None) -> Reply:
-        """The reply, once it has ended. `each` gets its chunks as they come.
+        """Returns the reply, once it has ended. `each` gets its chunks as they arrive.
 
         Raises:
-            ClientGone: who asked has gone; a request that nobody else knows of is cancelled.
+            ClientGone: the client has gone; a request that nobody else knows of is cancelled.
             ApiError: the answer was interrupted.
             Whatever `ReplyStream` raises.
         """
@@ -62,7 +62,7 @@ class Job:
     def streamed(
         self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[Event | None]] | None = None
     ) -> EventStream:
-        """The reply as events, while it is written; `opening` gives those that come before its first."""
+        """Streams the reply as events while it is written; `opening` returns events that come before its first."""
         gateway = gateway_of(asked)
         return EventStream(
             self.reply,
@@ -78,8 +78,8 @@ class Job:
 
     @contextmanager
     def _attended(self, asked: Request) -> Iterator[None]:
-        """While somebody reads it, which is for no longer than the request may take: a worker that could end it may be
-        gone.
+        """Marks the reply as read during the block, but for no longer than the request may take: a worker that could
+        end it may be gone.
         """
         with gateway_of(asked).watch.reading(self.queue, self.reply):
             if self.timeout_s is None:
@@ -94,15 +94,15 @@ class Job:
 
 
 async def start(asked: Request, queue: str, *requests: GenerateRequest) -> list[Job]:
-    """A job for each request, for whoever asks, and for the tenant that the caller's API key stands for.
+    """Returns a job for each request, for the caller and for its API key's tenant.
 
-    Without an Idempotency-Key they end with the client. With one they are the same for all who ask with that key, and
-    end once nobody has read them for a while.
+    Without an Idempotency-Key they end when the client leaves. With one, all requests with that key share them, and
+    they end once nobody has read them for a while.
 
     Raises:
         ApiError: the key or the Last-Event-ID can't be used, the key belongs to another request, or the caller's API
             key is at its limit of tokens or of requests at once.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     gateway = gateway_of(asked)
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
@@ -125,9 +125,10 @@ async def start(asked: Request, queue: str, *requests: GenerateRequest) -> list[
 
 
 async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[GenerateRequest, Meter]:
-    """The request with an id: that of its Idempotency-Key, or a fresh one. So it can be written down before it is sent.
+    """Returns the request with an id: that of its Idempotency-Key, or a fresh one. So it can be recorded before it is
+    sent.
 
-    A job of it (`job_of`) goes on when the client goes: whoever makes it, sees to its end.
+    Its job (`job_of`) continues when the client leaves: the creator must end it.
 
     Raises:
         As `start`.
@@ -147,7 +148,7 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
 
 
 def job_of(asked: Request, queue: str, request: GenerateRequest, meter: Meter) -> Job:
-    """A job of a request that `named` has given; it goes on behind the Last-Event-ID that was asked for."""
+    """Returns the job of a request from `named`; it continues after the Last-Event-ID of the HTTP request."""
     after = place_asked_for(asked, key_of(asked))
     return Job(queue, _reply(gateway_of(asked), queue, request, after), meter, after, request.timeout_s)
 
@@ -159,13 +160,13 @@ def _reply(gateway: Gateway, queue: str, request: GenerateRequest, after: Place)
 
 
 def _traced(asked: Request, request: GenerateRequest) -> GenerateRequest:
-    """As part of the client's trace, if it names one. A header that names none is passed over, as W3C has it."""
+    """Adds the client's trace, if it names one. An invalid header is ignored, as W3C specifies."""
     trace = getattr(asked.state, TRACE_STATE, None) or carried_trace(asked.headers)
     return request.model_copy(update=trace) if trace else request
 
 
 async def read_whole(reply: ReplyStream, each: Callable[[Chunk], object] | None = None) -> Reply:
-    """The reply, once it has ended. `each` gets its chunks as they come."""
+    """Returns the reply, once it has ended. `each` gets its chunks as they arrive."""
     if each is not None:
         async with aclosing(reply):
             async for chunk in reply:
@@ -188,6 +189,6 @@ async def _named(
     if after != BEFORE_ALL:  # before anything is noted under the key
         await check_can_go_on(gateway, queue, request_id, after)
     named = request.model_copy(update={"id": request_id})
-    card = await gateway.directory.card_of(queue, may_wait=True)  # who named the queue has seen to it
+    card = await gateway.directory.card_of(queue, may_wait=True)  # the code that named the queue has checked it
     await check_same(gateway.store, queue, named, num_requests, card.max_model_len)
     return named

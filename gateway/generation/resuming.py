@@ -1,4 +1,4 @@
-"""An answer that a client has seen a part of, and wants the rest of. Nothing is generated for it again."""
+"""Resumes an answer that a client has seen part of. Nothing is generated again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ async def check_can_go_on(gateway: Gateway, queue: str, request_id: str, place: 
     """Passes if a request was sent, and its answer reaches as far as `place`.
 
     Raises:
-        ApiError: nobody has sent it, or what there is of it has no such event (400).
+        ApiError: nobody has sent it, or it has no such event so far (400).
         ReplyGone: it ended and expired.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     if await gateway.client.handle(request_id, queue=queue).state() == "unknown":
         message = f"{PLACE_HEADER}: there is no answer to go on with; without this header the request begins a new one"
@@ -24,7 +24,7 @@ async def check_can_go_on(gateway: Gateway, queue: str, request_id: str, place: 
 
 
 async def newest_entry(gateway: Gateway, queue: str, request_id: str) -> Entry:
-    """The last one that the answer has by now."""
+    """Returns the last entry that the answer has by now."""
     key = keys.reply(queue, request_id)
     entries = await gateway.store.execute("XREVRANGE", key, "+", "-", "COUNT", 1)
     return entry_of(entries[0][0].decode()) if entries else NO_ENTRY

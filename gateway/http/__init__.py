@@ -1,1 +1,1 @@
-"""HTTP as the gateway speaks it, whatever is asked for: bodies, errors, event streams, clients that go away."""
+"""HTTP in general: bodies, errors, event streams, clients that leave."""

@@ -1,4 +1,4 @@
-"""Which client an HTTP request comes from, also through proxies that are trusted to say it."""
+"""Finds the client of an HTTP request, also through trusted proxies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from starlette.requests import HTTPConnection
 Network: TypeAlias = IPv4Network | IPv6Network
 
 _HOME_BITS = 64
-"""What one client of IPv6 has of an address: the rest it picks as it likes (RFC 6177)."""
+"""Prefix that identifies one IPv6 client: it chooses the rest as it likes (RFC 6177)."""
 
 
 def networks(names: Sequence[str]) -> tuple[Network, ...]:
-    """
+    """Parses networks.
+
     Args:
-        names: addresses, or networks as `10.0.0.0/8`.
+        names: addresses, or networks such as `10.0.0.0/8`.
 
     Raises:
         ValueError: one is neither.
@@ -26,9 +27,9 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
 
 
 def client_network(connection: HTTPConnection, proxies: Sequence[Network]) -> str:
-    """The address that the request comes from; of IPv6 the network of 64 bits around it.
+    """Returns the address that the request comes from; for IPv6 its network of 64 bits.
 
-    Where it is a trusted proxy's, it is the last address in `X-Forwarded-For` that is none.
+    If that is a trusted proxy's, it is the last address in `X-Forwarded-For` that is not.
     """
     peer = connection.client.host if connection.client else ""
     passed_on = [each.strip() for value in connection.headers.getlist("x-forwarded-for") for each in value.split(",")]
@@ -46,7 +47,7 @@ def client_network(connection: HTTPConnection, proxies: Sequence[Network]) -> st
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """None: it is none. A port, as some proxies add it, is left out."""
+    """Parses an address; None: it is not one. A port, as some proxies add it, is dropped."""
     host = text.partition("]")[0].removeprefix("[") if text.startswith("[") else text
     if host.count(":") == 1:
         host = host.partition(":")[0]

@@ -11,10 +11,10 @@ from starlette.types import Scope
 from penstock.gateway.errors import ApiError
 
 ErrorForm: TypeAlias = Callable[[ApiError, str], dict[str, Any]]
-"""The body of an error, from the error and the id of the HTTP request."""
+"""Makes an error's body from the error and the id of the HTTP request."""
 
 ErrorForms: TypeAlias = Mapping[str, ErrorForm]
-"""By the path below which they are used, where it is not OpenAI's form. The application has them in its state."""
+"""Forms by the path below which they apply, other than OpenAI's. The application has them in its state."""
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
@@ -28,7 +28,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The `x-request-id` of the answer."""
+    """Returns the `x-request-id` of the answer."""
     request_id: str = scope["state"]["request_id"]
     return request_id
 

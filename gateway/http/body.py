@@ -1,4 +1,4 @@
-"""Bodies of requests, within limits."""
+"""Reads bodies of requests, within limits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.gateway.errors import ApiError, unavailable
 from penstock.producer.wire.values import check_json, json_kind
 
 SMALL_BYTES = 256 << 10
-"""What every body may have: only what is over it is shared out. It is parsed while everything else waits."""
+"""Bytes that every body may have: only the excess is taken from the budget. Parsing one holds up everything else."""
 
 
 class BodyBudget:
-    """How much of large bodies a process holds while they come, and until they are parsed, one after the other."""
+    """Memory for large bodies in a process, while they arrive and until they are parsed, one after the other."""
 
     def __init__(self, max_bytes: int) -> None:
         self.parsing = asyncio.Lock()
@@ -27,7 +27,7 @@ class BodyBudget:
 
     @contextmanager
     def share(self) -> Iterator[_Share]:
-        """That of one body, while the block lasts."""
+        """Yields one body's share, during the block."""
         share = _Share(self)
         try:
             yield share
@@ -35,7 +35,7 @@ class BodyBudget:
             self._num_held -= share.num_held
 
     def take(self, num_bytes: int) -> None:
-        """Raises ApiError (503) where there are not as many."""
+        """Takes bytes from the budget. Raises ApiError (503) if there are not enough."""
         if self._num_held + num_bytes > self._max_bytes:
             raise unavailable(f"too many large bodies come at once: together they are over {self._max_bytes} bytes")
         self._num_held += num_bytes
@@ -48,10 +48,10 @@ class _Share:
         self.num_held = 0
 
     def add(self, num_bytes: int) -> int:
-        """How many bytes there are with these.
+        """Adds bytes, and returns the body's size so far.
 
         Raises:
-            ApiError: the budget has not as many (503).
+            ApiError: the budget is exhausted (503).
         """
         self._num_bytes += num_bytes
         wanted = max(0, self._num_bytes - SMALL_BYTES)
@@ -62,19 +62,20 @@ class _Share:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """
+    """Reads a body.
+
     Raises:
-        ApiError: as soon as there is more (413), or more of all bodies than the process holds (503).
+        ApiError: as soon as it is longer (413), or all bodies together exceed the process's budget (503).
     """
     with _budget_of(request).share() as share:
         return await _read(request, max_bytes, share)
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The object that a body spells.
+    """Returns the JSON object in a body.
 
     Raises:
-        ApiError: it spells none (400), or as `read_body`.
+        ApiError: it is not one (400), or as `read_body`.
     """
     budget = _budget_of(request)
     with budget.share() as share:
@@ -98,10 +99,10 @@ async def _read(request: Request, max_bytes: int, share: _Share) -> bytes:
 
 
 def parse_object(body: bytes, what: str = "the body") -> dict[str, Any]:
-    """The JSON object that `body` spells.
+    """Parses the JSON object in `body`.
 
     Raises:
-        ApiError: it spells none (400).
+        ApiError: it is not one (400).
     """
     try:
         value = check_json(from_json(body, allow_inf_nan=False))

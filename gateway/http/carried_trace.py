@@ -1,4 +1,4 @@
-"""The trace that an HTTP request is a part of, by W3C's two headers."""
+"""Trace context of an HTTP request, in W3C's two headers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from starlette.datastructures import Headers
 from penstock.producer.wire import trace_context
 
 TRACE_STATE = "trace"
-"""In the state of an HTTP request: the same, of the span that the gateway has made of it, if it makes any."""
+"""Key in the state of an HTTP request for the trace context of the gateway's own span, if it makes one."""
 
 
 def carried_trace(headers: Headers) -> dict[str, str]:
-    """What a client's headers say, as far as it can be used."""
+    """Returns the client's headers, as far as they are valid."""
     traceparents = headers.getlist("traceparent")
     if len(traceparents) != 1:
         return {}

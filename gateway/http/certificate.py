@@ -1,4 +1,4 @@
-"""The certificate that a server shows."""
+"""The certificate of a server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.producer.renewal import Renewal
 
 
 def certificate_of(certificate: Path | None, key: Path | None) -> Renewal[ssl.SSLContext] | None:
-    """What a server speaks TLS by; None: it speaks none.
+    """Returns a server's TLS context; None: it does not use TLS.
 
     Raises:
-        OSError, ValueError: the files are not there, or do not go together.
+        OSError, ValueError: the files are missing, or do not match.
     """
     if certificate is None or key is None:
         return None
@@ -22,7 +22,7 @@ def certificate_of(certificate: Path | None, key: Path | None) -> Renewal[ssl.SS
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     check_pair(certificate, key)
-    # A new one each time: one that exists would keep a pair of another kind of key beside the new one.
+    # A new context each time: an existing one would keep an old pair with another kind of key beside the new one.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key, "")  # without a password it would be asked for at the terminal
     return context

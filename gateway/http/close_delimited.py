@@ -1,4 +1,4 @@
-"""Answers to HTTP/1.0, whose clients know no chunks: a body of unknown length ends with the connection (RFC 9112,
+"""Answers to HTTP/1.0, whose clients do not know chunks: a body of unknown length ends with the connection (RFC 9112,
 6.3).
 """
 
@@ -18,16 +18,16 @@ App = Callable[..., Awaitable[None]]
 
 
 class CloseDelimited:
-    """Runs `app` for one request of HTTP/1.0. Set `cycle` to the request's before it is called.
+    """Runs `app` for one HTTP/1.0 request. Set `cycle` to the request's before calling it.
 
-    A body without a length that ends too early ends with a reset of the connection: its end would say that it is whole.
+    A body without a length that ends too early ends with a reset: a normal close would mean that it is complete.
     """
 
     cycle: RequestResponseCycle
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._is_open = False  # has begun a body without a length, and not ended it
+        self._is_open = False  # a body without a length has begun and not ended
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def send_plain(message: MutableMapping[str, Any]) -> None:
@@ -46,14 +46,14 @@ class CloseDelimited:
             self.break_off()
 
     def break_off(self) -> None:
-        """Resets the connection where the body is not whole."""
+        """Resets the connection if the body is incomplete."""
         if self._is_open:
             self._is_open = False
             reset(self.cycle.transport)
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Closes a connection at once, so that its client sees an error and not an end."""
+    """Closes a connection at once, so that its client sees an error and not a normal end."""
     connection = transport.get_extra_info("socket")
     if connection is not None and not transport.is_closing():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -1,4 +1,4 @@
-"""Work for a client that may go away."""
+"""Work for a client that may leave."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """Whoever asked has closed the connection: there is nobody to answer."""
+    """The client has closed the connection: there is nobody to answer."""
 
 
 async def while_asked(asked: Request, work: Coroutine[Any, Any, T]) -> T:
-    """`while_wanted`, for an answer that comes from `work` as a whole."""
+    """Calls `while_wanted` for an answer that `work` returns as a whole."""
     return await while_wanted(asked.receive, work, interruption_of(asked))
 
 
 async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T], interruption: Interruption | None = None) -> T:
-    """Awaits `work`, which is cancelled when the client goes, or when something interrupts the answer.
+    """Awaits `work`, which is cancelled when the client leaves or the answer is interrupted.
 
-    Nobody else listens: a server says that the client has gone to whoever asks for more of the request.
+    Nothing else may listen: a server reports that the client has left only to a reader of the request.
 
     Raises:
-        ClientGone: it went.
+        ClientGone: it left.
         ApiError: the interruption came.
     """
     working = asyncio.ensure_future(work)
@@ -48,7 +48,7 @@ async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T], interrupt
 
 
 async def _until_gone(receive: Receive) -> NoReturn:
-    """What the client still sends is dropped."""
+    """Waits for the client to leave. What it still sends is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGone

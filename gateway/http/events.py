@@ -1,7 +1,7 @@
-"""Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), as replies become them.
+"""Replies as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
-The id of an event is `<entry id>.<place>`: the entry of the reply stream that it is made from, and its place among the
-events of that entry. So it is a function of the reply alone, and any replica can go on behind it.
+The id of an event is `<entry id>.<place>`: the reply stream's entry that it is made from, and its place among that
+entry's events. So it depends on the reply alone, and any replica can continue after it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.producer import Chunk, Reply
 PING = b": ping\n\n"
 
 Place: TypeAlias = tuple[int, int, int]
-"""An event's id, as numbers that compare as events follow each other."""
+"""An event's id, as numbers that compare in the order of events."""
 
 BEFORE_ALL: Place = (0, 0, -1)
 
 OPENING = "0-0"
-"""The entry, so to speak, of events that come before the reply's first."""
+"""Stands for the entry of events that come before the reply's first."""
 
 
 class Event(NamedTuple):
@@ -32,20 +32,20 @@ class Event(NamedTuple):
 
 
 class EventWriter(Protocol):
-    """One API's events of one reply, which is fed to it from its beginning: what it gives depends on that alone."""
+    """Writes one API's events for one reply, which is fed to it from its beginning. The events depend on that alone."""
 
     def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
-        """None has a place like every event, and is not sent: the client has it."""
+        """Returns a chunk's events. None has a place like an event, but is not sent: the client has it."""
 
     def end(self, reply: Reply) -> Iterable[Event | None]:
-        """The last ones."""
+        """Returns the last events."""
 
     def error(self, error: ApiError) -> Iterable[Event | None]:
-        """Those that say what ended the stream before its end."""
+        """Returns the events that say why the stream ended early."""
 
 
 def place_of(event_id: str) -> Place:
-    """Raises ValueError where it is none."""
+    """Parses an event's id. Raises ValueError if it is not one."""
     entry, dot, place = event_id.partition(".")
     epoch, dash, number = entry.partition("-")
     if not (dot and dash and all(part.isascii() and part.isdigit() for part in (epoch, number, place))):
@@ -54,15 +54,15 @@ def place_of(event_id: str) -> Place:
 
 
 def entry_of(entry_id: str) -> tuple[int, int]:
-    """An entry's id, as numbers that compare as entries follow each other."""
+    """Returns an entry's id as numbers that compare in the order of entries."""
     epoch, _, number = entry_id.partition("-")
     return int(epoch), int(number)
 
 
 def encode(events: Iterable[Event | None], entry_id: str | None = None, after: Place = BEFORE_ALL) -> bytes:
-    """The bytes of the events of one entry, of those that come after `after`. Without an entry they have no ids.
+    """Encodes the events of one entry that come after `after`. Without an entry they have no ids.
 
-    All events are taken, also those that are left out: a writer goes by what it has written.
+    All events are consumed, even those left out: a writer depends on what it has written.
     """
     first = 0 if entry_id is None else _first_after(entry_of(entry_id), after)
     lines: list[str] = []
@@ -79,7 +79,7 @@ def encode(events: Iterable[Event | None], entry_id: str | None = None, after: P
 
 
 def _first_after(entry: tuple[int, int], after: Place) -> float:
-    """The place of the first event of `entry` that comes after `after`."""
+    """Returns the place of the first event of `entry` that comes after `after`."""
     if entry < after[:2]:
         return math.inf
     return after[2] + 1 if entry == after[:2] else 0

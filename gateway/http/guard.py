@@ -1,8 +1,8 @@
-"""What a stranger may hold of an HTTP server: so many connections and bytes, and each only for so long.
+"""Limits what a stranger may hold of an HTTP server: the number of connections and bytes, and each for a limited time.
 
-uvicorn bounds none of it. It waits for ever for a request that never ends, or for a client that takes nothing of its
-answer; it gathers headers of any size; and connections use up the descriptors of a process that needs them for
-something else. Nothing here is about Penstock: any of its HTTP servers can be made so.
+uvicorn has no such limits. It waits forever for a request that never ends, or for a client that does not read its
+answer. It gathers headers of any size, and connections use up descriptors that the process needs for other things.
+Nothing here is specific to Penstock: any HTTP server of its can use it.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ from penstock.gateway.http.places import NUM_KEPT, NUM_LEAVING, Connection, Plac
 from penstock.gateway.http.refusals import FULL, Refused, wrong_head
 
 ACCEPTS_AT_ONCE = 16
-"""Before any of them is looked at: they come on top of the limit, and must be far fewer than it, or else a whole
-request that comes among them is turned away unread."""
+"""Number of connections accepted before any is looked at. They come on top of the limit, and must be far fewer than it:
+otherwise a complete request among them is turned away unread.
+"""
 
 NUM_QUEUED = 1024
-"""Connections that wait in the kernel to be accepted. Where it has no place, a client tries again only after 1 s."""
+"""Connections that wait in the kernel to be accepted. If its queue is full, a client retries only after 1 s."""
 
 MAX_PIPELINED = 8
-"""Requests of one connection that may wait for the answer to the one before. No client of today sends any."""
+"""Requests of one connection that may wait for the previous answer. No current client sends any."""
 
 NUM_ON_TOP = NUM_KEPT + NUM_LEAVING + ACCEPTS_AT_ONCE
-"""Descriptors that connections of one server may take beside `max_connections`."""
+"""Descriptors that connections of one server may take in addition to `max_connections`."""
 
 LINGER_S = 2.0
-"""How long what a refused client still sends is dropped: a connection reset would take away what it was told."""
+"""How long input from a refused client is dropped: a reset would discard the answer that it was sent."""
 
 _NUM_SEPARATORS = 4  # bytes around the name and the value of a header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one server.
+    """Limits of one server.
 
-    So many connections may have a request that is read or answered, and some more wait (`Places`). A request over it
-    is answered with 503, as is who has waited longest where too many wait. `probes` are answered all the same.
+    `max_connections` may have a request that is read or answered, and some more wait (`Places`). A request over it is
+    answered with 503, as is the longest waiting connection if too many wait. `probes` are answered all the same.
     """
 
     max_connections: int
-    probes: frozenset[str] = frozenset()  # paths that tell whether the process is well, which no other request is
+    probes: frozenset[str] = frozenset()  # paths that report the process's health
     header_timeout_s: float  # from the connection to the end of the headers, and before that of the TLS handshake
     body_timeout_s: float  # from there to the end of the body
-    idle_timeout_s: float = 5.0  # after an answer, with the time for headers on top once they begin
-    answer_timeout_s: float | None = None  # from the request to the end of the answer; None: for as long as it takes
-    stall_timeout_s: float | None = None  # in which the client takes nothing of its answer; None: it may
-    max_header_bytes: int = 64 << 10  # of a request, with its first line and its trailers
+    idle_timeout_s: float = 5.0  # after an answer; once headers begin, their time is added
+    answer_timeout_s: float | None = None  # from the request to the end of the answer; None: unlimited
+    stall_timeout_s: float | None = None  # for which the client may take nothing of its answer; None: unlimited
+    max_header_bytes: int = 64 << 10  # of a request, including its first line and its trailers
 
 
 class GuardedServer(uvicorn.Server):
-    """Serves `app` over HTTP/1.1 to connections that keep to `limits`. `options` are those of `uvicorn.Config`."""
+    """Serves `app` over HTTP/1.1 to connections that keep within `limits`. `options` are those of `uvicorn.Config`."""
 
     def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
         super().__init__(_GuardedConfig(app, limits, **options))
@@ -69,15 +70,15 @@ class GuardedServer(uvicorn.Server):
     config: _GuardedConfig
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])  # with none it listens to none
+        await super().startup(sockets=[])  # with an empty list it listens to none
         loop = asyncio.get_running_loop()
         for listener in sockets or ():
-            # Its connections have this from it; asyncio sees to it only for sockets made with the number of a protocol.
-            # Without it the second packet of an answer waits for the client's delayed acknowledgement: 40 ms.
+            # Connections inherit this. asyncio sets it only for sockets made with the number of a protocol. Without it
+            # the second packet of an answer waits for the client's delayed acknowledgement: 40 ms.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted = self._protocol if self.config.ssl is None else self._handshake
             server = await loop.create_server(accepted, sock=listener, backlog=ACCEPTS_AT_ONCE)
-            listener.listen(NUM_QUEUED)  # asyncio has one number for this and for how many it accepts at once
+            listener.listen(NUM_QUEUED)  # asyncio uses one number for this and for how many it accepts at once
             self.servers.append(server)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -99,10 +100,10 @@ class GuardedServer(uvicorn.Server):
 
 
 class _GuardedConfig(uvicorn.Config):
-    """Each connection is made with it, so it is where they find each other."""
+    """Configuration that all connections share, through which they find each other."""
 
     def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
-        # A WebSocket would take the connection out of the protocol's hands.
+        # A WebSocket would take the connection away from the protocol.
         super().__init__(
             app,
             http=_GuardedProtocol,
@@ -129,15 +130,15 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._guard = config
         self._places = config.places
         self._bare_app = self.app
-        self._plain: CloseDelimited | None = None  # the answer to a request of HTTP/1.0
+        self._plain: CloseDelimited | None = None  # the answer to an HTTP/1.0 request
         self._is_probe = False  # whether all requests that wait for an answer are probes
         self._deadline: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._refusal: Refused | None = None
-        self._is_deaf = False  # to whatever the client still sends
+        self._is_deaf = False  # to further input from the client
         self._wants_upgrade = False
         self._num_header_bytes = 0
-        self._num_silent_bytes = 0  # that have made no whole header and no part of a body: the parser gathers them
+        self._num_silent_bytes = 0  # not yet a whole header or part of a body: the parser gathers them
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base
         super().connection_made(transport)
@@ -170,8 +171,8 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or Refused(400, "this is no valid HTTP request", "invalid_http"))
 
     def _without_upgrade(self) -> bytes:
-        """The head of a request that asked for another protocol, as if it had not: a server may go on so (RFC 9110,
-        7.8), and clients that ask for HTTP/2 in this way rely on it. The parser takes what follows for that protocol.
+        """Returns the head of a request without its wish for another protocol. A server may ignore that (RFC 9110,
+        7.8), and clients that ask for HTTP/2 this way rely on it. The parser would take what follows for that protocol.
         """
         self._wants_upgrade = False
         first = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -204,7 +205,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self.app = self._bare_app
             super().on_headers_complete()
             return
-        self.expect_100_continue = False  # a client of HTTP/1.0 knows no such answer (RFC 9110, 10.1.1)
+        self.expect_100_continue = False  # an HTTP/1.0 client does not know such an answer (RFC 9110, 10.1.1)
         self.app = self._plain = CloseDelimited(self._bare_app)
         super().on_headers_complete()
         self._plain.cycle = self.cycle
@@ -214,7 +215,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         return path in self._guard.limits.probes and self.parser.get_method() in (b"GET", b"HEAD")
 
     def _no_room(self, is_probe: bool) -> Refused | None:
-        """One that is read or answered already has its place."""
+        """Returns the refusal if there is no room. A request that is being read or answered already has its place."""
         has_place = is_probe or (self._has_request and not self._is_probe)
         return None if has_place or self._places.has_room() else FULL
 
@@ -233,7 +234,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # goes on with the next request, if that is there already
+        super().on_response_complete()  # continues with the next request, if that is there already
         limits = self._guard.limits
         if self.transport.is_closing() or not (self._has_request or self.cycle.more_body):
             self._wait(limits.idle_timeout_s + limits.header_timeout_s)  # and takes what is not sent yet
@@ -259,12 +260,12 @@ class _GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _has_request(self) -> bool:
-        """The headers of one that is not answered."""
+        """Whether the headers of an unanswered request are there."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def _has_whole_request(self) -> bool:
-        """With its body."""
+        """Whether its body is there too."""
         return self._has_request and (not self.cycle.more_body or bool(self.pipeline))
 
     @property
@@ -280,7 +281,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             raise self._refusal
 
     def _refuse(self, refusal: Refused) -> None:
-        """Says why and ends the connection; amid an answer it only does not listen any more."""
+        """Sends a refusal and ends the connection; amid an answer it only stops listening."""
         self._is_deaf = True
         if self._has_request and not self.cycle.more_body:
             self.cycle.keep_alive = False
@@ -291,7 +292,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._linger()
 
     def _linger(self) -> None:
-        """For the application the client is gone."""
+        """Drops further input; for the application the client is gone."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -299,13 +300,13 @@ class _GuardedProtocol(HttpToolsProtocol):
         try:
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-        except OSError:  # the client had left before it was told: its kernel has reset the connection meanwhile
+        except OSError:  # the client left before it was told: its kernel has reset the connection meanwhile
             self.cut()
         else:
             self._stand(self._places.leaving, LINGER_S, self.cut)
 
     def turn_away(self) -> None:
-        """Says that the server is full, where an answer would be read as one."""
+        """Answers that the server is full, if the client would read that as an answer."""
         if self._is_deaf or self.transport.is_closing() or (self._has_request and self._is_amid_answers):
             self.cut()
             return
@@ -333,7 +334,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._stand(self._places.answering, limits.answer_timeout_s, self.cut)
 
     def _stand(self, where: dict[Connection, None], timeout_s: float | None, end: Callable[[], None]) -> None:
-        """Where it stands there already it keeps its place."""
+        """Moves to a set of places; a connection that is there already keeps its place."""
         self._end_deadline()
         self._places.stand(self, where)
         if timeout_s is not None:
@@ -373,7 +374,7 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._watch_stall()
 
     def cut(self) -> None:
-        """At once: closing would first wait for the client to take what is still to be sent."""
+        """Closes at once: a normal close would first wait for the client to read the rest."""
         self._leave()
         if self._plain is not None:
             self._plain.break_off()

@@ -1,4 +1,4 @@
-"""Connections that have not spoken TLS yet: asyncio tells nobody of them, and so nobody could bound them."""
+"""Limits connections before their TLS handshake, which asyncio does not report to anybody."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.gateway.http.places import Places
 
 
 class Handshake(asyncio.Protocol):
-    """One connection until its TLS handshake is done; then it is that of a protocol which `make` makes.
+    """One connection until its TLS handshake is done; then the protocol that `make` returns takes over.
 
     Args:
-        tls: what to speak.
+        tls: the TLS context.
         timeout_s: for the handshake.
-        places: it waits there until then.
+        places: where it waits until then.
         make: called once it is done.
     """
 
@@ -30,12 +30,12 @@ class Handshake(asyncio.Protocol):
         self._timeout_s = timeout_s
         self._places = places
         self._make = make
-        self._received: list[bytes] = []  # which came with the end of the handshake
+        self._received: list[bytes] = []  # arrived with the end of the handshake
         self._is_lost = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as asyncio calls it
         self._transport = transport
-        transport.pause_reading()  # until `start_tls` has whom to give it to
+        transport.pause_reading()  # until `start_tls` has a protocol for it
         self._places.stand(self, self._places.waiting)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._places.admit()
@@ -47,7 +47,7 @@ class Handshake(asyncio.Protocol):
         self._is_lost = True
 
     def turn_away(self) -> None:
-        """Nothing can be said to it yet."""
+        """Cuts the connection: nothing can be sent to it yet."""
         self.cut()
 
     def cut(self) -> None:
@@ -60,7 +60,7 @@ class Handshake(asyncio.Protocol):
             transport = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self._tls, server_side=True, ssl_handshake_timeout=self._timeout_s
             )
-        except OSError:  # what TLS does not like is one too
+        except OSError:  # a TLS error is one too
             return
         finally:
             self._places.leave(self)

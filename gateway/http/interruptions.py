@@ -1,4 +1,4 @@
-"""What ends answers from outside: the process drains, or an API key is revoked."""
+"""Interruptions of answers from outside: the process drains, or an API key is revoked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.gateway.errors import ApiError
 
 
 class Interruption:
-    """One HTTP request's: whether something ends its answer before the answer's own end, and what its client gets."""
+    """Interruption of one HTTP request: whether its answer is ended early, and what its client gets."""
 
     def __init__(self, key_id: str | None = None) -> None:
         self.key_id = key_id
@@ -21,24 +21,24 @@ class Interruption:
 
     @property
     def error(self) -> ApiError | None:
-        """None: nothing has come so far."""
+        """The error; None: there is none so far."""
         return self._error
 
     def end(self, error: ApiError) -> None:
-        """The first error is the one that counts."""
+        """Ends the answer. The first error counts."""
         if self._error is None:
             self._error = error
             self._has_come.set()
 
     async def wait(self) -> ApiError:
-        """Waits for it, mostly until cancelled."""
+        """Waits for the interruption, usually until cancelled."""
         await self._has_come.wait()
         assert self._error is not None  # noqa: S101  it is set before the event
         return self._error
 
 
 class Interruptions:
-    """Those of all HTTP requests that a process answers now."""
+    """Interruptions of all HTTP requests that a process is answering."""
 
     def __init__(self) -> None:
         self._open: set[Interruption] = set()
@@ -46,7 +46,7 @@ class Interruptions:
 
     @contextmanager
     def opened(self, key_id: str | None = None) -> Iterator[Interruption]:
-        """One for a request that a caller with this key makes, while the request is answered."""
+        """Yields the interruption of a request with this key, while it is answered."""
         interruption = Interruption(key_id)
         if self._for_all is not None:
             interruption.end(self._for_all)
@@ -57,20 +57,20 @@ class Interruptions:
             self._open.discard(interruption)
 
     def end_all(self, error: ApiError) -> None:
-        """Ends all answers, those that begin later as well."""
+        """Ends all answers, including those that begin later."""
         self._for_all = error
         for interruption in self._open:
             interruption.end(error)
 
     def end_key(self, key_id: str, error: ApiError) -> None:
-        """Ends the answers to those who came with this key. Who comes later is for whoever checks keys."""
+        """Ends the answers to requests with this key. Later requests are up to the key check."""
         for interruption in self._open:
             if interruption.key_id == key_id:
                 interruption.end(error)
 
 
 def interruption_of(connection: HTTPConnection) -> Interruption:
-    """That of a request, which `gateway/keys` has opened before any handler sees the request."""
+    """Returns a request's interruption, which `gateway/keys` opens before any handler sees the request."""
     interruption = connection.state.interruption
     assert isinstance(interruption, Interruption)  # noqa: S101  the middleware has set it
     return interruption

@@ -1,4 +1,4 @@
-"""What is said of every request, to its client and to the operator. Nothing of it is a prompt or a reply."""
+"""Reports every request, to its client and to the operator, without prompts and replies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.gateway.metrics import Metrics
 _log = structlog.get_logger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
-"""Nobody receives it; logs and metrics show it."""
+"""Nobody receives this status; logs and metrics show it."""
 
 PROBES = frozenset({"/liveness", "/readiness", "/health"})
-"""Routes that tell whether the process is well. They are asked all the time, so they are logged as debug; no key is
-needed, and connections are kept for them.
+"""Routes that report the process's health. They are polled often, so they are logged as debug; they need no key, and
+have reserved connections.
 """
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -31,12 +31,12 @@ _NO_ROUTE = "none"
 
 
 class Observing:
-    """Gives each answer an `x-request-id`, the client's own where it sent one, and `openai-processing-ms`; logs and
-    counts it. What a handler did not expect to go wrong ends here: with a 500, and where it was in the log.
+    """Gives each answer an `x-request-id`, the client's own if it sent one, and `openai-processing-ms`; logs and counts
+    it. Unexpected errors of handlers end here: with a 500, and their location in the log.
 
     Args:
-        app: the application around which it stands.
-        metrics: of the process.
+        app: the application that it wraps.
+        metrics: the process's.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -88,7 +88,7 @@ class Observing:
 
 @dataclass(slots=True)
 class _Answer:
-    """What has been sent of one."""
+    """State of an answer."""
 
     scope: Scope
     to_client: Send
@@ -114,8 +114,8 @@ class _Answer:
         await self.to_client(message)
 
     async def fail(self, receive: Receive) -> None:
-        """An answer that has begun is left without an end: the server closes the connection, and the client sees that
-        something is missing.
+        """Ends in an error. An answer that has begun is left without an end: the server closes the connection, and the
+        client sees that something is missing.
         """
         if self.begun_s is None:
             await error_response(internal_error(), self.scope)(self.scope, receive, self.send)

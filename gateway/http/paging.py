@@ -1,4 +1,4 @@
-"""Lists of OpenAI's API, in pages: what a request asks to see of one, and how a page is shown."""
+"""Pages of lists in OpenAI's API: their query parameters and their form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.errors import ApiError
 
 
 def is_ascending(asked: Request) -> bool:
-    """`order`; the newest come first where it is left out."""
+    """Returns whether `order` is ascending; by default the newest come first."""
     order = asked.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ApiError(400, f"order: is asc or desc, not {order[:80]!r}", param="order", code="invalid_value")
@@ -19,15 +19,15 @@ def is_ascending(asked: Request) -> bool:
 
 
 def limit_of(asked: Request, *, default: int, largest: int) -> int:
-    """`limit`."""
+    """Returns `limit`."""
     return number_of(asked, "limit", default=default, smallest=1, largest=largest)
 
 
 def number_of(asked: Request, name: str, *, default: int, smallest: int, largest: int) -> int:
-    """A number in the query; `default` where it is left out.
+    """Returns a number from the query; `default` if it is left out.
 
     Raises:
-        ApiError: it is none within the bounds.
+        ApiError: it is not a number within the bounds.
     """
     text = asked.query_params.get(name)
     if text is None:
@@ -39,7 +39,7 @@ def number_of(asked: Request, name: str, *, default: int, smallest: int, largest
 
 
 def start_of(asked: Request, ids: Sequence[str], what: str = "") -> int:
-    """Where in `ids` the page begins: behind `after`, which is one of them. `what` they are, for the message.
+    """Returns the index in `ids` where the page begins: after the element `after`. `what` names them in messages.
 
     Raises:
         ApiError: it is not there (404).
@@ -53,7 +53,7 @@ def start_of(asked: Request, ids: Sequence[str], what: str = "") -> int:
 
 
 def page(documents: Sequence[dict[str, Any]], *, has_more: bool, nothing: str | None = None) -> dict[str, Any]:
-    """`nothing` stands for the ids of an empty page."""
+    """Returns a page. `nothing` stands for the ids of an empty page."""
     return {
         "object": "list",
         "data": documents,

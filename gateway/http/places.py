@@ -1,38 +1,38 @@
-"""Where the connections of one server stand, and which of them go when they are too many."""
+"""Places of one server's connections, and which of them are closed when there are too many."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 NUM_KEPT = 64
-"""Connections on top of those that may be served: newcomers are looked at there, probes are answered, others are told
-that the server is full. They are several times as many as are accepted at once, so that nobody who asks at once is
-turned away unread.
+"""Connections in addition to those that may be served. Here newcomers are looked at, probes are answered, and others
+are told that the server is full. They are several times as many as are accepted at once, so that no client that sends
+its request at once is turned away unread.
 """
 
 NUM_LEAVING = 64
-"""Those on top of these that have been told no, and may read it."""
+"""Connections in addition to those, which have been refused and may read the answer."""
 
 
 class Connection(Protocol):
     def turn_away(self) -> None:
-        """Tells it that the server is full, after which it leaves."""
+        """Tells the client that the server is full, after which it leaves."""
 
     def cut(self) -> None:
-        """Closes it at once."""
+        """Closes the connection at once."""
 
 
 class Places:
-    """A connection stands in one of four sets, in each of which who has been there longest comes first.
+    """A connection is in one of four sets, each in order of arrival.
 
-    At most `max_connections` read or answer, `NUM_KEPT` more wait, and `NUM_LEAVING` more leave. Who holds connections
-    open, or goes on opening them, keeps out neither a client that sends its request at once nor a probe.
+    At most `max_connections` read or answer, `NUM_KEPT` more wait, and `NUM_LEAVING` more leave. A client that holds
+    connections open, or keeps opening them, shuts out neither a client that sends its request at once nor a probe.
 
     Attributes:
-        waiting: for the head of a request; or a probe is being answered, which takes no place.
+        waiting: for the head of a request; also those answering a probe, which takes no place.
         reading: the body of a request.
         answering: a request that came whole.
-        leaving: they were told no, and whatever they still send is dropped.
+        leaving: refused; further input is dropped.
         num_turned_away: how many were told that the server is full.
     """
 
@@ -45,7 +45,7 @@ class Places:
         self.num_turned_away = 0
 
     def admit(self) -> None:
-        """Makes room for one that has just begun to wait."""
+        """Makes room for a connection that has just begun to wait."""
         most = self._max_connections + NUM_KEPT
         if self._num_served + len(self.waiting) > most:
             self._turn_away(self.waiting)
@@ -53,7 +53,7 @@ class Places:
             next(iter(self.leaving)).cut()
 
     def has_room(self) -> bool:
-        """Whether one more request may be read. It may where another one's body is still to come, which then goes."""
+        """Whether one more request may be read: if need be, one whose body is still to come gives way."""
         if self._num_served < self._max_connections:
             return True
         if self.reading:
@@ -63,7 +63,7 @@ class Places:
         return False
 
     def stand(self, connection: Connection, where: dict[Connection, None]) -> None:
-        """Puts it at the end of one of the sets; where it stands there already, it keeps its place."""
+        """Puts a connection at the end of one of the sets; if it is there already, it keeps its place."""
         if connection not in where:
             self.leave(connection)
             where[connection] = None

@@ -1,4 +1,4 @@
-"""What is said to a request before the application sees it, and why."""
+"""Refusals of requests before the application sees them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 RETRY_AFTER_S = 1
-"""When whoever was told that the server is full may ask again."""
+"""When a client that was told that the server is full may retry."""
 
 
 class Refused(Exception):
-    """Ends the parsing of a request, which is answered with this, in OpenAI's form.
+    """Ends the parsing of a request. The answer is this error, in OpenAI's form.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: for people.
         code: for programs.
-        may_pass: whether trying again may help.
+        may_pass: whether a retry may help.
     """
 
     def __init__(self, status: int, message: str, code: str, *, may_pass: bool = False) -> None:
@@ -28,7 +28,7 @@ class Refused(Exception):
         self.may_pass = may_pass
 
     def answer(self) -> bytes:
-        """All of it; the connection is closed after it."""
+        """Returns the whole answer, after which the connection is closed."""
         kind = "server_error" if self.may_pass else "invalid_request_error"
         detail = {"message": self.message, "type": kind, "param": None, "code": self.code}
         body = json.dumps({"error": detail}).encode()
@@ -44,11 +44,11 @@ FULL = Refused(503, "the server has as many connections as it may; try again", "
 
 
 def wrong_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refused | None:
-    """What is wrong with the head of a request, of which the parser has found nothing wrong.
+    """Returns what is wrong with a request's head that the parser has accepted.
 
     Args:
-        version: of HTTP, as in `1.1`.
-        headers: with names in lower case.
+        version: the HTTP version, such as `1.1`.
+        headers: the headers, with names in lower case.
     """
     if version not in ("1.0", "1.1"):
         return Refused(505, f"HTTP {version} is not served, HTTP 1.1 is", "http_version_not_supported")
@@ -59,7 +59,9 @@ def wrong_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Refused 
 
 
 def _wrong_codings(version: str, values: Sequence[bytes]) -> Refused | None:
-    """The parser goes by the last coding alone. No other is known, and HTTP/1.0 has none (RFC 9112, 6.1 and 6.3)."""
+    """Refuses all codings but chunked: the parser looks only at the last one, and HTTP/1.0 has none (RFC 9112, 6.1 and
+    6.3).
+    """
     codings = [coding for value in values for each in value.split(b",") if (coding := each.strip().lower())]
     if values and (version == "1.0" or codings[-1:] != [b"chunked"]):
         return Refused(400, "where the body ends can't be told by its Transfer-Encoding", "invalid_http")

@@ -1,4 +1,4 @@
-"""Whether the event that a client goes on behind is one of the answer's. Until that is known it gets no status."""
+"""Checks that the event after which a client continues belongs to the answer. Until then no status is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import BEFORE_ALL, Place, place_of
 
 Entry: TypeAlias = tuple[float, float]
-"""An entry's id, as numbers that compare as entries follow each other."""
+"""An entry's id, as numbers that compare in the order of entries."""
 
 NO_ENTRY: Entry = (0, 0)
 AFTER_ALL: Entry = (math.inf, math.inf)
@@ -21,18 +21,18 @@ PLACE_HEADER = "Last-Event-ID"
 
 
 class Sought(Protocol):
-    """The last event that a client has, which is looked for as the answer's entries come."""
+    """The last event that a client has, which is looked for as the answer's entries arrive."""
 
     def is_reached(self, entry: Entry, num_events: int) -> bool:
-        """Whether it is among the events so far, the last of which are the `num_events` of `entry`.
+        """Whether it is among the events so far, of which the last `num_events` are those of `entry`.
 
         Raises:
-            ApiError: it will not come any more (400).
+            ApiError: it can no longer appear (400).
         """
 
 
 class SoughtPlace:
-    """One that is known by its id, `place`."""
+    """An event sought by its id, `place`."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -46,12 +46,12 @@ class SoughtPlace:
 
 
 class SoughtNumber:
-    """One that is known by its number.
+    """An event sought by its number.
 
     Args:
         number: the event's.
-        param: the field that said so.
-        num_given: how many events there were so far.
+        param: the field that names it.
+        num_given: returns the number of events so far.
         newest: the last entry of the answer when the client came back.
     """
 
@@ -70,10 +70,10 @@ class SoughtNumber:
 
 
 def sent_place(asked: Request) -> Place:
-    """The last event that the client has, as it says in `PLACE_HEADER`.
+    """Returns the last event that the client has, from `PLACE_HEADER`.
 
     Raises:
-        ApiError: that is no event's id.
+        ApiError: it is not an event's id.
     """
     event_id = asked.headers.get(PLACE_HEADER)
     if event_id is None:

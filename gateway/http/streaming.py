@@ -1,4 +1,4 @@
-"""A reply as a stream of events, for as long as the client is there."""
+"""Streams a reply as events, for as long as the client is there."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": 
 class EventStream(Response):
     """Sends the events of `reply` that come after `after`.
 
-    The status is held back until there is an event, or until `commit_after_s`: what goes wrong before has a status of
-    its own, as has an `after` that is no event of the reply. Then a comment goes out whenever there was nothing for
+    The status is held back until there is an event, or until `commit_after_s`. An error before that has its own status,
+    as has an `after` that is not an event of the reply. From then on a comment is sent whenever there was nothing for
     `ping_interval_s`.
 
     Args:
         reply: read from its beginning, and closed at the end.
-        writer: of the events.
+        writer: writes the events.
         reading: entered while the client is there.
         interruption: ends the stream with its error.
         commit_after_s: see above.
         ping_interval_s: see above.
         after: the last event that the client has.
-        opening: events that come before the reply's first: with it, or once the status is sent without it.
+        opening: returns events that come before the reply's first: with it, or once the status is sent without it.
         sought: what else must be among the reply's events.
-        is_sure: the status is sent as soon as `after` and `sought` are found, and what goes wrong is an event.
-        headers: beside those of every stream.
+        is_sure: whether to send the status as soon as `after` and `sought` are found; later errors are events.
+        headers: in addition to those of every stream.
     """
 
     media_type = "text/event-stream"
@@ -73,13 +73,13 @@ class EventStream(Response):
         self._ping_interval_s = ping_interval_s
         self._after = after
         self._sought = [*sought] if after == BEFORE_ALL else [SoughtPlace(after), *sought]
-        self._is_placed = asyncio.Event()  # nothing is sought any more
+        self._is_placed = asyncio.Event()  # set once nothing is sought any more
         self._opening = opening
         self._is_sure = is_sure
         self.has_begun = False
-        """Whether the client has the status: it is not told otherwise any more."""
+        """Whether the status was sent, so that errors have to be events."""
         self._beginning = asyncio.Lock()  # a ping and the first event may come at the same time
-        self._is_quiet = True  # since the last look of `_keep_alive`
+        self._is_quiet = True  # since the last check of `_keep_alive`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -93,7 +93,7 @@ class EventStream(Response):
             await self._reply.aclose()
 
     async def _serve_until_interrupted(self, receive: Receive, send: Send) -> ApiError | None:
-        """What the client is still to be told."""
+        """Returns the error that the client is still to be told."""
         try:
             await while_wanted(receive, self._serve(send), self._interruption)
         except ApiError as error:
@@ -114,7 +114,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, send: Send) -> bytes:
-        """Sends all but the last ones."""
+        """Sends all events but the last ones, and returns those."""
         writer = self._writer
         if self._is_sure or self._sought:
             await self._write(self._open(), send)
@@ -129,7 +129,7 @@ class EventStream(Response):
         return last
 
     def _open(self) -> bytes:
-        """What comes before the reply's events, once."""
+        """Returns what comes before the reply's events, once."""
         opening, self._opening = self._opening, None
         if opening is None and not self._sought:
             return b""
@@ -158,10 +158,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _failure(self, error: ApiError) -> bytes | None:
-        """The events that say it; None: the status does.
+        """Returns the events for an error; None: the status tells it.
 
         Raises:
-            ApiError: the client's last event is none of the answer's.
+            ApiError: the client's last event is not one of the answer's.
         """
         if not (self.has_begun or (self._is_sure and error.ends_reply)):
             return None

@@ -1,6 +1,7 @@
 """Makes a span of each HTTP request, as part of the client's trace. It says nothing of a body.
 
-By the conventions for HTTP servers: `POST /v1/chat/completions`, with route, status and the error's code.
+Names and attributes follow the conventions for HTTP servers: `POST /v1/chat/completions`, with route, status and the
+error's code.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from penstock.gateway.http.observing import METHODS, PROBES
 from penstock.producer.telemetry.recorder import Recorder, context_of, headers_of
 
 OTHER_METHOD = "_OTHER"
-"""By the conventions: of a method that is none of those that are known."""
+"""The conventions' name for a method that is not a known one."""
 
 
 class Tracing:
-    """Stands around all else, so that a span ends with the answer, be it a stream.
+    """Wraps everything else, so that a span ends with the answer, even if that is a stream.
 
     Args:
-        app: the application around which it stands.
-        provider: where spans go.
+        app: the application that it wraps.
+        provider: receives the spans.
     """
 
     def __init__(self, app: ASGIApp, provider: TracerProvider) -> None:
@@ -79,7 +80,7 @@ def _method(scope: Scope) -> str:
 
 
 def _error(scope: Scope, status: int) -> str | None:
-    """What a server has to answer for is an error of it; what a client did is none."""
+    """Returns the error. Only failures of the server count, not clients' mistakes."""
     if not status:
         return "client_gone"
     return str(scope["state"].get("error_code") or status) if status >= 500 else None

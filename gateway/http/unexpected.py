@@ -1,4 +1,4 @@
-"""Errors that nobody expected: where they were is logged, and not what they say, which may quote a prompt."""
+"""Unexpected errors: their location is logged, and not their text, which may quote a prompt."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def log_unexpected(event: str, error: Exception, **fields: Any) -> None:
 
 
 def internal_error() -> ApiError:
-    """What a client is told."""
+    """Returns the error for the client."""
     return ApiError(500, "this went wrong inside the gateway", type="server_error", code="internal_error")

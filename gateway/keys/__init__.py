@@ -1,1 +1,1 @@
-"""API keys: who may ask for what, and how much of it. They live in Redis, so that all replicas know them."""
+"""API keys: who may use which models, and how much. They are in Redis, so that all replicas know them."""

@@ -1,4 +1,4 @@
-"""One gateway process's part in the API keys: who has one, how much it may ask for, when it ends."""
+"""Manages the API keys in one gateway process: checks, limits and revocations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.producer import AsyncClient
 
 
 class Keeper:
-    """Use it with `async with`, after which it renews leases, settles tabs and hears of revocations.
+    """Use it with `async with`: meanwhile it renews leases, settles tabs and listens for revocations.
 
     Args:
-        store: where keys are, and what counts for their limits.
-        client: of any queue.
-        interruptions: which it ends for keys that are revoked.
+        store: holds the keys, and the counters for their limits.
+        client: a client of any queue.
+        interruptions: it ends those of revoked keys.
         standing: is told what is wrong with Redis.
-        is_key_required: whether to turn everybody away while there are no keys.
+        is_key_required: whether to refuse everybody while there are no keys.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""How much a key may ask for: what counts is in Redis, the same for all gateways.
+"""Limits of a key. The counters are in Redis, shared by all gateways.
 
-A request that is answered holds a lease, which its gateway renews: that of a gateway which was killed lapses. Once it
-is known what goes to the queue for it, it holds tabs instead (`tabs`).
+A request that is being answered holds a lease, which its gateway renews: a killed gateway's leases lapse. Once its
+requests to the queue are known, it holds tabs instead (`tabs`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ LEASE_S = 15.0
 RENEWALS_A_LEASE = 3
 RETRY_S = 0.5
 KEPT_S = 3600
-"""For how long a lease that lapsed is known: a gateway that was cut off from Redis may come back."""
+"""How long a lapsed lease is remembered: a gateway that was cut off from Redis may come back."""
 
 OPEN_S = 8 * 86_400
-"""For how long a tab is open at most: longer than a request may take."""
+"""Longest time that a tab stays open: longer than a request may take."""
 
 TOO_MANY_AT_ONCE = 2
-"""What scripts answer where that is in the way."""
+"""The scripts' answer if too many requests are running."""
 
 _PART = "limits"
 _ADMIT = lua.load("penstock.gateway.keys", "clock", "window", "open", "admit")
@@ -46,11 +46,11 @@ _RENEW = lua.load("penstock.gateway.keys", "clock", "renew")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much of one limit is used in this minute."""
+    """Use of one limit in this minute."""
 
     limit: int
     used: int
-    reset_ms: int  # until nothing of it counts
+    reset_ms: int  # until it has fully reset
 
     @property
     def remaining(self) -> int:
@@ -58,7 +58,7 @@ class Usage:
 
 
 class OverLimit(ApiError):
-    """429, with how much of the limit is used where it is one of a minute. Without `wait_ms`, waiting never helps."""
+    """A 429 error, with the use of the limit if that is per minute. Without `wait_ms`, waiting never helps."""
 
     def __init__(self, message: str, wait_ms: int | None, usage: Usage | None = None) -> None:
         retry_after_s = None if wait_ms is None else max(1, math.ceil(wait_ms / 1000))
@@ -68,24 +68,25 @@ class OverLimit(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request that is answered."""
+    """Lease of a request that is being answered."""
 
     key_id: str
     id: str
-    requests: Usage | None  # None: any number may come in a minute
+    requests: Usage | None  # None: no limit per minute
 
 
 ForgetEnded: TypeAlias = Callable[[str], Awaitable[bool]]
-"""Looks whether requests of a key that counted as running have ended, and answers whether any has."""
+"""Checks whether requests of a key that counted as running have ended, and returns whether any has."""
 
 
 class Limiter:
-    """
+    """Enforces the limits of keys.
+
     Args:
         execute: sends one command, which may run twice.
-        forget_ended: asked where a key is at its limit of requests at once.
+        forget_ended: called when a key is at its limit of concurrent requests.
         standing: is told what is wrong with Redis.
-        lease_s: for how long a request counts as running without a renewal.
+        lease_s: how long a request counts as running without renewal.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Limiter:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Renews leases within the block."""
+        """Renews leases during the block."""
         task = asyncio.create_task(self._keep_renewing())
         try:
             yield
@@ -108,15 +109,16 @@ class Limiter:
             await end_tasks([task])
 
     async def admit(self, key_id: str, limits: Limits, joined_id: str = "") -> Lease:
-        """
+        """Admits a request.
+
         Args:
-            key_id: who asks.
-            limits: its.
-            joined_id: of the request to the queue that is asked for again, if so: while that runs, nothing more does.
+            key_id: the caller's key.
+            limits: the key's limits.
+            joined_id: the queue id of a repeated request: while that runs, the repetition adds no running request.
 
         Raises:
-            OverLimit: the key has as many requests in this minute, or running, as it may.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            OverLimit: the key is at its limit of requests per minute, or of concurrent requests.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         return await self._try_to_admit(key_id, secrets.token_hex(8), limits, joined_id)
 
@@ -143,14 +145,14 @@ class Limiter:
         return Lease(key_id, lease_id, usage)
 
     def replaced(self, lease: Lease) -> None:
-        """Tabs count instead of it: it is renewed no longer."""
+        """Stops renewing a lease, as tabs count instead of it."""
         leases = self._open.get(lease.key_id, set())
         leases.discard(lease.id)
         if not leases:
             self._open.pop(lease.key_id, None)
 
     async def release(self, lease: Lease) -> None:
-        """Ends a lease; where Redis is away, it lapses."""
+        """Ends a lease; if Redis is away, it lapses."""
         self.replaced(lease)
         with suppress(PenstockError):
             await self._execute("ZREM", names.key_running(lease.key_id), lease.id)
@@ -169,7 +171,7 @@ class Limiter:
                 self._standing.ready(_PART)
 
     async def _renew(self, key_id: str, leases: Sequence[str]) -> bool:
-        """Whether it could."""
+        """Renews a key's leases. Returns whether that succeeded."""
         try:
             keys = (names.key_running(key_id),)
             await self._execute(*lua.call(_RENEW, keys, (self._lease_ms, KEPT_S * 1000, *leases)))

@@ -1,4 +1,4 @@
-"""What workers have published of a reply: what a request has taken so far, whoever reads it."""
+"""Reads what workers have published of a reply: a request's use so far, whoever reads the reply."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from penstock.producer.redis.faults import is_junk
 from penstock.producer.redis.streams import pairs
 from penstock.producer.wire import ReplyEntry
 
-NEWEST = 8  # entries that are looked at: of several choices each has its own
+NEWEST = 8  # entries that are looked at: each of several choices has its own
 
 Stage: TypeAlias = Literal["unknown", "waiting", "running", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Of a reply: `unknown` is one whose request nobody has sent."""
+    """Published state of a reply. `unknown`: nobody has sent its request."""
 
     stage: Stage
-    num_tokens: int | None  # so many at least, and all of them once it has ended; None: nobody knows any more
+    num_tokens: int | None  # at least that many, and all of them once it has ended; None: no longer known
 
 
 async def published(execute: Execute, client: AsyncClient, queue: str, request_id: str) -> Published:
-    """What is known of the reply to a request.
+    """Returns what is known of the reply to a request.
 
     Args:
         execute: sends one command.
-        client: of any queue.
+        client: a client of any queue.
         queue: the request's.
         request_id: its id.
 
     Raises:
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     try:
         found = await execute("XREVRANGE", keys.reply(queue, request_id), "+", "-", "COUNT", NEWEST)
@@ -44,7 +44,7 @@ async def published(execute: Execute, client: AsyncClient, queue: str, request_i
         if entries:
             return _of(entries)
         state = await client.handle(request_id, queue=queue).state()
-    except (ReplyGone, ReplyCorrupt, ValueError):  # it can't go on, and would count for days
+    except (ReplyGone, ReplyCorrupt, ValueError):  # it can't continue, and would count for days
         return Published("ended", None)
     except ServerRefused as error:
         if is_junk(error):
@@ -54,12 +54,12 @@ async def published(execute: Execute, client: AsyncClient, queue: str, request_i
 
 
 def _fields(entry: Any) -> Fields:
-    """A cluster's client makes a mapping of them."""
+    """Returns an entry's fields, which a cluster's client returns as a mapping."""
     return entry if isinstance(entry, dict) else pairs(entry)
 
 
 def _of(newest: list[ReplyEntry]) -> Published:
-    """By its last entries, the very last one first."""
+    """Derives the state from the reply's last entries, newest first."""
     last = newest[0]
     if last.type == "end":
         return Published("ended", last.prompt_tokens + last.completion_tokens)

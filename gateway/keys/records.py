@@ -1,4 +1,4 @@
-"""What an API key is."""
+"""Records of API keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Limits(BaseModel):
-    """How much a key may ask for, over all gateways; None: without limit."""
+    """Limits of a key over all gateways; None: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,8 +23,8 @@ class Limits(BaseModel):
 
 
 class ApiKey(BaseModel):
-    """A key as it was created; nothing changes it. A field that this version does not know may be a restriction, so a
-    record that has one is not read.
+    """A key as it was created; it is immutable. An unknown field may be a restriction from a later version, so a record
+    that has one is not read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -35,6 +35,6 @@ class ApiKey(BaseModel):
     tenant: Name | None = None
     models: Annotated[frozenset[str], Field(min_length=1)] | None = None  # names of models and queues; None: all
     limits: Limits = Limits()
-    admin: bool = False  # whether it may also look after queues, which shows the ids of requests
-    created_ms: int  # server time, as the next
+    admin: bool = False  # whether it may also use the operators' routes, which show the ids of requests
+    created_ms: int  # server time, like the next
     expires_ms: int | None = None

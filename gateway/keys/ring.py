@@ -1,7 +1,7 @@
-"""The API keys as one gateway process knows them: as they were in Redis at most a second ago.
+"""The API keys as one gateway process knows them, at most a second old.
 
-A process that has seen keys goes on asking for one, even when Redis has none any more: it has lost its data, and
-whoever had no key before has none now.
+A process that has seen keys goes on requiring one, even if Redis has none any more: then it has lost its data, and
+nobody may get in who could not before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 MAX_AGE_S = 1.0
 MAX_KNOWN = 4096
-"""Keys, and ids of none that somebody tried. What is over is looked up again."""
+"""Number of keys, and of tried ids without a key, that are cached. The rest is looked up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,18 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """A key that its holder has shown."""
+    """A key that a client has presented."""
 
     key: ApiKey
     expires_in_s: float | None
 
 
 class KeyRing:
-    """
+    """Caches and checks keys.
+
     Args:
-        store: where they are.
-        is_required: whether to turn everybody away while there are none.
+        store: the store of keys.
+        is_required: whether to refuse everybody while there are no keys.
     """
 
     def __init__(self, store: KeyStore, *, is_required: bool) -> None:
@@ -53,11 +54,11 @@ class KeyRing:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def check(self, presented: str | None) -> Presented | None:
-        """Whose key this is; None: there are no keys, and none is asked for.
+        """Returns the key presented; None: there are no keys, and none is required.
 
         Raises:
-            ApiError: a key is needed, and this is none (401).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ApiError: a key is required, and this is not one (401).
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         secret = parse_secret(presented) if presented else None
         known = await self._look_up(secret.key_id if secret else "")
@@ -76,7 +77,7 @@ class KeyRing:
         known = self._known.get(key_id)
         if known is not None and time.monotonic() - known.at_s < MAX_AGE_S:
             return known
-        asked_at_s = time.monotonic()  # what it says may be as old as that
+        asked_at_s = time.monotonic()  # the answer may be as old as that
         self._known[key_id] = known = _Known(await self._store.find(key_id), asked_at_s)
         self._note_whether_there_are_keys(known.found.num_keys > 0)
         self._known.move_to_end(key_id)

@@ -1,6 +1,6 @@
-"""What a client sends to say who it is: 256 random bits, of which Redis has the SHA-256 sum alone.
+"""Secrets by which clients identify themselves: 256 random bits, of which Redis has only the SHA-256 sum.
 
-A sum without salt and stretching is right for a secret that nobody chose: there is no dictionary to try.
+A sum without salt and stretching suffices for a secret that nobody chose: there is no dictionary to try.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PATTERN = re.compile(r"sk-penstock-([0-9a-f]{12})-([A-Za-z0-9_-]{43})")
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """One key's. The id in it is no secret: it names the key in lists and messages."""
+    """Secret of one key. Its id is not secret: it names the key in lists and messages."""
 
     key_id: str
     text: str = field(repr=False)
@@ -35,6 +35,6 @@ def new_secret() -> Secret:
 
 
 def parse_secret(text: str) -> Secret | None:
-    """None: no key of ours looks like this."""
+    """Parses a secret; None: it does not have the form of our keys."""
     match = _PATTERN.fullmatch(text)
     return None if match is None else Secret(match[1], text)

@@ -1,8 +1,7 @@
-"""Sees to it that each tab is charged what its reply has, and closed when that ends.
+"""Ensures that each tab is charged with its reply's use, and closed when the reply ends.
 
-Who reads a reply to its end closes its tab. One that nobody reads any more, of a gateway that was killed too, is looked
-at by some gateway until its reply has ended. While a reply goes on, what it has beyond its reservation is charged every
-second.
+The reader of a reply closes its tab at the end. A reply without a reader, including those of a killed gateway, is
+checked by some gateway until it has ended. While a reply continues, use beyond its reservation is charged every second.
 """
 
 from __future__ import annotations
@@ -27,42 +26,44 @@ from penstock.producer.tasks import end_tasks
 _log = structlog.get_logger(__name__)
 
 ROUND_S = 1.0
-"""Between two looks at a reply that grows, and between two charges of one that is read."""
+"""Time between two checks of a growing reply, and between two charges of one that is being read."""
 
 ATTENDED_S = 15.0
-"""For how long nobody looks at a tab whose reply is read. It is put off three times as often."""
+"""Time for which a tab is not checked while its reply is read. It is extended three times as often."""
 
 WAITING_S = 5.0
-"""Between two looks at a request that does not run. One that is unknown so long after its sender left is never sent."""
+"""Time between two checks of a request that is not running. One still unknown this long after its sender left was never
+sent.
+"""
 
 SOON_S = 0.3
-"""After which a request that was just left is looked at: most end then, because they are cancelled."""
+"""Delay before checking a request whose reader just left: most end then, because they are cancelled."""
 
 LOOK_LEASE_S = 10.0
-MAX_DUE = 100  # that one gateway takes on at a time
+MAX_DUE = 100  # tabs that one gateway takes on at a time
 MAX_TURNS = 20  # in a round
 RETRY_S = 0.5
 _PART = "tabs"
 
 Look = Callable[[str, str], Awaitable[Published]]
-"""What is known of the reply to a request (queue, id)."""
+"""Returns what is known of the reply to a request (queue, id)."""
 
 
 @dataclass(slots=True)
 class _Reading:
     """A tab whose reply is read here."""
 
-    charged: float  # tokens, at least: fewer need not be said
+    charged: float  # tokens, at least: fewer need not be reported
     num_readers: int = 0
-    come: int = 0  # tokens
+    come: int = 0  # tokens seen
 
 
 class Settling:
-    """One process's.
+    """Settles the tabs of one process.
 
     Args:
         execute: sends one command, which may run twice.
-        look: at a reply.
+        look: reads the state of a reply.
         standing: is told what is wrong with Redis.
     """
 
@@ -71,11 +72,11 @@ class Settling:
         self._look = look
         self._standing = standing
         self._readings: dict[Tab, _Reading] = {}
-        self._put_off_s = 0.0  # on the loop's clock: when what is read is to be put off again
+        self._put_off_s = 0.0  # on the loop's clock: when to extend the tabs of what is read
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Settles within the block."""
+        """Settles tabs during the block."""
         task = asyncio.create_task(self._keep_going())
         try:
             yield
@@ -83,18 +84,18 @@ class Settling:
             await end_tasks([task])
 
     async def open(self, limiter: Limiter, lease: Lease, limits: Limits, orders: Sequence[Order]) -> Usage | None:
-        """Opens a tab for each order, or none, in place of the lease; answers how many tokens are used after it.
+        """Opens tabs for all orders or for none, in place of the lease; returns the tokens used after that.
 
         Raises:
-            OverLimit: the key would have used more tokens in this minute, or have more running, than it may.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            OverLimit: the key would exceed its limit of tokens in this minute, or of concurrent requests.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         usage = await self.reserve(lease.key_id, limits, orders, lease.id)
         limiter.replaced(lease)
         return usage
 
     async def reserve(self, key_id: str, limits: Limits, orders: Sequence[Order], lease_id: str = "") -> Usage | None:
-        """As `open`, for what has no lease."""
+        """Opens tabs as `open` does, without a lease."""
         check_size(key_id, limits, orders)
         await self._store.put_off(ATTENDED_S, [order.tab for order in orders])
         answer = await self._store.open(key_id, limits, orders, lease_id)
@@ -107,33 +108,33 @@ class Settling:
                 await self._store.forget([order.tab for order in orders if not order.tab.is_shared])
             raise
         is_all_charged = answer.num_charged == sum(order.num_tokens for order in orders)
-        for order in orders:  # nothing is awaited from here on: whoever is cancelled leaves no reading behind
+        for order in orders:  # nothing is awaited from here on: a cancelled caller leaves no reading behind
             charged = math.inf if usage is None else order.num_tokens if is_all_charged else 0
             self._readings.setdefault(order.tab, _Reading(charged)).num_readers += 1
         return usage
 
     async def settle_ended(self, tab: Tab) -> bool:
-        """Whether the reply has ended. If so, its tab is closed by now.
+        """Returns whether the reply has ended. If so, its tab is closed by now.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         return await self._look_at(tab, then_s=None, is_left=False)
 
     def come(self, tab: Tab, num_tokens: int) -> None:
-        """A reader here has seen so many tokens of the reply in all."""
+        """Notes how many tokens of the reply a reader here has seen in all."""
         reading = self._readings.get(tab)
         if reading is not None:
             reading.come = max(reading.come, num_tokens)
 
     async def close(self, tab: Tab, num_tokens: int) -> None:
-        """The reply has ended with so many. Where Redis is away, somebody looks later."""
+        """Closes the tab of a reply that has ended. If Redis is away, some gateway checks it later."""
         self._forget_reader(tab)
         with suppress(PenstockError):
             await self._store.charge(tab, num_tokens, is_over=True)
 
     async def leave(self, tab: Tab) -> None:
-        """A reader here has gone before the end, or has seen the reply fail."""
+        """Notes that a reader here has left before the end, or has seen the reply fail."""
         self._forget_reader(tab)
         if tab not in self._readings:
             with suppress(PenstockError):
@@ -147,19 +148,19 @@ class Settling:
                 del self._readings[tab]
 
     async def forget_ended(self, key_id: str) -> bool:
-        """Whether any of the key's requests that count as running has ended. Where there are many, it looks at some."""
+        """Returns whether any of the key's running requests has ended. If there are many, it checks some."""
         tabs = await self._store.some_open(key_id)
         are_over = await asyncio.gather(*(self._look_at(tab, then_s=None, is_left=False) for tab in tabs))
         await self._store.remember([tab for tab, is_over in zip(tabs, are_over, strict=True) if not is_over])
         return any(are_over)
 
     async def _look_at(self, tab: Tab, *, then_s: float | None, is_left: bool) -> bool:
-        """Charges what there is; answers whether that is all.
+        """Charges the use so far. Returns whether it is final.
 
         Args:
-            tab: an open one, or one that was.
-            then_s: when to look again while it runs; None: as was arranged.
-            is_left: nobody is about to send it.
+            tab: an open one, or a formerly open one.
+            then_s: when to look again while it runs; None: no change.
+            is_left: whether nobody is about to send it.
         """
         found = await self._look(tab.queue, tab.request_id)
         is_over = found.stage == "ended" or (found.stage == "unknown" and is_left)
@@ -184,10 +185,11 @@ class Settling:
                 self._standing.ready(_PART)
 
     async def _go_round(self, *, is_well: bool = True) -> None:
-        """All of it is done, whatever goes wrong with some tabs; then the first error is raised.
+        """Runs a round. Failures with single tabs do not stop it; the first error is raised at the end.
 
         Args:
-            is_well: the round before was. If not, it waits until other gateways have said too which tabs they read.
+            is_well: whether the previous round succeeded. If not, it waits until other gateways have also reported
+                which tabs they read.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._put_off_s:

@@ -1,4 +1,4 @@
-"""API keys in Redis. `penstock keys` and the gateway share it; it needs the light client only."""
+"""API keys in Redis. `penstock keys` and the gateway share this module, which needs only the light client."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_NOTICES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What Redis had at `now_ms`, on its clock."""
+    """A key as Redis had it at `now_ms`, on its clock."""
 
     key_id: str
-    num_keys: int  # of all, revoked and expired ones too
+    num_keys: int  # including revoked and expired ones
     key: ApiKey | None  # None: there is none, or it can't be read
     problem: str | None  # why it can't be read
     revoked_ms: int | None
@@ -39,12 +39,13 @@ class Found:
 
     @property
     def left_ms(self) -> int | None:
-        """Until the key expires; None: it never does."""
+        """Time until the key expires; None: it never does."""
         return None if self.key is None or self.key.expires_ms is None else self.key.expires_ms - self.now_ms
 
 
 class KeyStore:
-    """
+    """Stores keys.
+
     Args:
         execute: sends one command, which may run twice; answers are bytes.
     """
@@ -53,9 +54,10 @@ class KeyStore:
         self._execute = execute
 
     async def find(self, key_id: str) -> Found:
-        """
+        """Finds a key.
+
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         command = lua.call(_FIND, (names.api_keys(), names.revocations()), (key_id,), only_reads=True)
         num_keys, record, revoked_ms, now_ms = await self._execute(*command)
@@ -63,28 +65,28 @@ class KeyStore:
         return Found(key_id, num_keys, key, problem, None if revoked_ms is None else _moment(revoked_ms), now_ms)
 
     async def add(self, key: ApiKey) -> None:
-        """A new one."""
+        """Adds a new key."""
         await self._execute("HSETNX", names.api_keys(), key.id, key.model_dump_json(exclude_defaults=True))
 
     async def list(self) -> list[Found]:
-        """All there are, oldest first."""
+        """Returns all keys, oldest first."""
         ids = await self._execute("HKEYS", names.api_keys())
         found = [await self.find(key_id.decode(errors="replace")) for key_id in ids]
         return sorted(found, key=lambda each: (each.key.created_ms if each.key else 0, each.key_id))
 
     async def revoke(self, key_id: str) -> bool:
-        """Whether there was one to revoke. Gateways hear of it at once."""
+        """Revokes a key. Returns whether it was there. Gateways are notified at once."""
         keys = (names.api_keys(), names.revocations(), names.revocation_notices())
         return bool(await self._execute(*lua.call(_REVOKE, keys, (key_id, MAX_NOTICES))))
 
 
 def _moment(value: bytes) -> int:
-    """What is no time is some time: the key was revoked."""
+    """Parses a time. An invalid one still counts: the key was revoked."""
     return int(value) if value.isdigit() and len(value) < 19 else 0
 
 
 def _read(record: bytes) -> tuple[ApiKey | None, str | None]:
-    """The key, or why it can't be read."""
+    """Returns the key, or why it can't be read."""
     try:
         return ApiKey.model_validate_json(record), None
     except ValidationError as error:

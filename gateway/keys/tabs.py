@@ -1,8 +1,7 @@
-"""What requests to the queue take of their keys' limits, from before they are sent to the end of their replies.
+"""Tabs: what requests to the queue use of their keys' limits, from before they are sent to the end of their replies.
 
-A tab is opened before its request is sent, with about the tokens that it may take, and is closed with those that its
-reply has, whoever reads that and whoever has left: `settling` sees to it. What counts is in Redis, the same for all
-gateways.
+A tab is opened before its request is sent, with an estimate of its tokens. It is closed with the reply's actual number,
+whether or not anybody reads the reply: `settling` sees to it. The counters are in Redis, shared by all gateways.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from penstock.producer.redis import lua
 from penstock.producer.redis.enqueue import Execute
 
 PAID_S = 3600
-"""For how long it is known that a request is paid for. After that its reply says so, if it is still there."""
+"""How long a request is known to be paid for. After that its reply shows it, if that still exists."""
 
 MAX_LOOKED_AT = 16
 
@@ -30,21 +29,21 @@ _DUE = lua.load("penstock.gateway.keys", "clock", "due")
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """The name of one; its request is `request_id` in `queue`."""
+    """Name of a tab; its request is `request_id` in `queue`."""
 
     key_id: str
     queue: str
     request_id: str
-    is_shared: bool = True  # among all who ask for this request: they pay for it once
+    is_shared: bool = True  # all who repeat this request share it, and pay for it once
 
     @property
     def field(self) -> str:
-        """Of the key's open tabs; neither a queue's name nor an id has a space."""
+        """Field in the hash of the key's open tabs; neither a queue's name nor an id has a space."""
         return f"{self.queue} {self.request_id}"
 
     @property
     def member(self) -> str:
-        """Of those of all keys."""
+        """Member in the set of all keys' open tabs."""
         return f"{self.key_id} {self.field}"
 
 
@@ -53,13 +52,14 @@ class Order:
     """A request that is about to be sent."""
 
     tab: Tab
-    num_at_once: int  # sequences that it is; 0: it does not count as running
-    num_least: int  # tokens that it is not sent without; `num_tokens` if its client has said how many it wants
-    num_tokens: int  # about so many, at most
+    num_at_once: int  # sequences it consists of; 0: it does not count as running
+    num_least: int  # tokens without which it is not sent; `num_tokens` if its client has set a limit
+    num_tokens: int  # estimate of the most it may use
 
 
 class TabStore:
-    """
+    """Stores tabs.
+
     Args:
         execute: sends one command, which may run twice; answers are bytes.
     """
@@ -68,8 +68,8 @@ class TabStore:
         self._execute = execute
 
     async def open(self, key_id: str, limits: Limits, orders: Sequence[Order], lease_id: str) -> _Answer:
-        """Opens the tabs of all orders in place of the lease, or none. They are to be put off before: a tab that is
-        open is among those that somebody looks at.
+        """Opens the tabs of all orders in place of the lease, or none. They must be put off first: an open tab is
+        always among those to be checked.
         """
         keys = (names.key_tokens(key_id), names.key_charges(key_id), names.key_running(key_id), names.key_open(key_id))
         arguments: list[str | int] = [limits.tokens_per_minute or 0, limits.max_concurrent or 0]
@@ -80,40 +80,40 @@ class TabStore:
         return _Answer(*await self._execute(*lua.call(_RESERVE, keys, arguments)))
 
     async def charge(self, tab: Tab, num_tokens: int | None, *, is_over: bool) -> None:
-        """What a tab's request has taken in all (None: nobody knows, and it stays as it was reserved).
+        """Charges what a tab's request has used in all (None: unknown, and the reservation stands).
 
         Args:
-            tab: an open one; of another nothing happens.
-            num_tokens: less than before is taken for as much as before, unless it is over.
-            is_over: whether it takes no more. This closes the tab.
+            tab: an open one; others are ignored.
+            num_tokens: a smaller number than before is ignored, unless it is over.
+            is_over: whether the number is final. This closes the tab.
         """
         keys = (names.key_tokens(tab.key_id), names.key_charges(tab.key_id), names.key_open(tab.key_id))
         total = "" if num_tokens is None else num_tokens
-        is_paid = tab.is_shared and num_tokens != 0  # one that took nothing may be sent yet, by who asks again
+        is_paid = tab.is_shared and num_tokens != 0  # one that used nothing may yet be sent by a repetition
         arguments = (tab.field, total, int(is_over), int(is_paid), PAID_S)
         await self._execute(*lua.call(_SETTLE, keys, arguments))
         if is_over:
             await self.forget([tab])
 
     async def forget(self, tabs: Sequence[Tab]) -> None:
-        """Nobody is to look at these: they are not open."""
+        """Removes tabs that are not open from those to be checked."""
         if tabs:
             await self._execute("ZREM", names.unsettled(), *(tab.member for tab in tabs))
 
     async def remember(self, tabs: Sequence[Tab]) -> None:
-        """Somebody is to look at these, which are open: at once if Redis has lost when."""
+        """Adds open tabs to those to be checked: at once if Redis has lost the time."""
         if tabs:
             due = (part for tab in tabs for part in (0, tab.member))
             await self._execute("ZADD", names.unsettled(), "NX", *due)
 
     async def put_off(self, after_s: float, tabs: Sequence[Tab]) -> None:
-        """Somebody is to look at these tabs, but not before `after_s` from now."""
+        """Puts off the check of these tabs until `after_s` from now."""
         if tabs:
             arguments: list[str | int] = [round(after_s * 1000), OPEN_S, *(tab.member for tab in tabs)]
             await self._execute(*lua.call(_PUT_OFF, (names.unsettled(),), arguments))
 
     async def take_due(self, count: int, lease_s: float, furthest_s: float) -> list[Tab]:
-        """Up to `count` tabs to look at, which nobody else gets for `lease_s`. What is no tab's name is dropped."""
+        """Returns up to `count` tabs to check, which nobody else gets for `lease_s`. Invalid names are dropped."""
         limits = (count, round(lease_s * 1000), round(furthest_s * 1000))
         members: list[bytes] = await self._execute(*lua.call(_DUE, (names.unsettled(),), limits))
         tabs = [_tab(member) for member in members]
@@ -123,7 +123,7 @@ class TabStore:
         return [tab for tab in tabs if tab is not None]
 
     async def some_open(self, key_id: str) -> list[Tab]:
-        """Open tabs of a key; where there are many, some."""
+        """Returns open tabs of a key; if there are many, some of them."""
         fields: list[bytes] = await self._execute("HKEYS", names.key_open(key_id))
         some = random.sample(fields, min(len(fields), MAX_LOOKED_AT))
         tabs = (_tab(key_id.encode() + b" " + field) for field in some)
@@ -132,7 +132,7 @@ class TabStore:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Of `reserve.lua`."""
+    """Answer of `reserve.lua`."""
 
     refusal: int
     count: int
@@ -140,17 +140,17 @@ class _Answer:
     wait_ms: int
     used: int
     reset_ms: int
-    num_charged: int  # tokens, to the tabs that were opened
+    num_charged: int  # tokens charged to the tabs that were opened
 
     @property
     def is_too_many_at_once(self) -> bool:
         return self.refusal == TOO_MANY_AT_ONCE
 
     def usage(self, key_id: str, limits: Limits) -> Usage | None:
-        """How much of the tokens is used; None: there is no limit.
+        """Returns the use of the token limit; None: there is no limit.
 
         Raises:
-            OverLimit: the limits were in the way.
+            OverLimit: the limits were exceeded.
         """
         per_minute = limits.tokens_per_minute
         usage = None if per_minute is None else Usage(per_minute, self.used, self.reset_ms)
@@ -165,9 +165,10 @@ class _Answer:
 
 
 def check_size(key_id: str, limits: Limits, orders: Sequence[Order]) -> None:
-    """
+    """Checks that the orders could ever be admitted.
+
     Raises:
-        OverLimit: so many at once will never be let in.
+        OverLimit: they are more sequences than the limit on concurrent requests.
     """
     wanted, at_once = sum(order.num_at_once for order in orders), limits.max_concurrent
     if at_once is not None and wanted > at_once:
@@ -176,10 +177,10 @@ def check_size(key_id: str, limits: Limits, orders: Sequence[Order]) -> None:
 
 
 def _tab(member: bytes) -> Tab | None:
-    """Of its name; None: it is no tab's."""
+    """Parses a tab's name; None: it is not one."""
     try:
         key_id, queue, request_id = member.decode().split(" ")
-    except ValueError:  # UnicodeDecodeError too
+    except ValueError:  # including UnicodeDecodeError
         return None
     is_name = key_id and queue and request_id and not set("{}") & set(key_id)
     return Tab(key_id, queue, request_id) if is_name else None

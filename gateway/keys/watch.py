@@ -1,4 +1,4 @@
-"""Hears of revocations, and ends what is under way for the keys."""
+"""Listens for revocations, and ends the keys' answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PART = "revocations"
 
 
 class RevocationWatch:
-    """Reads notices over a connection of its own, for as long as it takes for the next one to come.
+    """Reads notices over its own connection, blocking until the next one arrives.
 
-    Where Redis was away, it reads on behind the last notice it saw.
+    After an outage of Redis it resumes after the last notice that it saw.
 
     Args:
         address: where Redis is.
-        on_revoked: is told the id of each key that is revoked from the start on.
+        on_revoked: called with the id of each key revoked from now on.
         standing: is told what is wrong with Redis.
     """
 
@@ -54,7 +54,7 @@ class RevocationWatch:
         while True:
             try:
                 with redis_errors(self._address):
-                    await self._read(BLOCK_S if num_failures == 0 else None)  # whether Redis is back is to be seen soon
+                    await self._read(BLOCK_S if num_failures == 0 else None)  # a return of Redis should be noticed soon
                 num_failures = 0
                 self._standing.ready(_PART)
             except Exception as error:  # whatever it is: without this task no stream of a revoked key would end

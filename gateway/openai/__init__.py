@@ -1,1 +1,1 @@
-"""The APIs of OpenAI, as values: requests to what the queue takes, replies to bodies and events."""
+"""OpenAI's APIs as values: converts their requests for the queue, and replies to bodies and events."""

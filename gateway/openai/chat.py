@@ -42,7 +42,7 @@ def _id_of(request_id: str) -> str:
 
 
 def chat_completion(reply: Reply, model: str, shown: Shown) -> Document:
-    """The body of a reply.
+    """Returns the body of a reply.
 
     Raises:
         ApiError: it was cancelled, or expired.
@@ -87,12 +87,12 @@ def _message(choice: Choice, shown: Shown) -> Document:
 
 
 def _reasoning(text: str) -> Document:
-    """Some clients read the one name, some the other."""
+    """Returns the reasoning under two names, as clients differ in which one they read."""
     return {"reasoning": text, "reasoning_content": text}
 
 
 class ChatEvents(ChoiceEvents):
-    """A reply as chunks of a chat completion."""
+    """Writes a reply as chunks of a chat completion."""
 
     kind: ClassVar[str] = "chat.completion.chunk"
 

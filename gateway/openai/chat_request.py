@@ -31,7 +31,7 @@ def _mode_or_object(value: Any) -> Any:
 
 
 class ChatBody(Options):
-    """The fields that are honoured."""
+    """The body's supported fields."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -55,7 +55,7 @@ class ChatBody(Options):
         return values
 
     def request(self, card: ModelCard) -> GenerateRequest:
-        """What the queue takes.
+        """Returns the request for the queue.
 
         Raises:
             ApiError: naming the field that is wrong.

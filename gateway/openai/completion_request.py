@@ -15,7 +15,7 @@ from penstock.producer import GenerateRequest
 Prompt: TypeAlias = str | list[int]
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, of this API alone."""
+"""OpenAI's default, for this API alone."""
 
 
 def _is_tokens(value: object) -> bool:
@@ -32,7 +32,7 @@ def _prompts(value: Any) -> list[Prompt]:
 
 
 class CompletionBody(Options):
-    """The fields that are honoured."""
+    """The body's supported fields."""
 
     prompt: Annotated[Any, AfterValidator(_prompts)]
     logprobs: int | None = None
@@ -49,7 +49,7 @@ class CompletionBody(Options):
         return bool(self.echo) and self.logprobs is not None
 
     def to_wire(self) -> dict[str, Any]:
-        """But for the prompt. What is echoed has log-probabilities like all else."""
+        """Returns the wire's fields, except the prompt. Echoed text has log-probabilities like the rest."""
         values = {"max_tokens": DEFAULT_MAX_TOKENS, **super().to_wire()}
         if self.logprobs is not None:
             values["logprobs"] = self.logprobs
@@ -58,7 +58,7 @@ class CompletionBody(Options):
         return values
 
     def requests(self) -> list[GenerateRequest]:
-        """What the queue takes, for each prompt.
+        """Returns the request for the queue, for each prompt.
 
         Raises:
             ApiError: naming the field that is wrong.
@@ -100,7 +100,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionBody:
 
 
 def _check_streamed(completion: CompletionBody) -> None:
-    """What has no order in which another replica could go on with it."""
+    """Refuses streams with no fixed order, which another replica could not continue."""
     if len(completion.prompts) > 1:
         message = f"prompt: of {len(completion.prompts)} prompts no answer is streamed; send a request for each"
         raise ApiError(400, message, param="prompt", code="invalid_value")

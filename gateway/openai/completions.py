@@ -40,7 +40,7 @@ async def create_completion(asked: Request) -> Response:
 
 
 PartShown = tuple[Shown, str]
-"""What is shown of the answers to one prompt; and the prompt's text, if log-probabilities of it are."""
+"""What is shown of the answers to one prompt, and the prompt's text if its log-probabilities are shown."""
 
 
 async def _parts(
@@ -54,7 +54,7 @@ async def _parts(
 async def parts_of(
     client: AsyncClient, body: CompletionBody, requests: Sequence[GenerateRequest]
 ) -> Sequence[PartShown]:
-    """Of each prompt. `client` is of the queue: only a worker can tell tokens and text of a prompt."""
+    """Returns the part for each prompt. `client` is of the queue: only a worker knows a prompt's tokens and text."""
     return [await _part(client, body, request) for request in requests]
 
 
@@ -66,7 +66,7 @@ async def _part(client: AsyncClient, body: CompletionBody, request: GenerateRequ
 
 
 async def _all(asked: Request, jobs: Sequence[Job]) -> list[Reply]:
-    """The replies. What ends one with an error ends all."""
+    """Returns the replies. An error of one ends all."""
     tasks = [asyncio.create_task(job.whole(asked)) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -75,7 +75,7 @@ async def _all(asked: Request, jobs: Sequence[Job]) -> list[Reply]:
 
 
 def check_number(num_prompts: int, limit: int) -> None:
-    """Raises ApiError where there are more prompts than one request may have."""
+    """Raises ApiError if there are more prompts than one request may have."""
     if num_prompts > limit:
         message = f"prompt: has {num_prompts} prompts, the limit max_prompts is {limit}"
         raise ApiError(400, message, param="prompt", code="invalid_value")
@@ -86,7 +86,7 @@ def _id_of(request_id: str) -> str:
 
 
 def completion(replies: Sequence[Reply], model: str, parts: Sequence[PartShown]) -> Document:
-    """The body of the replies to all prompts: the choices of the first come first.
+    """Returns the body of the replies to all prompts: the choices of the first prompt come first.
 
     Raises:
         ApiError: one was cancelled, or expired.
@@ -130,7 +130,7 @@ def _logprobs(reply: Reply, choice: Choice, shown: Shown, text: str) -> Document
 
 
 class CompletionEvents(ChoiceEvents):
-    """A reply as chunks of a completion."""
+    """Writes a reply as chunks of a completion."""
 
     kind: ClassVar[str] = "text_completion"
 

@@ -1,4 +1,4 @@
-"""Parts of bodies and events that several of OpenAI's APIs have."""
+"""Parts of bodies and events that several of OpenAI's APIs share."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def spell(document: object) -> str:
-    """As JSON on one line, in ASCII: some clients take other characters than CR and LF for the end of a line."""
+    """Returns JSON on one line, in ASCII: some clients take other characters than CR and LF for the end of a line."""
     return _ENCODER.encode(document)
 
 
 def created_at(entry_id: str | None) -> int:
-    """Unix time of a reply, from the id of one of its entries: so each replica says the same."""
+    """Returns the Unix time of a reply, from the id of one of its entries, so that all replicas agree."""
     return int((entry_id or "0").partition("-")[0]) // _MICROSECONDS
 
 
 def check_ended(reply: Reply) -> None:
-    """Raises ApiError where OpenAI's API has no finish reason for how the reply ended."""
+    """Raises ApiError if OpenAI's API has no finish reason for how the reply ended."""
     if reply.finish_reason in ("cancelled", "expired"):
         raise ended_early(reply.finish_reason)
 
 
 def usage(*counts: Usage) -> Document:
-    """Of one reply, or of several together."""
+    """Returns the usage of one reply, or of several together."""
     prompt_tokens = sum(count.prompt_tokens for count in counts)
     completion_tokens = sum(count.completion_tokens for count in counts)
     return {
@@ -52,7 +52,7 @@ def token_name(token: TopLogprob, shown: Shown) -> str:
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob], shown: Shown) -> Document:
-    """`logprobs` of a chat's choice, or of a part of it."""
+    """Returns `logprobs` of a chat's choice, or of a part of it."""
     content = [
         _logprob(token, shown) | {"top_logprobs": [_logprob(other, shown) for other in token.top]} for token in tokens
     ]
@@ -60,7 +60,9 @@ def chat_logprobs(tokens: Iterable[TokenLogprob], shown: Shown) -> Document:
 
 
 def prompt_logprobs(tokens: Sequence[TokenLogprob | None]) -> list[Document | None]:
-    """As vLLM has them: by token id, the token that is there first. A rank is known of the most likely ones."""
+    """Returns prompt log-probabilities in vLLM's form: by token id, the prompt's own token first. Only the most likely
+    ones have a known rank.
+    """
     return [None if token is None else _ranked(token) for token in tokens]
 
 

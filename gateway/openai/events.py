@@ -1,7 +1,6 @@
 """Events of chat completions and completions: chunks, each with a part of one choice.
 
-Nearly all chunks have text and nothing else. For these the document is written once per choice, and each gets only its
-text put in.
+Nearly all chunks have only text. For these the document is built once per choice, and only the text is inserted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SPELLED_MARK = spell(_MARK)
 
 
 class ChoiceEvents(ABC):
-    """One reply's. `created` is when its first chunk's writer took the request."""
+    """Writes the events of one reply. `created` is when the writer of its first chunk took the request."""
 
     kind: ClassVar[str]
 
@@ -33,7 +32,7 @@ class ChoiceEvents(ABC):
         self._shown = shown
         self._is_text_only = not (shown.logprobs or shown.token_ids)
         self._created: int | None = None
-        self._frames: dict[int, tuple[str, str]] = {}  # of the choices that have begun: what is around their text
+        self._frames: dict[int, tuple[str, str]] = {}  # of the choices that have begun: the frame around their text
         self._finished: set[int] = set()
 
     def chunk(self, chunk: Chunk) -> Iterable[Event]:
@@ -56,15 +55,15 @@ class ChoiceEvents(ABC):
 
     @abstractmethod
     def part(self, chunk: Chunk, *, is_first: bool) -> Document | None:
-        """What a chunk adds to its choice, beside index and finish reason; None: nothing that is shown."""
+        """Returns a chunk's addition to its choice, without index and finish reason; None: nothing is shown."""
 
     @abstractmethod
     def text_part(self, text: str) -> Document:
-        """Of a chunk with text and nothing else."""
+        """Returns the addition of a chunk that has only text."""
 
     @abstractmethod
     def empty_part(self, *, is_first: bool) -> Document:
-        """Of a chunk without anything, and of the event that says how the choice ended."""
+        """Returns the addition of an empty chunk, and of the event with the finish reason."""
 
     def _unusual(self, chunk: Chunk) -> Iterable[Event]:
         is_first = chunk.index not in self._frames

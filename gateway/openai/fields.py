@@ -1,4 +1,4 @@
-"""What becomes of a request's fields: each is honoured, ignored for a reason or refused. docs/gateway.md lists them."""
+"""Treatment of a request's fields: each is supported, ignored for a reason, or refused. docs/gateway.md lists them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BodyT = TypeVar("BodyT", bound="Body")
 
 
 class Body(WireModel):
-    """Fields as JSON has them: a number is no text, and a boolean no number."""
+    """Fields with JSON's types: strings do not count as numbers, nor booleans."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Refusal(NamedTuple):
-    """Why a field is refused, unless it has one of the values that ask for nothing."""
+    """Reason to refuse a field, unless it has one of the values that ask for nothing."""
 
     reason: str
     neutral: Sequence[object] = ()
@@ -29,14 +29,14 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One API's: `ignored` fields ask for nothing that an answer could lack."""
+    """Policy of one API. Its `ignored` fields ask for nothing that an answer could lack."""
 
     honoured: frozenset[str]
-    ignored: Mapping[str, str]  # to the reason
+    ignored: Mapping[str, str]  # maps to the reason
     refused: Mapping[str, Refusal]
 
     def honoured_of(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields to honour. One that is null was left out.
+        """Returns the supported fields. A null field counts as left out.
 
         Raises:
             ApiError: a field is refused or unknown.
@@ -55,7 +55,7 @@ class Policy:
 
 
 def read_fields(policy: Policy, kind: type[BodyT], body: Mapping[str, Any]) -> BodyT:
-    """The body as `kind`, whose fields are those that the policy honours.
+    """Reads the body as `kind`, whose fields are those that the policy supports.
 
     Raises:
         ApiError: a field is refused, unknown, missing, or of another type.
@@ -82,7 +82,7 @@ IGNORED: Mapping[str, str] = {
         ("num_ctx", "num_batch", "num_thread", "num_gpu", "num_keep", "keep_alive", "use_mmap", "use_mlock"), _OLLAMA
     ),
 }
-"""Of all requests."""
+"""Common to all requests."""
 
 _USE = "is another server's name for {}"
 _NO_SEARCH = Refusal("beam search is not supported", (False,))
@@ -109,4 +109,4 @@ REFUSED: Mapping[str, Refusal] = {
     "repeat_penalty": Refusal(_USE.format("repetition_penalty")),
     "prompt_embeds": Refusal("prompts are text or tokens"),
 }
-"""Of all requests."""
+"""Common to all requests."""

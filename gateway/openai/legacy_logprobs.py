@@ -1,4 +1,4 @@
-"""Log-probabilities as completions have them: four lists, and where in the text each token begins."""
+"""Log-probabilities in the form of completions: four lists, and the offset of each token in the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from penstock.producer import TokenLogprob
 
 
 class LegacyLogprobs:
-    """Those of one choice, part by part. A token may hold a part of a character, which begins with its first token."""
+    """Log-probabilities of one choice, part by part. A character split over several tokens begins with its first
+    token.
+    """
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
@@ -19,7 +21,9 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, tokens: Sequence[TokenLogprob | None], text: str) -> Document:
-        """Of the prompt's tokens. The first of them has no log-probability: its text is what the others leave."""
+        """Returns those of the prompt's tokens. The first token has no log-probability: its text is what the others
+        leave.
+        """
         known = [token for token in tokens if token is not None]
         data = text.encode()
         first = data[: max(0, len(data) - sum(len(token.bytes) for token in known))]
@@ -42,7 +46,7 @@ class LegacyLogprobs:
         return document
 
     def _offset(self, data: bytes) -> int:
-        """Where the next token begins, whose bytes these are."""
+        """Returns the offset of the next token, which has these bytes."""
         offset = self._num_chars
         self._num_chars += len(self._decoder.decode(data))
         return offset

@@ -1,4 +1,4 @@
-"""Messages as clients send them: with what a server once gave them, and what is meant for other servers."""
+"""Cleans messages from clients of fields that servers once added, or that are meant for other servers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 _PLAIN = frozenset({"role", "content"})
 _CACHE = "cache_control"
-"""Where the prefix to be cached ends: every prompt's is cached as it is."""
+"""Marks the end of the prefix to cache. It is ignored, as every prompt is cached anyway."""
 
-# What an assistant said comes back as clients keep it: with whatever its server, or a library, has put beside it. What
+# Assistants' messages come back as clients keep them, with whatever their server or a library has added. A field that
+# holds part of the answer is left in, so that the wire refuses it.
 # holds a part of what was said is left in, so that the wire refuses it.
 _OF_ASSISTANT = frozenset(
     {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "audio", "function_call"}
@@ -19,7 +20,7 @@ _OF_FUNCTION = frozenset({"name", "arguments"})
 
 
 def clean(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as the wire has them. What is wrong with them is left in: the wire says so."""
+    """Returns the messages in the wire's form. Errors are left in: the wire reports them."""
     return [message if _is_plain(message) else _cleaned(message) for message in messages]
 
 
@@ -43,7 +44,7 @@ def _cleaned(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cleaned_part(part: object) -> object:
-    """A refusal is what the assistant said; the wire has no other kinds of text."""
+    """Cleans a part. A refusal is the assistant's text; the wire has no other kinds of text."""
     if not isinstance(part, dict):
         return part
     if part.get("type") == "refusal":
@@ -52,7 +53,7 @@ def _cleaned_part(part: object) -> object:
 
 
 def _cleaned_call(call: object) -> object:
-    """One put together from a stream still has the `index` that it had there."""
+    """Cleans a call. One assembled from a stream still has the stream's `index`."""
     if not isinstance(call, dict):
         return call
     made = _only(call, _OF_CALL)

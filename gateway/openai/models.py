@@ -13,7 +13,7 @@ from penstock.gateway.context import gateway_of
 from penstock.producer import ModelCard
 
 UNKNOWN_TIME = 0
-"""When a model was made, no card says."""
+"""Cards do not say when a model was made."""
 
 
 async def list_models(asked: Request) -> Response:
@@ -23,7 +23,7 @@ async def list_models(asked: Request) -> Response:
 
 
 async def retrieve_model(asked: Request) -> Response:
-    """By either of its names."""
+    """Returns a model by either of its names."""
     directory = gateway_of(asked).directory
     model: str = asked.path_params["model"]
     queue = await directory.queue_of(model)
@@ -31,7 +31,7 @@ async def retrieve_model(asked: Request) -> Response:
 
 
 def _names(cards: Mapping[str, ModelCard]) -> Mapping[str, str]:
-    """What to call the model of each queue: its own name, where that leads to this queue and no other."""
+    """Returns a name for each queue's model: its own, if that leads only to this queue."""
     times = Counter(card.model for card in cards.values())
     return {
         queue: card.model if times[card.model] == 1 and card.model not in cards else queue
@@ -40,7 +40,7 @@ def _names(cards: Mapping[str, ModelCard]) -> Mapping[str, str]:
 
 
 def _model(name: str, queue: str, card: ModelCard) -> dict[str, Any]:
-    """With what vLLM says of a model, and its queue."""
+    """Returns a model with vLLM's fields, and its queue."""
     return {
         "id": name,
         "object": "model",

@@ -1,4 +1,4 @@
-"""What chat completions and completions have in common: how the answer is sampled, formed and shown."""
+"""Options that chat completions and completions share: sampling, form and presentation of the answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.producer.wire.values import FAIL_FAST, texts_or_text
 
 Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
 Count = Annotated[int, Field(lt=2**31)]
-"""More than there can be of anything; JSON's numbers may have thousands of digits."""
+"""Larger than any count can be; JSON's numbers may have thousands of digits."""
 
 TokenIds = Annotated[list[Count], FAIL_FAST]
 
 SMALLEST_TOP_P = 1e-6
-"""Of OpenAI's `top_p: 0`, which leaves one token to sample from, as this does."""
+"""Replaces OpenAI's `top_p: 0`, which leaves one token to sample from, as this does."""
 
 
 class StreamOptions(Body):
@@ -45,7 +45,7 @@ class StructuredOutputs(Body):
 
 
 class Options(Body):
-    """The fields themselves. Ranges, and what goes together, are the wire's to check."""
+    """The fields themselves. Ranges and combinations are checked by the wire."""
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool = False
@@ -91,7 +91,7 @@ class Options(Body):
     return_tokens_as_token_ids: bool = False
 
     def to_wire(self) -> dict[str, Any]:
-        """What of these fields a worker is told, under the names of the wire."""
+        """Returns the fields for the worker, under the wire's names."""
         values = {name: getattr(self, name) for name in self.model_fields_set & _OF_WIRE}
         if self.top_p == 0:
             values["top_p"] = SMALLEST_TOP_P
@@ -107,7 +107,7 @@ class Options(Body):
         return values
 
     def _forms(self) -> dict[str, Any]:
-        """The form of the answer, where vLLM's names ask for it."""
+        """Returns the form of the answer, if requested by vLLM's names."""
         asked = self.structured_outputs or StructuredOutputs.model_validate({})
         forms = {
             "response_format": _schema_format(asked.schema_ or self.guided_json),
@@ -129,21 +129,21 @@ def _schema_format(schema: Mapping[str, Any] | str | None) -> dict[str, Any] | N
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of a reply its body or its events show, beside the text."""
+    """Says what a reply's body or events show, beside the text."""
 
     logprobs: bool = False
     reasoning: bool = True
     token_ids: bool = False
-    token_names: bool = True  # in log-probabilities: what a token stands for, else `token_id:ID`
+    token_names: bool = True  # in log-probabilities: a token's text, else `token_id:ID`
     prompt_logprobs: bool = False
-    usage: bool = False  # of a stream: a whole body always has it
+    usage: bool = False  # in a stream: a whole body always has it
     prompt_token_ids: tuple[int, ...] | None = None
 
 
 def shown_of(
     options: Options, *, logprobs: bool, reasoning: bool = True, prompt_token_ids: tuple[int, ...] | None = None
 ) -> Shown:
-    """What the request asks to be shown."""
+    """Returns what the request asks to be shown."""
     return Shown(
         logprobs=logprobs,
         reasoning=reasoning,
@@ -156,7 +156,7 @@ def shown_of(
 
 
 def check_stream_options(options: Options) -> None:
-    """Raises ApiError where they ask for what is not there."""
+    """Raises ApiError for options that are not offered."""
     asked = options.stream_options
     if asked is None:
         return
@@ -180,5 +180,5 @@ def to_request(values: Mapping[str, Any]) -> GenerateRequest:
 
 
 def to_the_end(card: ModelCard) -> dict[str, int]:
-    """`max_tokens` of a request that names none: an answer may be as long as the model can make it."""
+    """Returns `max_tokens` for a request that names none: an answer may be as long as the model allows."""
     return {} if card.max_model_len is None else {"max_tokens": card.max_model_len}

@@ -1,4 +1,4 @@
-"""Where OpenAI's APIs are, and what vLLM and vInferenceApiServer add to them."""
+"""Routes of OpenAI's APIs, and the additions of vLLM and vInferenceApiServer."""
 
 from __future__ import annotations
 

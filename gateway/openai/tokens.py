@@ -1,4 +1,4 @@
-"""Questions about prompts, which a worker answers: `/v1/count_tokens`, and vLLM's `/tokenize` and `/detokenize`."""
+"""Questions about prompts that a worker answers: `/v1/count_tokens`, and vLLM's `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.producer.wire import spell_tokens
 
 
 class PromptBody(Body):
-    """A prompt, or a chat. `conversation` is either."""
+    """A prompt or a chat. `conversation` holds either."""
 
     model: Annotated[str, Field(min_length=1)]
     prompt: str | None = None
@@ -35,7 +35,7 @@ class PromptBody(Body):
 
     @property
     def request(self) -> GenerateRequest:
-        """Raises ApiError naming what is wrong."""
+        """The request. Raises ApiError naming what is wrong."""
         values = {name: getattr(self, name) for name in self.model_fields_set - {"model", "conversation"}}
         if self.conversation is not None:
             name = "prompt" if isinstance(self.conversation, str) else "messages"
@@ -48,7 +48,7 @@ class PromptBody(Body):
 
 
 class TokensBody(Body):
-    """Tokens whose text is asked for."""
+    """Tokens to convert to text."""
 
     model: Annotated[str, Field(min_length=1)]
     tokens: TokenIds
@@ -80,7 +80,7 @@ async def tokenize(asked: Request) -> Response:
     tokens = await prompt_tokens(asked, queue, body.request)
     card = await gateway_of(asked).directory.card_of(queue)
     counted = spell({"count": len(tokens), "max_model_len": card.max_model_len, "tokens": [], "token_strs": None})
-    # Streams would wait for the encoder of a long list.
+    # Encoding a long list at once would hold up streams.
     listed = await asyncio.to_thread(spell_tokens, tokens)
     document = counted.replace('"tokens":[]', f'"tokens":[{listed}]')
     return Response(document, media_type="application/json")
@@ -94,17 +94,17 @@ async def detokenize(asked: Request) -> Response:
 
 
 async def prompt_tokens(asked: Request, queue: str, request: GenerateRequest) -> tuple[int, ...]:
-    """Those of a request's prompt."""
+    """Returns the tokens of a request's prompt."""
     return await while_asked(asked, tokens_of(gateway_of(asked).client.on(queue), request))
 
 
 async def tokens_of(client: AsyncClient, request: GenerateRequest) -> tuple[int, ...]:
-    """The tokens of a request's prompt; `client` is of its queue."""
+    """Returns the tokens of a request's prompt; `client` is of its queue."""
     return request.prompt_token_ids if request.prompt_token_ids is not None else await client.tokenize(request)
 
 
 async def prompt_of(client: AsyncClient, request: GenerateRequest) -> str:
-    """The text of a request's prompt, which is no chat; `client` is of its queue."""
+    """Returns the text of a request's prompt, which is not a chat; `client` is of its queue."""
     if request.prompt_token_ids is None:
         return request.prompt or ""
     return await client.detokenize(request.prompt_token_ids)

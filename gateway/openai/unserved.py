@@ -1,4 +1,4 @@
-"""Routes of OpenAI's API that are not here, where a client is told more than that."""
+"""Routes of OpenAI's API that are not offered, for which clients get an explanation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNSERVED: Mapping[str, str] = {
     "/v1/responses/compact": "no conversation is compacted",
     "/v1/responses/input_tokens": "input is not counted here; POST /v1/count_tokens counts prompts and messages",
 }
-"""To what is said of them."""
+"""Maps routes to the explanation."""
 
 _METHODS = ("GET", "POST", "DELETE")
 

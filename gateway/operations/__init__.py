@@ -1,1 +1,1 @@
-"""What operators see and do over HTTP: what the page at `/operations` asks. Only API keys made for it are let in."""
+"""Operators' routes: the API of the page at `/operations`. Only API keys made for it are accepted."""

@@ -1,4 +1,4 @@
-"""One gateway process's part in looking after queues: a connection to Redis as an operator, and what was seen last."""
+"""Operations on queues in one gateway process: a connection to Redis as an operator, and the last snapshots."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from penstock.producer.tasks import Joined
 T = TypeVar("T")
 
 MAX_AGE_S = 0.4
-"""However many pages watch a queue, it is looked at no more often than that."""
+"""Shortest time between two looks at a queue, however many pages watch it."""
 
 MAX_QUEUES = 256
-"""That a process knows of; more are looked at all the same."""
+"""Number of queues that a process remembers; others can still be looked at."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,8 @@ class _Looked:
 
 
 class Desk:
-    """
+    """Looks at queues and acts on them.
+
     Args:
         store: a connection whose user has the role `operator`.
         queues: those that are served here; empty: all.
@@ -52,11 +53,11 @@ class Desk:
         self._looked: OrderedDict[str, _Looked] = OrderedDict()
 
     async def queues(self) -> tuple[str, ...]:
-        """Those that are set or served, or were within `FORGET_AFTER_S`, by name.
+        """Returns the queues that are configured or served, or were within `FORGET_AFTER_S`, by name.
 
         Raises:
             ApiError: this process may not look.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         if not self._only:
             async with self._store.answered():
@@ -65,7 +66,7 @@ class Desk:
         return tuple(sorted({*self._only, *self._known}))
 
     def _note(self, served: Iterable[str]) -> None:
-        """Those that are gone go from the list, and the longest ago where there are too many."""
+        """Notes served queues. Those that are gone are dropped, and the oldest if there are too many."""
         now_s = time.monotonic()
         for queue in served:
             self._known.pop(queue, None)
@@ -78,7 +79,7 @@ class Desk:
         return not self._only or queue in self._only
 
     async def look(self, queue: str) -> Snapshot:
-        """How a queue stands, as of a moment ago. Raises as `queues`."""
+        """Returns a queue's snapshot, at most a moment old. Raises as `queues`."""
         looked = self._looked.get(queue)
         if looked is None:
             looked = self._looked[queue] = _Looked(Joined(lambda: self._take_look(queue)))
@@ -97,7 +98,7 @@ class Desk:
             return await _allowed(look(self._store.redis, queue))
 
     async def drain(self, queue: str, worker: str) -> None:
-        """Raises ApiError where no worker of this name lives (404), and as `queues`."""
+        """Drains a worker. Raises ApiError if no worker of this name lives (404), and as `queues`."""
         async with self._store.answered():
             try:
                 await _allowed(tell_to_drain(self._store.redis, queue, worker))
@@ -105,16 +106,16 @@ class Desk:
                 raise ApiError(404, str(error), param="worker", code="not_found") from None
 
     async def cancel(self, queue: str, request_id: str) -> None:
-        """Raises as `queues`."""
+        """Cancels a request. Raises as `queues`."""
         async with self._store.answered():
             await _allowed(cancel(self._store.redis, queue, request_id))
 
     async def replay(self, queue: str, letter_id: str) -> str:
-        """The new id of the request of a dead letter.
+        """Replays a dead letter, and returns the new id of its request.
 
         Raises:
             ApiError: there is no such letter (404), it holds no request (409), or as `queues`.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         async with self._store.answered():
             redis = self._store.redis
@@ -130,10 +131,10 @@ class Desk:
 
 
 async def _allowed(work: Awaitable[T]) -> T:
-    """What comes of it; where the user of Redis may not, who runs the gateway is told what to do.
+    """Returns the result of `work`; if the Redis user lacks the permission, the error tells the operator what to do.
 
     Raises:
-        ApiError: it may not (503).
+        ApiError: the permission is missing (503).
     """
     try:
         return await work

@@ -1,8 +1,8 @@
-"""The routes below `/operations/`. Each wants an admin key in a header, also where no other API keys exist.
+"""The routes below `/operations/`. Each requires an admin key in a header, even if no other API keys exist.
 
-A browser sends a header to us only where a page of ours told it to, so no page of a stranger can act with the key of
-whoever looks at it: there is no cookie, and nothing in a URL says who asks. What another site's page asks is refused
-anyway, whatever `cors_origins` says.
+A browser sends this header only if our own page tells it to, so another site's page can't use the key of its visitor:
+there is no cookie, and nothing in a URL identifies the caller. Requests from other sites' pages are refused anyway,
+whatever `cors_origins` says.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class _Body(BaseModel):
 
 
 class DrainBody(_Body):
-    """Which worker."""
+    """The worker to drain."""
 
     worker: _Name
 
 
 class CancelBody(_Body):
-    """Which request. An id is a secret, so it is in no URL."""
+    """The request to cancel. An id is a secret, so it is never in a URL."""
 
     id: _Name
 
 
 class ReplayBody(_Body):
-    """Which dead letter."""
+    """The dead letter to replay."""
 
     letter: Annotated[str, Field(pattern=r"^\d{1,20}-\d{1,20}$")]
 
@@ -95,10 +95,10 @@ async def replay(asked: Request) -> Response:
 
 @asynccontextmanager
 async def _audited(caller: Caller, queue: str, deed: str, target: str) -> AsyncIterator[None]:
-    """The deed has a line of the log before it is done, and another one if it is not.
+    """Logs an action before it is done, and again if it is not done.
 
     Raises:
-        ApiError: the log takes no line (503); nothing is to be done then.
+        ApiError: the log accepts no line (503); nothing may be done then.
     """
     said = {"key": caller.key_id, "queue": queue, "deed": deed, "target": target}
     if _log.info("operator_action", **said) is False:
@@ -116,9 +116,10 @@ def _done(deed: str, target: str, new_id: str | None = None) -> Response:
 
 
 def _operator(asked: Request) -> Caller:
-    """
+    """Returns the operator who calls.
+
     Raises:
-        ApiError: a page of another site asks (403), nobody has shown a key (401), or it is no admin key (403).
+        ApiError: another site's page asks (403), there is no key (401), or it is not an admin key (403).
     """
     site = asked.headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
@@ -135,7 +136,9 @@ def _operator(asked: Request) -> Caller:
 
 
 def _operator_of_queue(asked: Request) -> tuple[Caller, str]:
-    """Raises as `_operator`, and where the key is not for this queue or the gateway does not serve it (404)."""
+    """Returns the operator and the queue. Raises as `_operator`, and if the key is not for this queue or the gateway
+    does not serve it (404).
+    """
     caller, queue = _operator(asked), asked.path_params["queue"]
     if not (_may_see(caller, queue) and ID_PATTERN.fullmatch(queue) and _desk_of(asked).serves(queue)):
         raise ApiError(404, f"there is no queue {queue[:128]!r} here", code="not_found")

@@ -1,1 +1,1 @@
-"""Two pages, in a browser and without internet: one to try the gateway with, one to look after queues."""
+"""Two browser pages that need no internet: one to try the gateway, one to look after queues."""

@@ -1,4 +1,4 @@
-"""The files of both pages. They are the same for everybody: a key is asked for by what the pages ask."""
+"""Serves the files of both pages. They are the same for everybody: the key is required by the API that they call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def page_routes() -> list[Route]:
-    """Files are read once. Where one is missing there is no page, and the API goes on without."""
+    """Returns the routes, whose files are read once. If one is missing there is no page, and the API works without."""
     try:
         return [_route(path, _FOLDER / name) for path, name in _FILES.items()]
     except OSError as error:

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: answers that are kept, run in the background, and are read again from any event on."""
+"""OpenAI's Responses API: answers that are stored, run in the background, and can be read again from any event on."""

@@ -44,7 +44,7 @@ async def create_response(asked: Request) -> Response:
 
 
 async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest, Meter]:
-    """The response as one that is not stored, and its request to the queue."""
+    """Returns the response as one that is not stored, its request to the queue, and the meter."""
     owner = caller_of(asked).owner
     items = items_of(body)
     history = await history_behind(asked, body.previous_response_id)
@@ -56,7 +56,7 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
 def unstored(
     body: ResponseBody, request_id: str, queue: str, owner: str, items: Sequence[Item], history: Sequence[Document] = ()
 ) -> StoredResponse:
-    """The response to a request, as long as nobody keeps it."""
+    """Returns the response to a request, as long as nobody stores it."""
     return StoredResponse(
         request_id,
         queue,
@@ -70,7 +70,7 @@ def unstored(
 
 
 def items_of(body: ResponseBody) -> list[Item]:
-    """What a response is asked with. Raises ApiError where it is none."""
+    """Returns a response's input items. Raises ApiError if they are invalid."""
     if body.input is None:
         if body.previous_response_id is None:
             raise ApiError(400, "input: is missing", param="input", code="missing_required_parameter")
@@ -81,7 +81,7 @@ def items_of(body: ResponseBody) -> list[Item]:
 async def _kept(
     asked: Request, body: ResponseBody, response: StoredResponse, request: GenerateRequest
 ) -> tuple[StoredResponse, GenerateRequest]:
-    """The response with its record. Where too much is kept already, one that nobody asked to store is not stored."""
+    """Stores the response. If too much is stored already, one whose storage was not requested is not stored."""
     gateway = gateway_of(asked)
     card = await gateway.directory.card_of(response.queue, may_wait=body.background)
     keep_s = min(gateway.settings.keep_responses_s, card.max_keep_s or MAX_KEEP_S)
@@ -93,7 +93,7 @@ async def _kept(
             raise
         return response, request
     if there.asked != kept.asked:
-        raise other_body()  # what the queue is asked for is the same; how it is kept and shown is not
+        raise other_body()  # the request to the queue is the same; how it is stored and shown is not
     return there, request_to_keep
 
 
@@ -104,7 +104,7 @@ def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
 async def _in_background(
     asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
 ) -> Response:
-    """It goes on whoever is there."""
+    """Runs a response that continues without a client."""
     gateway, place = gateway_of(asked), place_asked_for(asked, key_of(asked))
     if place == BEFORE_ALL:
         await _submit(gateway, response, request, meter)
@@ -143,10 +143,10 @@ async def _whole(asked: Request, response: StoredResponse, job: Job) -> Response
 
 
 async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known: bool) -> None:
-    """What becomes of a request once its answer is over here, or nobody is there to get it.
+    """Leaves a request after its answer has ended here, or when nobody is there to get it.
 
-    Under an Idempotency-Key others may wait for it. Else it ends, but for one whose client knows it by its id, and
-    which this gateway had to leave while the client may go on.
+    Under an Idempotency-Key others may wait for it. Otherwise it is ended, unless its client knows its id and this
+    gateway had to leave it while the client may continue elsewhere.
     """
     gateway = gateway_of(asked)
     store = ResponseStore(gateway.records)

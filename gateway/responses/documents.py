@@ -1,4 +1,4 @@
-"""A response's body, before its end and after it."""
+"""The body of a response, before its end and after it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _STATUSES: dict[FinishReason, Status] = {
 
 
 def pending(response: StoredResponse, status: Status) -> Document:
-    """Of one that has not ended."""
+    """Returns the body of a response that has not ended."""
     return _document(response, status)
 
 
 def ended(response: StoredResponse, output: Output, reply: Reply) -> Document:
-    """Of one with a reply that is no error. `output` is closed."""
+    """Returns the body of a response whose reply is not an error. `output` is closed."""
     status = _STATUSES[reply.finish_reason]
     return _document(
         response,
@@ -39,7 +39,7 @@ def ended(response: StoredResponse, output: Output, reply: Reply) -> Document:
 
 
 def failed(response: StoredResponse, output: Output, error: ApiError) -> Document:
-    """Of one that ended with an error, with what there was before it."""
+    """Returns the body of a response that ended with an error, with its output before that."""
     code = "invalid_prompt" if error.status in (400, 413) else "server_error"
     return _document(response, "failed", output=output.items, error={"code": code, "message": error.message})
 

@@ -1,4 +1,4 @@
-"""A response as events. They follow from what was asked and from the reply alone, their numbers too."""
+"""A response as events. They and their numbers depend only on the request and the reply."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from penstock.producer import Chunk, Reply
 
 
 class ResponseEvents:
-    """One response's, from its beginning.
+    """Writes the events of one response, from its beginning.
 
     Args:
-        response: whose.
-        after: the number of the last event that the client has; it gets those behind it.
+        response: the response.
+        after: the number of the last event that the client has; it gets those after it.
     """
 
     def __init__(self, response: StoredResponse, *, after: int = -1) -> None:
@@ -36,11 +36,11 @@ class ResponseEvents:
 
     @property
     def num_given(self) -> int:
-        """How many events there were so far, those included that the client has."""
+        """Number of events so far, including those that the client has."""
         return self._number
 
     def begin(self) -> Iterable[Event | None]:
-        """Of a stored response that waits: one in the background may do so for long."""
+        """Returns the first events of a stored response that waits, which may take long in the background."""
         self._has_begun = True
         if self._response.is_background:
             yield self._status("created", "queued")
@@ -60,7 +60,7 @@ class ResponseEvents:
             yield self._event(each)
 
     def end(self, reply: Reply) -> Iterable[Event | None]:
-        """Raises ApiError (408): the request expired."""
+        """Returns the last events. Raises ApiError (408): the request expired."""
         if reply.finish_reason == "expired":
             raise ended_early(reply.finish_reason)
         yield from self._start(reply.entry_id)
@@ -70,8 +70,8 @@ class ResponseEvents:
         yield self._whole("completed" if is_completed else "incomplete", self.document)
 
     def error(self, error: ApiError) -> Iterable[Event | None]:
-        """The response's own failure, which everybody finds, or what ended only this stream: that has no number of its
-        own, so that who goes on behind it misses nothing.
+        """Returns the events for an error: the response's own failure, which everybody finds, or the end of only this
+        stream. The latter has no number of its own, so that a client that continues after it misses nothing.
         """
         if error.ends_reply:
             yield from self._start()
@@ -87,14 +87,14 @@ class ResponseEvents:
         yield Event(spell({"type": "error", "sequence_number": number, **fields, **body}), "error")
 
     def take(self, chunk: Chunk) -> None:
-        """A chunk whose events nobody reads."""
+        """Takes a chunk whose events nobody reads."""
         deque(self.chunk(chunk), maxlen=0)
 
     def body(self, end: Reply | ApiError) -> Document:
-        """The response as a whole, once all chunks were taken.
+        """Returns the whole response, once all chunks were taken.
 
         Args:
-            end: how its reply ended; an error is one that everybody finds there.
+            end: the end of its reply; an error is one that everybody finds there.
 
         Raises:
             ApiError: the request expired (408).
@@ -107,7 +107,7 @@ class ResponseEvents:
         return f"GET /v1/responses/{self._response.id}?stream=true&starting_after={number} goes on with this answer"
 
     def _start(self, entry_id: str | None = None) -> Iterator[Event | None]:
-        """What comes before the first item, as far as it has not come: a response that is not stored begins here."""
+        """Yields what comes before the first item, unless already sent: a response that is not stored begins here."""
         if self._response.created_at is None:
             began_at = int(time.time()) if entry_id is None else created_at(entry_id)
             self._response = replace(self._response, created_at=began_at)
@@ -128,7 +128,7 @@ class ResponseEvents:
         return self._event(part(f"response.{name}", response=document))
 
     def _event(self, each: Part) -> Event | None:
-        """None: the client has it."""
+        """Numbers an event; None: the client has it."""
         number = self._number
         self._number += 1
         if number <= self._after:

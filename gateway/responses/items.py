@@ -1,4 +1,4 @@
-"""What a response is asked with: items, which become messages of a chat."""
+"""Input items of a response, which become messages of a chat."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IGNORED_IN_ITEMS: Mapping[str, str] = {
 
 
 def _texts(value: object) -> object:
-    """A content as the texts of its parts."""
+    """Returns a content as the texts of its parts."""
     if isinstance(value, str):
         return [value]
     return [_text(part) for part in value] if isinstance(value, list) else value
@@ -53,7 +53,7 @@ Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
 class Item(Body, ABC):
-    """One of a list. `id` is what it had in an earlier answer, if it comes from one."""
+    """An input item. `id` is the one that it had in an earlier answer, if it comes from one."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
@@ -61,15 +61,15 @@ class Item(Body, ABC):
 
     @abstractmethod
     def shown(self) -> Document:
-        """But for its id: as GET .../input_items has it, and as it can be given again."""
+        """Returns the item without its id, as GET .../input_items shows it, and as it can be sent again."""
 
     @abstractmethod
     def add_to(self, messages: list[Document]) -> None:
-        """Puts it behind the messages of the items before."""
+        """Adds the item after the messages of earlier items."""
 
 
 class MessageItem(Item):
-    """Who said what."""
+    """A message and its role."""
 
     prefix: ClassVar[str] = "msg"
 
@@ -95,7 +95,7 @@ class MessageItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the assistant thought. One that has only encrypted content, of another server, says nothing."""
+    """The assistant's reasoning. If it has only another server's encrypted content, it is empty."""
 
     prefix: ClassVar[str] = "rs"
 
@@ -115,7 +115,7 @@ class ReasoningItem(Item):
 
 
 class FunctionCallItem(Item):
-    """What the assistant called."""
+    """A function call by the assistant."""
 
     prefix: ClassVar[str] = "fc"
 
@@ -134,7 +134,7 @@ class FunctionCallItem(Item):
 
 
 class FunctionCallOutputItem(Item):
-    """What the function said."""
+    """The output of a function."""
 
     prefix: ClassVar[str] = "fco"
 
@@ -159,7 +159,7 @@ _KINDS: Mapping[str, type[Item]] = {
 
 
 def read_items(value: object) -> list[Item]:
-    """`input` of a request, or the items that a record holds.
+    """Reads `input` of a request, or the items in a record.
 
     Raises:
         ApiError: naming what is wrong.
@@ -190,14 +190,14 @@ def _read_item(place: str, value: object) -> Item:
 
 
 def shown_items(items: Iterable[Item], request_id: str) -> list[Document]:
-    """As they are kept. An item without an id gets one that follows from its place."""
+    """Returns items in the form in which they are stored. An item without an id gets one from its place."""
     return [
         {"id": item.id or f"{item.prefix}_{request_id}_in{place}", **item.shown()} for place, item in enumerate(items)
     ]
 
 
 def to_messages(items: Iterable[Item]) -> list[Document]:
-    """Reasoning, text and calls that follow each other are one turn of the assistant: one message."""
+    """Converts items to messages. Consecutive reasoning, text and calls are one turn of the assistant: one message."""
     messages: list[Document] = []
     for item in items:
         item.add_to(messages)
@@ -205,7 +205,7 @@ def to_messages(items: Iterable[Item]) -> list[Document]:
 
 
 def _turn(messages: list[Document], ends_with: Sequence[str]) -> Document:
-    """The assistant's turn that goes on; a new one where none does, or where it has one of `ends_with` already."""
+    """Returns the assistant's current turn; a new one if there is none, or if it has one of `ends_with` already."""
     if not messages or messages[-1]["role"] != "assistant" or any(name in messages[-1] for name in ends_with):
         messages.append({"role": "assistant"})
     return messages[-1]

@@ -1,7 +1,7 @@
-"""An answer as items, which are written one after the other: reasoning, a message, calls of functions.
+"""An answer as items, written one after the other: reasoning, a message, function calls.
 
-What is written is a function of the chunks of the reply alone. Each part of it is an event's type and its fields, as
-JSON without the braces: nearly all are deltas, whose fields but the text are written once per item.
+The output depends only on the chunks of the reply. Each part is an event's type and fields, as JSON without the braces.
+Nearly all are deltas, whose fields except the text are written once per item.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class Part(NamedTuple):
-    """An event but for its number. `fields` is JSON without the braces around it."""
+    """An event without its number. `fields` is JSON without the braces around it."""
 
     type: str
     fields: str
@@ -64,13 +64,13 @@ class Output:
             yield from self._call(delta)
 
     def close(self, status: Status) -> Iterator[Part]:
-        """The end of the last item."""
+        """Yields the end of the last item."""
         if self._is_open:
             self._is_open = False
             yield from self._items[-1].close(status)
 
     def _open(self, kind: type[_Item]) -> Iterator[Part]:
-        """A new item, unless the open one is of this kind."""
+        """Begins a new item, unless the open one is of this kind."""
         if not self._is_open or type(self._items[-1]) is not kind:
             yield from self._begin(kind(self._request_id, len(self._items)))
 
@@ -91,7 +91,7 @@ class _Item(ABC):
     """One item, from its beginning."""
 
     prefix: ClassVar[str]  # of its id
-    name: ClassVar[str]  # of the events of what is in it
+    name: ClassVar[str]  # of the events for its content
 
     def __init__(self, request_id: str, index: int) -> None:
         self.id = f"{self.prefix}_{request_id}_{index}"
@@ -127,7 +127,7 @@ class _Item(ABC):
 
 
 class _TextItem(_Item):
-    """One with a single content: a text."""
+    """An item with a single content: a text."""
 
     def _place(self) -> Document:
         return {**super()._place(), "content_index": 0}

@@ -1,4 +1,4 @@
-"""The answer of a stored response, read from its reply."""
+"""Reads the answer of a stored response from its reply."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PREVIOUS = "previous_response_id"
 
 
 class Attended(Response):
-    """An answer after which something is still to be done, however it ended; not where the process ends in it."""
+    """An answer with work to do after it, however it ended, unless the process ends during it."""
 
     def __init__(self, answer: Response, done: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class Attended(Response):
 
 
 async def resumed(asked: Request, response: StoredResponse, *, after: int, place: Place) -> Response:
-    """The response's events behind the one with the number `after`, and behind `place`.
+    """Streams the response's events after number `after`, and after `place`.
 
     Raises:
-        ApiError: there are no such events by now (400), as far as that can be told before they are read.
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ApiError: there are no such events so far (400), if that is known before reading them.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     newest = await newest_entry(gateway_of(asked), response.queue, response.request_id)
     check_written(place, newest)
@@ -68,7 +68,7 @@ def followed(
     place: Place = BEFORE_ALL,
     newest: Entry = AFTER_ALL,
 ) -> Response:
-    """The response's events. It goes on without readers if it runs in the background."""
+    """Streams the response's events. It continues without readers if it runs in the background."""
     gateway = gateway_of(asked)
     reply = handle_of(asked, response).stream()
     writer = ResponseEvents(response, after=after)
@@ -90,7 +90,7 @@ def followed(
 
 
 async def snapshot(asked: Request, response: StoredResponse) -> Document:
-    """The response as it is now.
+    """Returns the response as it is now.
 
     Raises:
         ApiError: its reply has expired (404).
@@ -104,14 +104,14 @@ async def snapshot(asked: Request, response: StoredResponse) -> Document:
         body = writer.body(await read_whole(reply, writer.take))
     except (RequestFailed, RequestRefused) as error:
         body = writer.body(api_error(error))
-    except ApiError as error:  # it expired, which a body can say
+    except ApiError as error:  # it expired, which a body can express
         body = writer.body(error)
     await _count(asked, response, reply)
     return body
 
 
 async def state_of(asked: Request, response: StoredResponse, *, param: str | None = None) -> State:
-    """Raises ApiError (404): it was never sent, or its reply has expired."""
+    """Returns the request's state. Raises ApiError (404): it was never sent, or its reply has expired."""
     try:
         state = await handle_of(asked, response).state()
     except ReplyGone:
@@ -126,10 +126,10 @@ def handle_of(asked: Request, response: StoredResponse) -> Handle:
 
 
 async def history_behind(asked: Request, response_id: str | None) -> list[Document]:
-    """The messages of a conversation up to the answer of a response; without one there are none.
+    """Returns the messages of a conversation up to a response's answer; none without a response.
 
     Raises:
-        ApiError: it is not there (404), or has no answer to go on from (400).
+        ApiError: it does not exist (404), or has no answer to continue from (400).
     """
     if response_id is None:
         return []
@@ -148,7 +148,7 @@ async def history_behind(asked: Request, response_id: str | None) -> list[Docume
 
 
 def _turn(reply: Reply) -> Document:
-    """The answer as a message. A call that was cut off is left out: its arguments are no JSON."""
+    """Returns the answer as a message. A call that was cut off is left out, as its arguments are not JSON."""
     message = reply.message
     calls = [call for call in message.pop("tool_calls", ()) if _is_whole(call["function"]["arguments"])]
     return {**message, "tool_calls": calls} if calls else message
@@ -162,7 +162,7 @@ def _is_whole(arguments: str) -> bool:
 
 
 async def _count(asked: Request, response: StoredResponse, reply: ReplyStream) -> None:
-    """Failing is harmless: whoever reads the end next counts."""
+    """Counts the reply's size. Failing is harmless: the next reader of the end counts it."""
     if reply.reply is None:
         return
     gateway = gateway_of(asked)

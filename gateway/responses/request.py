@@ -21,8 +21,8 @@ _LOGPROBS = "message.output_text.logprobs"
 
 Includable = Literal[
     "message.output_text.logprobs",
-    "reasoning.encrypted_content",  # reasoning is given in plain, and can be given back so
-    "message.input_image.image_url",  # the rest is of tools and images, of which no answer has any
+    "reasoning.encrypted_content",  # reasoning is sent in plain text, and can be sent back like that
+    "message.input_image.image_url",  # the rest is about tools and images, which no answer has
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -44,14 +44,14 @@ class Format(Body):
 
 
 class Text(Body):
-    """`text`. A verbosity is a hint that the models served here do not know."""
+    """`text`. A verbosity is a hint that the models here do not know."""
 
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Body):
-    """`reasoning`. It is given as it is, so there are no summaries, and none of earlier turns is left out."""
+    """`reasoning`. It is sent in full, so there are no summaries, and that of earlier turns is never left out."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -88,14 +88,14 @@ def described(values: dict[str, str]) -> dict[str, str]:
 
 
 class ResponseBody(Options):
-    """The fields that are honoured, beside those of `Options` that the policy names."""
+    """The body's supported fields, in addition to those of `Options` that the policy names."""
 
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool = False
     background_options: BackgroundOptions | None = None
-    store: bool | None = None  # None: if it can be
+    store: bool | None = None  # None: if possible
     metadata: Annotated[dict[str, str], AfterValidator(described)] = Field(default_factory=dict)
     include: list[Includable] = Field(default_factory=list)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -113,11 +113,11 @@ class ResponseBody(Options):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Of each token of the text, beside its own; None: they are not asked for."""
+        """Number of log-probabilities beside each text token's own; None: they are not requested."""
         return self.top_logprobs or 0 if self.top_logprobs or _LOGPROBS in self.include else None
 
     def request(self, messages: Sequence[Document], card: ModelCard) -> GenerateRequest:
-        """What the queue takes.
+        """Returns the request for the queue.
 
         Raises:
             ApiError: naming the field that is wrong.
@@ -132,7 +132,7 @@ class ResponseBody(Options):
             raise _in_our_names(error) from None
 
     def _chat(self) -> dict[str, Any]:
-        """What the queue has for chats, under its names; nothing for what was left open."""
+        """Returns the queue's fields for chats, without those left open."""
         window_s = _WINDOWS_S.get(self.background_options.completion_window) if self.background_options else None
         values = {
             "tools": [_tool(tool) for tool in self.tools] or None,
@@ -211,7 +211,7 @@ def _tool(tool: Function) -> Document:
 
 
 def _choice(choice: Any) -> Any:
-    """`tool_choice` as chat completions have it."""
+    """Returns `tool_choice` in the form of chat completions."""
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
@@ -236,7 +236,7 @@ def _response_format(asked: Format | None) -> Document | None:
 
 
 def _in_our_names(error: ApiError) -> ApiError:
-    """What the queue calls a field is not always what this API does."""
+    """Renames a field in an error from the queue's name to this API's."""
     theirs = (error.param or "").partition(".")[0].partition("[")[0]
     ours = _OUR_NAMES.get(theirs)
     if ours is None:

@@ -1,4 +1,4 @@
-"""What can be asked of a stored response: itself, its events, what it was asked with, its end."""
+"""Routes of a stored response: the response, its events, its input, and its cancellation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys
 from penstock.producer.wire import MIN_KEEP_S
 
 CANCEL_WAIT_S = 5.0
-"""A worker sees a cancellation within a fraction of it; where none is there, the request still waits."""
+"""A worker sees a cancellation within a fraction of this; without a worker, the request still waits."""
 
 MAX_LISTED = 100
 
@@ -32,14 +32,16 @@ async def retrieve_response(asked: Request) -> Response:
 
 
 async def cancel_response(asked: Request) -> Response:
-    """The response as it has ended, however; one that no worker has seen to within a while still waits."""
+    """Cancels a response, and returns it as it ended; if no worker reacts in time, it still waits."""
     response = await _stored(asked)
     await _end(asked, response)
     return JSONResponse(await snapshot(asked, response))
 
 
 async def delete_response(asked: Request) -> Response:
-    """Nobody finds it any more. A takeover may still need the end of its reply, which therefore goes a little later."""
+    """Deletes a response at once. A takeover may still need the end of its reply, which is therefore deleted a little
+    later.
+    """
     response = await _stored(asked)
     gateway = gateway_of(asked)
     with suppress(ApiError):  # its reply has expired

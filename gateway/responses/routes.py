@@ -1,4 +1,4 @@
-"""Where the Responses API is."""
+"""Routes of the Responses API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A response as it is kept: what it was asked with. Its answer is the reply in the queue, which is kept as long."""
+"""A response in the store: its input. Its answer is the reply in the queue, which is kept as long."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ KIND = "response"
 PREFIX = "resp_"
 
 RUNNING_S = 86_400
-"""For so long beyond `keep_s` a record is there: `keep_s` begins when the reply ends."""
+"""How long a record is kept beyond `keep_s`, which begins when the reply ends."""
 
 EXPECTED_TOKENS = 4096
-"""At most, of a reply that nobody has read yet and whose client has set no limit. Whoever reads its end counts it."""
+"""Most tokens assumed for a reply that nobody has read yet and whose client has set no limit. The reader of its end
+counts it.
+"""
 
-TOKEN_BYTES = 32  # of a reply in Redis: its text, its id, its share of an entry
+TOKEN_BYTES = 32  # of a reply in Redis: text, id, and share of an entry
 LOGPROB_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """All that a response's body and events follow from, beside its reply.
+    """Everything that a response's body and events depend on, beside its reply.
 
     Attributes:
-        request_id: of the request in the queue.
-        queue: where.
-        owner: the API key's id; empty: whoever asks without one.
-        created_at: seconds since 1970 on the server's clock; None: when the reply began, as it is not kept.
-        asked: the fields of the body that say what was asked for.
-        has_logprobs: whether texts come with them.
-        items: what was asked with, each with an id.
-        history: the messages of the turns before.
-        record: as it is kept; None: it is not.
+        request_id: the id of the request in the queue.
+        queue: its queue.
+        owner: the API key's id; empty: callers without a key.
+        created_at: seconds since 1970 on the server's clock; None: it is not stored, and the beginning of the reply
+            counts.
+        asked: the fields of the body that repeat the request.
+        has_logprobs: whether texts have log-probabilities.
+        items: the input, each item with an id.
+        history: the messages of earlier turns.
+        record: the stored record; None: it is not stored.
     """
 
     request_id: str
@@ -69,17 +72,17 @@ _KEPT = ("queue", "owner", "asked", "has_logprobs", "items", "history")
 
 
 class ResponseStore:
-    """Responses by id. Each belongs to whoever asked for it: for all others it is not there."""
+    """Responses by id. Each belongs to its creator; for all others it does not exist."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
 
     async def create(self, response: StoredResponse, request: GenerateRequest) -> StoredResponse:
-        """Keeps what a response was asked with, unless that is kept already.
+        """Stores a response's input, unless it is stored already.
 
         Raises:
             ApiError: it is too much to keep (507).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         document = {name: getattr(response, name) for name in _KEPT}
         ttl_s = round((request.keep_s or 0) + (request.timeout_s or RUNNING_S))
@@ -89,7 +92,7 @@ class ResponseStore:
         return _restored(record) or response
 
     async def read(self, response_id: str, caller: Caller, *, param: str | None = None) -> StoredResponse:
-        """Raises ApiError (404): there is none of the caller's with this id, or it has expired."""
+        """Returns a response. Raises ApiError (404): the caller has none with this id, or it has expired."""
         if response_id.startswith(PREFIX):
             record = await self._records.read_owned(KIND, response_id.removeprefix(PREFIX), caller.owner)
             response = None if record is None else _restored(record)
@@ -102,7 +105,7 @@ class ResponseStore:
             await self._records.delete(KIND, response.request_id)
 
     async def count(self, response: StoredResponse, reply: Reply) -> None:
-        """What the reply of a kept response takes, now that it has ended."""
+        """Counts the size of a stored response's reply after its end."""
         if response.record is not None:
             await self._records.correct(response.record, _bytes_of(reply))
 
@@ -119,7 +122,7 @@ _ASKED = (
 
 
 def asked_for(body: ResponseBody) -> Document:
-    """What a response's body says of its request, as long as that is not stored."""
+    """Returns the fields of a response's body that repeat its request, as long as that is not stored."""
     asked = {name: getattr(body, name) for name in _ASKED}
     text = body.text.model_dump(exclude_none=True)
     return asked | {
@@ -140,7 +143,7 @@ _STORED = TypeAdapter(StoredResponse)
 
 
 def _restored(record: Record) -> StoredResponse | None:
-    """None: it cannot be read."""
+    """Reads a response from a record; None: it cannot be read."""
     made = record.restored(_STORED, request_id=record.id)
     if made is not None and not made.asked.keys() >= set(_ASKED):
         tell(names.record(KIND, record.id))
@@ -153,7 +156,7 @@ def _logprob_bytes(num_others: int | None) -> int:
 
 
 def _bytes_of(reply: Reply) -> int:
-    """About what it takes in Redis: an entry has a token or more."""
+    """Estimates a reply's size in Redis: an entry has a token or more."""
     size = 0
     for choice in reply.choices:
         texts = (choice.text, choice.reasoning, *(call.arguments for call in choice.tool_calls))

@@ -1,1 +1,1 @@
-"""What the gateway itself keeps in Redis, so that any replica has it."""
+"""Data that the gateway itself keeps in Redis, so that any replica has it."""

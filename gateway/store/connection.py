@@ -1,4 +1,4 @@
-"""One process's commands to Redis, beside those of its client of the queue."""
+"""Commands of one process to Redis, beside those of its queue client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Store:
 
     Attributes:
         address: where Redis is; it shows no password.
-        redis: for what is rare; each command in flight holds a connection. Answers are bytes.
+        redis: for rare commands; each one in flight holds a connection. Answers are bytes.
 
     Raises:
         BadAddress: the URL can't be used.
@@ -40,9 +40,9 @@ class Store:
         self._batcher = Batcher(self.redis, retries=RETRIES)
 
     async def execute(self, *command: str | bytes | int) -> Any:
-        """The answer to one command, as the server gives it; those of many requests share a few connections.
+        """Returns the answer to one command, unconverted; commands of many requests share a few connections.
 
-        Only for what may run twice: reads, writes of one value, scripts that see that they have run.
+        Only for commands that may run twice: reads, writes of one value, scripts that notice that they have run.
 
         Raises:
             ConnectionLost: the server can't be reached or does not answer.
@@ -55,7 +55,7 @@ class Store:
                 return await GUARD.mend(self.redis, command, error)
 
     def answered(self) -> AbstractAsyncContextManager[None]:
-        """Turns the errors of what is asked of Redis in the block into ours; it may take `answer_timeout_s`."""
+        """Turns errors of Redis in the block into ours; the block may take `answer_timeout_s`."""
         return answered(self.address, self._answer_timeout_s)
 
     async def __aenter__(self) -> Self:

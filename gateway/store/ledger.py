@@ -1,7 +1,7 @@
-"""What the gateway's own data may take of Redis's memory: a full server would stop the queue.
+"""Limits the gateway's own data in Redis's memory: a full server would stop the queue.
 
-What is to be written is charged first, so whoever dies in between leaves a charge that expires and no data that nobody
-counts. All replicas charge the same ledger, which is one slot of a cluster; the data lies where its own key says.
+Data is charged before it is written, so a process that dies in between leaves a charge that expires, and no uncounted
+data. All replicas charge the same ledger, in one slot of a cluster; the data lies where its own key says.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _log = structlog.get_logger(__name__)
 
 LIMIT_MAX_AGE_S = 60.0
 UNKNOWN_MEMORY_BYTES = 2**30
-"""Of a server that lets nobody see how much it has (`INFO`)."""
+"""Memory assumed of a server that does not allow reading it (`INFO`)."""
 
 OVERHEAD_BYTES = 512
-"""Of one thing, on top of its bytes: its key, and what the ledger itself takes for it."""
+"""Overhead of an item: its key, and its entry in the ledger."""
 
 _CHARGE = lua.load("penstock.gateway.store", "charge")
 _NOW = lua.load("penstock.gateway.store", "now")
 
 
 class Ledger:
-    """Counts what is kept, and says no before it is too much.
+    """Counts stored data, and refuses before it is too much.
 
     Args:
-        store: where.
-        max_share: of the server's `maxmemory`, or of the machine's memory where it has none; of the smallest server
-            of a cluster, as nobody can know where keys will lie. Of `UNKNOWN_MEMORY_BYTES` where it doesn't say.
-        max_bytes: another bound; the lower one holds.
+        store: holds the ledger.
+        max_share: share of the server's `maxmemory`, or of the machine's memory if it has none, or of
+            `UNKNOWN_MEMORY_BYTES` if it doesn't say. In a cluster the smallest server counts, as keys may lie anywhere.
+        max_bytes: another limit; the lower one applies.
     """
 
     def __init__(self, store: Store, *, max_share: float, max_bytes: int | None = None) -> None:
@@ -53,14 +53,14 @@ class Ledger:
         self._reading = Joined(self._renew_limit)
 
     async def charge(self, name: str, num_bytes: int, ttl_s: int) -> int:
-        """Counts `num_bytes` for `name`, in place of what it had, for `ttl_s` from now.
+        """Charges `num_bytes` to `name` for `ttl_s` from now, in place of its earlier charge.
 
         Returns:
             The server's clock, in milliseconds.
 
         Raises:
             ApiError: it would be more than the gateway may keep (507); nothing changed.
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         limit = await self.limit()
         granted, total, now_ms = await self._run(name, num_bytes + OVERHEAD_BYTES, ttl_s, limit)
@@ -73,21 +73,23 @@ class Ledger:
         return now_ms
 
     async def correct(self, name: str, num_bytes: int) -> None:
-        """What turned out to be the size of something that is charged, also where it is too much: it is there."""
+        """Corrects a charge to the actual size, even if that is too much: the data is there."""
         await self._run(name, num_bytes + OVERHEAD_BYTES, 0, 0)
 
     async def release(self, name: str) -> None:
-        """It is gone. Harmless where it was not charged."""
+        """Removes a charge. Harmless if there was none."""
         await self._run(name, 0, 0, 0)
 
     async def limit(self) -> int:
-        """Bytes that may be kept by all gateways together, as the server was set at most a minute ago."""
+        """Returns the bytes that all gateways together may keep, by the server's configuration of at most a minute
+        ago.
+        """
         if self._limit is None or time.monotonic() - self._read_at_s > LIMIT_MAX_AGE_S:
             return await self._reading.run()
         return self._limit
 
     async def now_s(self) -> int:
-        """The clock that what is charged expires by, in seconds since 1970."""
+        """Returns the time of the clock by which charges expire, in seconds since 1970."""
         return int(await self._store.execute(*lua.call(_NOW, [names.ledger_sizes()], [])))
 
     async def _renew_limit(self) -> int:
@@ -121,7 +123,7 @@ class Ledger:
         return limit
 
     async def _servers(self) -> list[Mapping[str, Any]]:
-        """What INFO says of the memory of each."""
+        """Returns each server's INFO about memory."""
         redis = self._store.redis
         async with self._store.answered():
             if isinstance(redis, RedisCluster):

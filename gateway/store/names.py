@@ -7,12 +7,12 @@ from __future__ import annotations
 
 
 def api_keys() -> str:
-    """A hash of all API keys: id to record. Those that were revoked stay: to have none in use is not to have none."""
+    """A hash of all API keys: id to record. Revoked keys stay: having no valid key is different from having no keys."""
     return "penstock:gateway:keys:{keys}:records"
 
 
 def revocations() -> str:
-    """A hash of the API keys that were revoked: id to when, in milliseconds."""
+    """A hash of the revoked API keys: id to when, in milliseconds."""
     return "penstock:gateway:keys:{keys}:revoked"
 
 
@@ -22,19 +22,17 @@ def revocation_notices() -> str:
 
 
 def key_requests(key_id: str) -> str:
-    """A hash: second to the requests that were let in with an API key. It and the next four share a slot."""
+    """A hash: second to the requests admitted with an API key. It and the next four share a slot."""
     return f"penstock:gateway:{{{key_id}}}:requests"
 
 
 def key_running(key_id: str) -> str:
-    """A sorted set of leases, by when they lapse: the requests with an API key that are answered now, as long as
-    they have no tab.
-    """
+    """A sorted set of leases by when they lapse: an API key's requests that are being answered and have no tab yet."""
     return f"penstock:gateway:{{{key_id}}}:running"
 
 
 def key_open(key_id: str) -> str:
-    """A hash of the open tabs of an API key: queue, space and id of a request to what it takes of the limits."""
+    """A hash of an API key's open tabs: queue, space and request id to its use of the limits."""
     return f"penstock:gateway:{{{key_id}}}:open"
 
 
@@ -44,62 +42,62 @@ def key_tokens(key_id: str) -> str:
 
 
 def key_charges(key_id: str) -> str:
-    """A sorted set of requests of an API key that are paid for (`paid:` and the id), by the second of their end."""
+    """A sorted set of an API key's requests that are paid for (`paid:` and the id), by the second of their end."""
     return f"penstock:gateway:{{{key_id}}}:charges"
 
 
 def unsettled() -> str:
-    """A sorted set of all open tabs (key, queue and id), by when somebody is to look what has become of them."""
+    """A sorted set of all open tabs (key, queue and id), by when somebody is to check them."""
     return "penstock:gateway:{settling}:unsettled"
 
 
 def record(kind: str, record_id: str) -> str:
-    """One JSON document that clients may ask for later: a response, a batch, a file's description."""
+    """A JSON document that clients may ask for later: a response, a batch, a file's description."""
     return f"penstock:gateway:{{{record_id}}}:{kind}"
 
 
 def owned(kind: str, owner: str) -> str:
-    """A sorted set of an API key's files or batches, by when they were made, in milliseconds; `-`: of nobody's key."""
+    """A sorted set of an API key's files or batches, by creation time in milliseconds; `-`: those without a key."""
     return f"penstock:gateway:{{{owner or '-'}}}:{kind}s"
 
 
 def body(home: str, name: str) -> str:
-    """A hash: number to the bytes that stand there in a file. `home`: what made it, an upload or a batch."""
+    """A hash: number to the piece of a file's bytes. `home`: the upload or batch that made it."""
     return f"penstock:gateway:{{{home}}}:{name}"
 
 
 def file_users(file_id: str) -> str:
-    """A sorted set of the batches that read a file, by when they have ended at the latest, in milliseconds."""
+    """A sorted set of the batches that read a file, by the latest time of their end, in milliseconds."""
     return f"penstock:gateway:{{{file_id}}}:users"
 
 
 def batch_leases() -> str:
-    """A sorted set of the batches that have not ended, by when the lease of who runs them lapses, in milliseconds."""
+    """A sorted set of the batches that have not ended, by when their runner's lease lapses, in milliseconds."""
     return "penstock:gateway:{batches}:leases"
 
 
 def batch_holders() -> str:
-    """A hash: batch to the fencing token of who runs it; and the last token that was given, as `last`."""
+    """A hash: batch to its runner's fencing token; and the last token issued, as `last`."""
     return "penstock:gateway:{batches}:holders"
 
 
 def batch_progress(batch_id: str) -> str:
-    """A hash: what becomes of a batch. Its output and its errors, two bodies, share the slot."""
+    """A hash of a batch's progress. Its output and its errors, two bodies, share the slot."""
     return f"penstock:gateway:{{{batch_id}}}:progress"
 
 
 def ledger_sizes() -> str:
-    """A hash: what takes part in the bound on the gateway's memory to its bytes, and their sum as `total`."""
+    """A hash: name of each charge on the gateway's memory to its bytes, and their sum as `total`."""
     return "penstock:gateway:{ledger}:sizes"
 
 
 def ledger_expiries() -> str:
-    """A sorted set of what is in `ledger_sizes`, by when it expires, in seconds of the server's clock."""
+    """A sorted set of the charges in `ledger_sizes`, by when they expire, in seconds of the server's clock."""
     return "penstock:gateway:{ledger}:expiries"
 
 
 def fingerprint(request_id: str) -> str:
-    """A digest of what was asked for under an Idempotency-Key, of which `request_id` is made."""
+    """A digest of the request made under an Idempotency-Key, from which `request_id` is derived."""
     return f"penstock:gateway:{{{request_id}}}:fingerprint"
 
 
@@ -109,10 +107,10 @@ def readers() -> str:
 
 
 def swept() -> str:
-    """Exists while gateways look for what is abandoned."""
+    """Exists while gateways look for abandoned requests."""
     return "penstock:gateway:{abandonment}:swept"
 
 
 def probe(name: str) -> str:
-    """What is written for a moment, to see whether Redis takes writes."""
+    """Written for a moment, to see whether Redis takes writes."""
     return f"penstock:gateway:{{{name}}}:probe"

@@ -18,10 +18,10 @@ _PROBE = lua.load("penstock.gateway.store", "probe")
 
 
 async def probe(store: Store) -> None:
-    """Has a script write, on each primary of a cluster that has more than some hundredth of the slots.
+    """Writes by a script, on each primary of a cluster that has more than about a hundredth of the slots.
 
     Raises:
-        ConnectionLost, ServerRefused: Redis is away or says no.
+        ConnectionLost, ServerRefused: Redis is away or refuses.
     """
     await asyncio.gather(*(store.execute(*lua.call(_PROBE, [key], [LIVES_MS])) for key in await _keys(store)))
 

@@ -1,4 +1,4 @@
-"""Documents that clients may ask for later, each under a key of its own that expires."""
+"""Documents that clients may ask for later, each under its own key that expires."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A document as it is kept."""
+    """A stored document."""
 
     kind: str
     id: str
@@ -29,7 +29,7 @@ class Record:
     num_bytes: int
 
     def restored(self, kind: TypeAdapter[T], **more: Any) -> T | None:
-        """What was made of these fields; None: it cannot be read, which the log says."""
+        """Builds an object from the fields; None: it cannot be read, which is logged."""
         try:
             return kind.validate_python({**self.document, **more})
         except UNREADABLE:
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """In the ledger."""
+        """Name in the ledger."""
         return name_of(self.kind, self.id)
 
 
@@ -47,7 +47,7 @@ def name_of(kind: str, record_id: str) -> str:
 
 
 class Records:
-    """JSON documents by kind and id, within what the ledger grants."""
+    """JSON documents by kind and id, within the ledger's limit."""
 
     def __init__(self, store: Store, ledger: Ledger) -> None:
         self._store = store
@@ -56,21 +56,21 @@ class Records:
     async def create(
         self, kind: str, record_id: str, document: Mapping[str, Any], *, ttl_s: int, more_bytes: int = 0
     ) -> Record:
-        """Keeps a document for `ttl_s`, with `created_at` (seconds of the server's clock), unless there is one.
+        """Stores a document for `ttl_s`, with `created_at` (seconds of the server's clock), unless there is one.
 
         Args:
-            kind: what it is.
+            kind: the kind of document.
             record_id: the same id in another kind is another record.
             document: a JSON object.
             ttl_s: from now.
-            more_bytes: what is to be kept elsewhere because of it, as far as is known.
+            more_bytes: bytes to be stored elsewhere because of it, as far as known.
 
         Returns:
-            The record that is there now: of the same id, so of the same request, perhaps made before.
+            The record now stored: it has the same id, so it is of the same request, but may have been made before.
 
         Raises:
             ApiError: it is too much to keep (507).
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         size = len(_encode(document))
         now_ms = await self._ledger.charge(name_of(kind, record_id), size + more_bytes, ttl_s)
@@ -80,10 +80,10 @@ class Records:
         return there or Record(kind, record_id, json.loads(value), len(value))
 
     async def read(self, kind: str, record_id: str) -> Record | None:
-        """The record; None: there is none, it has expired, or it cannot be read.
+        """Returns the record; None: there is none, it has expired, or it cannot be read.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         key = names.record(kind, record_id)
         try:
@@ -98,27 +98,27 @@ class Records:
         return None
 
     async def read_owned(self, kind: str, record_id: str, owner: str) -> Record | None:
-        """The record, for who asks for it by an id that may be anything; None: there is none, or another's.
+        """Returns the record for a caller whose id may be anything; None: there is none, or it is another owner's.
 
         Raises:
-            ConnectionLost, ServerRefused: Redis is away or says no.
+            ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         record = await self.read(kind, record_id) if ID_PATTERN.fullmatch(record_id) else None
         return record if record is not None and record.document["owner"] == owner else None
 
     async def correct(self, record: Record, more_bytes: int) -> None:
-        """What is kept elsewhere because of `record` turned out to be `more_bytes`."""
+        """Corrects the bytes stored elsewhere because of `record`."""
         await self._ledger.correct(record.name, record.num_bytes + more_bytes)
 
     async def delete(self, kind: str, record_id: str) -> bool:
-        """Whether there was one."""
+        """Deletes a record. Returns whether there was one."""
         was_there = await self._store.execute("DEL", names.record(kind, record_id))
         await self._ledger.release(name_of(kind, record_id))
         return bool(was_there)
 
 
 def _decoded(value: bytes) -> Mapping[str, Any]:
-    """Raises one of `UNREADABLE`: it is no record."""
+    """Decodes a record. Raises one of `UNREADABLE`: it is not valid."""
     document: Any = json.loads(value)
     if not (isinstance(document["owner"], str) and isinstance(document["created_at"], int)):
         raise TypeError("a record has an owner and a time")
