@@ -1,10 +1,10 @@
-"""Draws docs/architecture.svg: the packages and their folders, who imports whom, and what is in Redis between them.
+"""Draws docs/architecture.svg: the packages and their folders, their imports, and the Redis keys between them.
 
     python -m docs.scripts.architecture > docs/architecture.svg
 
-What is drawn is declared here, and `tests/docs/test_architecture_drawing.py` compares it with the folders, with what
-modules import and with the contracts in pyproject.toml. The picture has a background of its own, light or dark as the
-reader's, so that it can stand on any page.
+The content is declared here, and `tests/docs/test_architecture_drawing.py` compares it with the folders, the modules'
+imports and the contracts in pyproject.toml. The picture has its own background, light or dark like the reader's, so
+that it fits on any page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.producer import keys
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One of the four, with each of its folders and what that is for."""
+    """One of the four packages, with its folders and their purposes."""
 
     name: str
     title: str
@@ -92,17 +92,17 @@ WORKER = Package(
 PACKAGES = (GATEWAY, PRODUCER, ENGINE, WORKER)
 
 IMPORTS = (("gateway", "producer"), ("worker", "producer"), ("worker", "engine"))
-"""Which package imports which, as a rule."""
+"""Imports between packages that are generally allowed."""
 
 EXCEPTIONS = (("worker", "gateway"),)
-"""And which only from the modules that a contract names."""
+"""Imports that are allowed only from the modules that a contract names."""
 
 Arrow = Literal["in", "out"]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One kind of key: how clients and workers touch it. `out` is away from Redis."""
+    """A kind of key, and how clients and workers use it. `out` is away from Redis."""
 
     name: str
     what: str
@@ -155,7 +155,7 @@ def box_height(package: Package) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a package's box is."""
+    """Position of a package's box."""
 
     x: int
     y: int
@@ -164,7 +164,9 @@ class Place:
 
 
 def places() -> dict[str, Place]:
-    """Clients on the left, a worker on the right; whoever is imported is below or above whoever imports it."""
+    """Returns positions: clients on the left, a worker on the right; an importing package is above or below the
+    imported one.
+    """
     height = max(sum(map(box_height, pair)) for pair in ((GATEWAY, PRODUCER), (ENGINE, WORKER))) + BETWEEN
     found: dict[str, Place] = {}
     for x, upper, lower in ((MARGIN, GATEWAY, PRODUCER), (RIGHT_X, ENGINE, WORKER)):
@@ -175,7 +177,7 @@ def places() -> dict[str, Place]:
 
 
 def drawing() -> str:
-    """The SVG."""
+    """Returns the SVG."""
     where = places()
     bottom = max(place.y + place.height for place in where.values()) + PAD
     height = bottom + 62
@@ -197,7 +199,7 @@ def drawing() -> str:
 
 
 def told() -> str:
-    """The picture in words, for who does not see it."""
+    """Returns the picture in words, for readers who can't see it."""
     imports = ", ".join(f"{source} imports {target}" for source, target in IMPORTS)
     return f"Clients and workers meet in Redis. {imports[0].upper()}{imports[1:]}; engine and producer import neither."
 
@@ -268,7 +270,7 @@ def _line(kind: str, x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def _path(kind: str, way: str) -> str:
-    """With a head at its end."""
+    """Returns a path with an arrowhead at its end."""
     points = _points(way)
     (before_x, before_y), (x, y) = points[-2:]
     across, along = (before_y != y) * 4.5, (before_x != x) * 4.5
@@ -279,7 +281,7 @@ def _path(kind: str, way: str) -> str:
 
 
 def _points(way: str) -> Sequence[tuple[float, float]]:
-    """Where a path of M, L, H and V turns."""
+    """Returns the corners of a path of M, L, H and V."""
     points: list[tuple[float, float]] = []
     for step in way.replace("M", "|M").replace("L", "|L").replace("H", "|H").replace("V", "|V").split("|")[1:]:
         values = [float(value) for value in step[1:].split()]

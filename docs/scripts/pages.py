@@ -1,4 +1,4 @@
-"""The project's pages as a Markdown parser sees them: headings, links, code."""
+"""The project's pages as parsed Markdown: headings, links, code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced or indented piece of code; `language` is empty where it names none."""
+    """A fenced or indented block of code; `language` is empty if it names none."""
 
     line: int
     language: str
@@ -37,7 +37,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Of a table: its text, and the inline code in it."""
+    """Cell of a table: its text, and the inline code in it."""
 
     text: str
     codes: tuple[str, ...]
@@ -53,7 +53,7 @@ class Page:
 
     @property
     def anchors(self) -> frozenset[str]:
-        """As GitHub makes them of headings, and what HTML in it names."""
+        """Anchors that GitHub makes of headings, and those in HTML."""
         found = {value for _, key, value in self._html() if key in ("id", "name")}
         earlier: Counter[str] = Counter()
         for opening, inline in pairwise(self.tokens):
@@ -65,7 +65,7 @@ class Page:
 
     @property
     def links(self) -> list[Link]:
-        """Those of text and of images, written as Markdown or as HTML."""
+        """Links of text and of images, written as Markdown or as HTML."""
         found = [Link(line, value) for line, key, value in self._html() if key in ("href", "src", "srcset")]
         for line, token in self._inline():
             target = token.attrGet({"link_open": "href", "image": "src"}.get(token.type, ""))
@@ -86,7 +86,7 @@ class Page:
         return [Link(line, token.content) for line, token in self._inline() if token.type == "code_inline"]
 
     def table(self, heading: str) -> list[list[Cell]]:
-        """The rows of the first table under a heading, without that of its titles."""
+        """Returns the rows of the first table under a heading, without the header row."""
         at = next(i for i, token in enumerate(self.tokens) if token.type == "inline" and _text(token) == heading)
         begin = next(i for i in range(at, len(self.tokens)) if self.tokens[i].type == "tbody_open")
         end = next(i for i in range(begin, len(self.tokens)) if self.tokens[i].type == "tbody_close")
@@ -100,7 +100,7 @@ class Page:
         return rows
 
     def printed_after(self, block: Block) -> str:
-        """The indented block that stands right behind a fenced one: what its code prints."""
+        """Returns the indented block right after a fenced one: the output of its code."""
         at = next(i for i, token in enumerate(self.tokens) if token.type == "fence" and line_of(token) == block.line)
         behind = self.tokens[at + 1]
         if behind.type != "code_block":
@@ -141,13 +141,13 @@ def _text(inline: Token) -> str:
 
 @cache
 def page(name: str) -> Page:
-    """One page by its path from the root."""
+    """Returns a page by its path from the root."""
     path = ROOT / name
     return Page(path, tuple(_MARKDOWN.parse(path.read_text())))
 
 
 def all_pages() -> list[str]:
-    """Those that people read: of the root, of docs/, and beside what they are about."""
+    """Returns the pages for people: those of the root, of docs/, and those beside their subject."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     found += [path for folder in ("deploy", "examples", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)

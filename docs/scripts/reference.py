@@ -1,4 +1,4 @@
-"""Which public names stand on which page of the reference, and where each is defined."""
+"""Maps public names to the reference's pages, and to the modules that define them."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ _ALIASES = {
     "Prompt": "penstock.producer.request",
     "State": "penstock.producer.transport",
 }
-"""What does not know itself where it is defined."""
+"""Names that do not know their own module."""
 
 
 def defined_in(name: str) -> str:
-    """The module of a public name."""
+    """Returns the module of a public name."""
     return _ALIASES.get(name) or str(getattr(penstock, name).__module__)
 
 
 def page_of(section: Section) -> str:
-    """The page's Markdown, as mkdocstrings reads it."""
+    """Returns the page's Markdown for mkdocstrings."""
     parts = [f"# {section.title}", section.lead]
     parts += [f"::: {defined_in(name)}.{name}" for name in section.names]
     return "\n\n".join(parts) + "\n"

@@ -1,8 +1,8 @@
-"""What the site has beside docs/*.md, as hooks of MkDocs.
+"""MkDocs hooks for the pages of the site other than docs/*.md.
 
-README.md is its first page, CHANGELOG.md its last, the reference is made of docstrings, and each file of the repository
-that a page links to is a page too: so every link can be followed, and is checked, without a place on the web. At the
-end all pages are searched for what they would load from elsewhere.
+README.md is its first page, CHANGELOG.md its last, and the reference is made of docstrings. Each file of the repository
+that a page links to becomes a page too, so every link can be followed and is checked, without a website. At the end all
+pages are searched for resources that they would load from elsewhere.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _LINKS_OUTWARDS = frozenset({"canonical", "next", "prev"})
 
 
 class _Sources:
-    """Which page of the site shows which file of the repository."""
+    """Maps pages of the site to files of the repository."""
 
     def __init__(self) -> None:
         self.shown: dict[str, str] = {}  # the site's path to the repository's
 
     def place_of(self, path: str) -> str:
-        """Where a file or a folder of the repository is on the site."""
+        """Returns the site's path of a file or folder of the repository."""
         if path in _SOURCES:
             return _SOURCES[path]
         if path.startswith("docs/"):
@@ -56,7 +56,7 @@ class _Sources:
         return self.shown.get(place, f"docs/{place}")
 
     def target_of(self, place: str, target: str) -> str:
-        """A link on the page at `place`, as the site has it."""
+        """Returns the target of a link on the page at `place`, as the site has it."""
         parts = urlsplit(target)
         if parts.scheme or parts.netloc or not parts.path:
             return target
@@ -114,7 +114,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def _linked_from(source: str) -> Iterator[str]:
-    """Files of the repository that a page links to."""
+    """Yields the files of the repository that a page links to."""
     for link in pages.page(source).links:
         parts = urlsplit(link.target)
         if not parts.scheme and parts.path:
@@ -127,7 +127,7 @@ def _add(files: Files, config: MkDocsConfig, path: str, place: str) -> None:
 
 
 def _content(path: Path) -> str:
-    """A page as it is; a file as code; of a folder what is in it."""
+    """Returns a page unchanged, a file as code, and a folder as a list of its files."""
     if path.suffix == ".md":
         return path.read_text()
     name = path.relative_to(ROOT)
@@ -146,8 +146,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Raises:
-    PluginError: a page would load something from elsewhere.
+    """Checks the finished site.
+
+    Raises:
+        PluginError: a page would load something from elsewhere.
     """
     found = [line for path in sorted(Path(config.site_dir).rglob("*")) for line in _loaded_from_elsewhere(path)]
     if found:
@@ -169,7 +171,7 @@ def _loaded_from_elsewhere(path: Path) -> Iterator[str]:
 
 
 class _Loads(HTMLParser):
-    """What a browser fetches for a page without being asked."""
+    """Collects what a browser fetches for a page without being asked."""
 
     def __init__(self) -> None:
         super().__init__()

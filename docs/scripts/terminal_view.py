@@ -2,9 +2,9 @@
 
     python -m docs.scripts.terminal_view
 
-Starts a server and three workers with the demo model, sends requests of three tenants with three priorities, kills a
-worker, and draws the screen once the others have taken over what it had. It takes a minute or two. What is drawn was
-so; the next time it is something like it.
+It starts a server and three workers with the demo model, sends requests of three tenants with three priorities, and
+kills a worker. Once the others have taken over its requests, it draws the screen. This takes a minute or two. The
+picture is of a real run; another run will differ slightly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLUMNS, ROWS = 112, 31
 LOOK_INTERVAL_S, SHOW_INTERVAL_S, WATCH_S = 0.2, 1.0, 120.0
 SHOWN_BEFORE = 16
 
-# As rich's own, without the fonts that it would load from elsewhere: each text says how wide it is.
+# Like rich's own, without the fonts that it would load from elsewhere: each text states its width.
 FORMAT = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img" aria-label="penstock top">
 <style>
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 async def watched(url: str) -> Board:
-    """What the screen shows in the end."""
+    """Returns the final state of the screen."""
     async with contextlib.AsyncExitStack() as stack:
         processes = []
         for name in WORKERS:  # the first one compiles for all
@@ -98,7 +98,7 @@ async def watch(redis: RedisClient, board: Board, is_enough: Callable[[Snapshot]
     """Shows once a second what `penstock top` would, and looks more often, as requests come and go.
 
     Raises:
-        TimeoutError: what is waited for does not come.
+        TimeoutError: the expected state does not come.
     """
     clock = asyncio.get_running_loop().time
     shown_s, give_up_s = clock(), clock() + WATCH_S
@@ -121,7 +121,7 @@ def shows_a_takeover(snapshot: Snapshot) -> bool:
 
 
 def drawn(board: Board) -> str:
-    """The screen as SVG."""
+    """Returns the screen as SVG."""
     console = Console(record=True, file=io.StringIO(), width=COLUMNS, height=ROWS, force_terminal=True, highlight=False)
     console.print(screen(board, COLUMNS, ROWS))
     svg = console.export_svg(title=f"penstock top --queue {QUEUE}", code_format=FORMAT, unique_id="top")

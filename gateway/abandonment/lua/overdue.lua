@@ -1,9 +1,9 @@
--- KEYS: readers, swept. ARGV: how many at most; milliseconds: what `swept` lives, for how long nobody else gets these.
--- Answers the members whose deadline is over. Where nobody has looked for longer than `swept` lives, nobody could say
--- either that he reads: then all deadlines begin anew.
+-- KEYS: readers, swept. ARGV: how many at most; milliseconds: time to live of `swept`, lease on the members returned.
+-- Returns the members whose deadline has passed. If nobody has looked for longer than the life of `swept`, readers could not
+-- report either: then all deadlines are extended.
 --
--- `swept` holds when somebody looked last. Where that is to come, the clock was set back, and deadlines from before are too
--- late by as much; none is brought so far forward that who still reads could not put it off.
+-- `swept` holds the time of the last look. If that is in the future, the clock was set back, and earlier deadlines are too
+-- late by the difference. They are moved forward, but not so far that a reader could no longer extend them.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local patience, lease = tonumber(ARGV[2]), tonumber(ARGV[3])

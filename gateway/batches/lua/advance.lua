@@ -1,7 +1,6 @@
--- KEYS: progress. ARGV: token, the status that it has, the one that it gets (the same: only the fields change), fields and
--- values.
--- Answers the status that there is now, which is another one where somebody has cancelled the batch; nothing where a later
--- token has it, or the batch has expired.
+-- KEYS: progress. ARGV: token, the expected status, the new one (the same: only the fields change), fields and values.
+-- Returns the status afterwards, which differs if somebody has cancelled the batch; nothing if a later token holds it, or the
+-- batch has expired.
 if not is_holder(KEYS[1], ARGV[1]) then return false end
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= ARGV[2] then return status end

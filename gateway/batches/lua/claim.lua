@@ -1,8 +1,8 @@
--- KEYS: leases, holders. ARGV: what a lease lives in ms, how many batches to take at most.
--- Answers pairs: a batch that nobody runs, and the fencing token of who takes it now.
+-- KEYS: leases, holders. ARGV: length of a lease in ms, how many batches to take at most.
+-- Returns pairs: a batch that nobody runs, and its new fencing token.
 --
--- Beside its token a holder notes what its leases live: one that has longer to live is from before the server's clock was set
--- back, and is cut.
+-- Beside its token a holder notes the length of its leases: one with longer to live dates from before the server's clock was
+-- set back, and is cut.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local held = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%d', now), '+inf', 'WITHSCORES')

@@ -1,5 +1,5 @@
 -- KEYS: leases, holders. ARGV: batch, token, whether the batch has ended.
--- What has not ended is free for whoever comes next.
+-- A batch that has not ended is free for the next gateway.
 if redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HDEL', KEYS[2], ARGV[1], ARGV[1] .. '/lease')
 if ARGV[3] == '1' then

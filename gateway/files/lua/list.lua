@@ -1,5 +1,5 @@
--- KEYS: what an owner has. ARGV: an id, seconds for which anything may be kept at most.
--- The first time counts: who repeats it changes nothing.
+-- KEYS: an owner's list. ARGV: an id, seconds for which anything may be kept at most.
+-- The first time counts: a repetition changes nothing.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2] * 1000)

@@ -1,5 +1,5 @@
--- KEYS: fingerprint. ARGV: the digest of what is asked for now, time to live in s.
--- Answers the digest of what was asked for first.
+-- KEYS: fingerprint. ARGV: the digest of the current request, time to live in s.
+-- Returns the digest of the first request.
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return redis.call('GET', KEYS[1])

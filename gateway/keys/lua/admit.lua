@@ -1,15 +1,14 @@
--- After open.lua. KEYS: requests (a window), running, open. ARGV: id of the lease, requests per minute (0: any), requests at once
--- (0: any), what the lease lives in ms, for how long a lapsed one is kept, for how many seconds a tab is open at most, the
--- id of the request that is joined if it runs. Who joins one takes nothing more of the requests at once: its lease has lapsed.
--- Answers what is in the way (0: nothing, 1: those of this minute, 2: those that run), how many there are of that, ms until
--- it is worth another try; how many count in this minute, ms until none of them does;
--- whether one is joined.
+-- After open.lua. KEYS: requests (a window), running, open. ARGV: id of the lease, requests per minute (0: any), concurrent
+-- requests (0: any), length of the lease in ms, how long a lapsed one is kept, how many seconds a tab is open at most, the id
+-- of the request that is joined if it runs. A joining request does not count as concurrent: its lease has already lapsed.
+-- Returns the limit reached (0: none, 1: requests in this minute, 2: concurrent ones), how many there are of that, ms until a
+-- retry makes sense; how many count in this minute, ms until none of them does; whether one is joined.
 local now = clock()
 local sum, seconds = window(KEYS[1], now)
 if redis.call('ZSCORE', KEYS[2], ARGV[1]) then return {0, 0, 0, sum, until_empty(seconds), 0} end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - ARGV[5])
 for _, lease in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], string.format('(%d', now + ARGV[4]), '+inf')) do
-  redis.call('ZADD', KEYS[2], now + ARGV[4], lease)  -- from before the clock was set back: all leases live equally long
+  redis.call('ZADD', KEYS[2], now + ARGV[4], lease)  -- from before the clock was set back: all leases are equally long
 end
 local per_minute, at_once, joins = tonumber(ARGV[2]), tonumber(ARGV[3]), false
 if per_minute > 0 and sum >= per_minute then

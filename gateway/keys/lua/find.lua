@@ -1,5 +1,5 @@
 -- KEYS: records, revocations. ARGV: id of a key.
--- Answers how many keys there are, revoked ones too; the key's record; when it was revoked; the server's ms.
+-- Returns how many keys there are, including revoked ones; the key's record; when it was revoked; the server's ms.
 return {
   redis.call('HLEN', KEYS[1]), redis.call('HGET', KEYS[1], ARGV[1]), redis.call('HGET', KEYS[2], ARGV[1]), clock()
 }

@@ -1,13 +1,13 @@
--- Tabs that are open: a hash of "QUEUE ID" to "AT_ONCE TOKENS SECOND": how much of the requests at once it takes, the tokens that
--- it was charged so far (`-`: none are counted), the second in which it was opened.
+-- Open tabs: a hash of "QUEUE ID" to "AT_ONCE TOKENS SECOND": its number of concurrent requests, the tokens charged so far
+-- (`-`: none are counted), and the second in which it was opened.
 local function tab_of(text)
   local at_once, tokens, second = string.match(text or '', '^(%d+) (%d+) (%d+)$')
   if not at_once then at_once, second = string.match(text or '', '^(%d+) %- (%d+)$') end
   return tonumber(at_once), tonumber(tokens), tonumber(second)
 end
 
--- How much they take of the requests at once, whether one is the tab of request `id`, and how many tokens of the last minute they
--- were charged, some of which may be given back. What is no tab, or older than `oldest_s`, is dropped.
+-- Returns the number of concurrent requests, whether one is the tab of request `id`, and the tokens charged in the last minute,
+-- some of which may be given back. Fields that are not tabs, or older than `oldest_s`, are dropped.
 local function open_tabs(key, now_ms, oldest_s, id)
   local sum, is_there, charged, flat = 0, false, 0, redis.call('HGETALL', key)
   for at = 1, #flat, 2 do

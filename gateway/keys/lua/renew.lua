@@ -1,4 +1,4 @@
--- KEYS: running. ARGV: what a lease lives in ms, for how long lapsed ones are kept, ids of leases. One that has ended stays so.
+-- KEYS: running. ARGV: length of a lease in ms, how long lapsed ones are kept, ids of leases. A lease that has ended stays so.
 local deadline = clock() + ARGV[1]
 for at = 3, #ARGV do redis.call('ZADD', KEYS[1], 'XX', deadline, ARGV[at]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -1,10 +1,10 @@
--- After open.lua. KEYS: tokens (a window), charges, running, open. ARGV: tokens per minute (0: any), requests at once (0: any), id
--- of the lease that the tabs are opened under, for how many seconds a tab is open at most; of each tab its name, how much it
--- takes of the requests at once, the tokens that it needs, those that it may take ('-': none are counted).
--- Opens all of them or none. Each is charged what it may take, as far as the minute has it. Answers what is in the way (0: nothing,
--- 1: the tokens of this minute, 2: what runs), how many there are of that, how many more are asked for, ms until it is worth another
--- try; how many tokens count in this minute, ms until none of them does; how many the tabs were charged.
--- What is open or paid for is not opened again.
+-- After open.lua. KEYS: tokens (a window), charges, running, open. ARGV: tokens per minute (0: any), concurrent requests (0: any),
+-- id of the lease that the tabs replace, how many seconds a tab is open at most; for each tab its name, its number of concurrent
+-- requests, the tokens that it needs, and those that it may use ('-': none are counted).
+-- Opens all of them or none. Each is charged what it may use, as far as the minute's limit allows. Returns the limit reached
+-- (0: none, 1: tokens in this minute, 2: concurrent requests), how many there are of that, how many more are requested, ms until
+-- a retry makes sense; how many tokens count in this minute, ms until none of them does; how many were charged to the tabs.
+-- A tab that is open or paid for is not opened again.
 local now = clock()
 local second, per_minute, limit = math.floor(now / 1000), tonumber(ARGV[1]), tonumber(ARGV[2])
 local sum, seconds = window(KEYS[1], now)
@@ -12,7 +12,7 @@ local new, at_once, least, most = {}, 0, 0, 0
 for at = 5, #ARGV, 4 do
   local id = string.match(ARGV[at], ' (.*)$')
   local is_known = redis.call('HEXISTS', KEYS[4], ARGV[at]) == 1 or redis.call('ZSCORE', KEYS[2], 'paid:' .. id)
-    or redis.call('ZSCORE', KEYS[2], id)  -- by a gateway from before tabs
+    or redis.call('ZSCORE', KEYS[2], id)  -- from a gateway version before tabs
   if not is_known then
     new[#new + 1] = at
     at_once, least = at_once + ARGV[at + 1], least + (tonumber(ARGV[at + 2]) or 0)
@@ -20,12 +20,12 @@ for at = 5, #ARGV, 4 do
   end
 end
 if per_minute > 0 then
-  least = math.min(least, per_minute)  -- more than the limit needs a minute without anything else
+  least = math.min(least, per_minute)  -- a request above the limit needs a minute for itself
   local excess = sum + least - per_minute
   if #new > 0 and excess > 0 then
     local _, _, charged = open_tabs(KEYS[4], now, ARGV[4])
     local wait = until_free(seconds, excess)
-    if charged >= excess then wait = math.min(wait, 5000) end  -- what ends gives back what it has not taken
+    if charged >= excess then wait = math.min(wait, 5000) end  -- a tab that ends gives back what it has not used
     return {1, sum, least, wait, sum, until_empty(seconds), 0}
   end
   most = math.min(most, math.max(per_minute - sum, 0))

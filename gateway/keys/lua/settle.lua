@@ -1,7 +1,7 @@
--- After open.lua. KEYS: tokens (a window), charges, open. ARGV: a tab's name, the tokens that its request has taken in all ('':
--- nobody knows), whether that is all it ever takes, whether it is paid for by that, for whoever is about to open the same one,
--- for how many seconds that is known.
--- What was too much is given back where it was taken, if that still counts. Answers whether the tab was open.
+-- After open.lua. KEYS: tokens (a window), charges, open. ARGV: a tab's name, the tokens that its request has used in all ('':
+-- unknown), whether that is final, whether to note that the request is paid for, in case the same tab is opened again, and for
+-- how many seconds.
+-- An excess is given back to the second it was charged in, if that still counts. Returns whether the tab was open.
 local at_once, tokens, second = tab_of(redis.call('HGET', KEYS[3], ARGV[1]))
 local now = math.floor(clock() / 1000)
 local is_over, total = ARGV[3] == '1', tonumber(ARGV[2])

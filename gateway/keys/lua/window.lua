@@ -1,6 +1,5 @@
--- A window is a hash: second of the server's clock to what was counted in it. A second counts until all of it is more
--- than a minute old, so no 60 s in a row have more than the limit. What was counted in a second that is to come, before the clock
--- was set back, is counted in this one.
+-- A window is a hash: second of the server's clock to its count. A second counts until all of it is more than a minute old,
+-- so no 60 s in a row exceed the limit. Counts of future seconds, from before the clock was set back, move to the current one.
 local function count_in(key, second, count)
   redis.call('HINCRBY', key, second, count)
   redis.call('EXPIRE', key, 62)
@@ -30,7 +29,7 @@ local function window(key, now_ms)
   return sum, seconds
 end
 
--- Milliseconds until at least `count` of what the window has no longer counts.
+-- Returns the milliseconds until at least `count` of the window's total no longer counts.
 local function until_free(seconds, count)
   local wait = 0
   for _, second in ipairs(seconds) do

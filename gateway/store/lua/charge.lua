@@ -1,8 +1,8 @@
--- KEYS: sizes, expiries. ARGV: name, its bytes from now on (0: it is gone), time to live in s (0: as it is), most bytes of
--- all (0: no limit).
--- Answers whether the bytes are granted, how many all take together, and the server's clock in ms.
+-- KEYS: sizes, expiries. ARGV: name, its bytes from now on (0: it is gone), time to live in s (0: unchanged), limit on the
+-- sum (0: none).
+-- Returns whether the bytes are granted, the sum, and the server's clock in ms.
 --
--- What has expired is no longer counted. Without a time to live only what is there changes: it may have been removed.
+-- Expired charges are no longer counted. Without a time to live only an existing charge changes: it may have been removed.
 local sizes, expiries, name = KEYS[1], KEYS[2], ARGV[1]
 local bytes, ttl, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')

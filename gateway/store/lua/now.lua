@@ -1,2 +1,2 @@
--- KEYS: any. Answers the seconds of the clock of its server.
+-- KEYS: any. Returns the time of its server's clock in seconds.
 return tonumber(redis.call('TIME')[1])
