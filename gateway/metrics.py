@@ -18,7 +18,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _LABELS = ("method", "route")
 
 FORGET_AFTER_S = 3600.0
-"""Metrics of a queue are dropped once nobody has served it, asked for it or put anything into it for so long."""
+"""Metrics of a queue are dropped once nobody has served it, asked for it or put anything into it for this long."""
 
 MOST_CODES = 64
 OTHER = "other"

@@ -50,21 +50,21 @@ class AsyncClient:
         url: where Redis is (`penstock.producer.redis.address.parse_url`, or what it returns); the default is the
             environment's REDIS_URL, then `redis://localhost:6379`.
         queue: the queue's name.
-        max_queue_length: QueueFull is raised from this many waiting and running requests on, and for a request whose
-            `timeout_s` the queue's workers can't keep as it seems; None: neither, whatever waits.
-        dedupe_window_s: for how long a request id is known, so that sending it again adds no second request.
-        reconnect_timeout_s: those who wait for a reply get ConnectionLost after Redis stayed away for so long.
-        answer_timeout_s: who sends a request or asks for a state gets ConnectionLost after so long without an answer;
-            None: after several tries of 10 s each, where Redis takes commands and answers none.
+        max_queue_length: QueueFull is raised at this many waiting and running requests, and for a request that would
+            probably exceed its `timeout_s` in the queue; None: never.
+        dedupe_window_s: how long a request id is remembered, so that sending it again adds no second request.
+        reconnect_timeout_s: how long Redis may stay away before waits for a reply raise ConnectionLost.
+        answer_timeout_s: how long a command to Redis may stay unanswered before it raises ConnectionLost; None: several
+            tries of 10 s each, if Redis accepts commands and answers none.
         durable: enqueueing returns once the request is on the server's disk (WAITAOF), which takes a second at most
-            under `appendfsync everysec`. Where the server can't tell, it is refused: ServerRefused, nothing was sent.
-        tracing: whether requests become spans of OpenTelemetry, and their traces go on in workers: True, of the
-            provider that the application has set up, or of the one given. It needs the extra `otel`.
+            under `appendfsync everysec`. If the server can't confirm that, ServerRefused is raised and nothing is sent.
+        tracing: whether to record requests as OpenTelemetry spans, whose traces continue in workers. True uses the
+            provider that the application has set up; a provider can also be given. It needs the extra `otel`.
 
     Raises:
         BadAddress: the URL, or a file that it names, can't be used.
         TelemetryUnavailable: `tracing` without the extra.
-        TypeError, ValueError: another argument is of another type, or out of range. This holds for all methods.
+        TypeError, ValueError: another argument has the wrong type or is out of range. This holds for all methods.
     """
 
     def __init__(
@@ -178,10 +178,11 @@ class AsyncClient:
         timeout: float | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[BulkResult, None]:
-        """Generates for many prompts, at most `max_in_flight` at a time, and waits while they are not taken.
+        """Generates for many prompts, at most `max_in_flight` at a time, and waits while the queue does not accept
+        them.
 
-        It waits while the queue is full, and while Redis takes nothing for a reason that passes (`ServerRefused` with
-        `is_passing`): without end, but for `timeout`. While Redis is away it waits for `reconnect_timeout_s`.
+        It waits while the queue is full, and while Redis refuses for a temporary reason (`ServerRefused` with
+        `is_passing`), without limit except `timeout`. While Redis is away it waits for `reconnect_timeout_s`.
 
         One result comes for each prompt, with a `reply` or an `error`: a prompt that fails does not end the others.
         Leaving the loop early cancels what is in flight.
@@ -189,18 +190,18 @@ class AsyncClient:
         Args:
             prompts: read only as far ahead as needed.
             max_in_flight: how many requests may be waiting or running.
-            ordered: whether results come in the order of the prompts, or as they are completed.
+            ordered: whether results come in the order of the prompts, or as they complete.
             progress: True shows a bar on stderr; a function is called with a BulkProgress after each change.
-            timeout: seconds for each prompt, from when it is first sent to the end of its reply; None: without end.
+            timeout: seconds for each prompt, from when it is first sent to the end of its reply; None: no limit.
             sampling: the same options for all prompts.
 
         Raises:
-            RequestRefused: an option is unknown or out of range, for whatever prompt.
+            RequestRefused: an option is unknown or out of range, whatever the prompt.
             ValueError: `max_in_flight` is below 1, or `sampling` holds an `id`.
 
         Raises (while iterating):
-            ConnectionLost: this client has never reached Redis, within 5 s. There are no results then.
-            TypeError: a prompt is a GenerateRequest, and there are options beside it.
+            ConnectionLost: this client has never reached Redis, and could not within 5 s. There are no results then.
+            TypeError: a prompt is a GenerateRequest, and there are also options.
         """
         check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
         timeout_s = check_wait(timeout)
@@ -369,7 +370,7 @@ def _of_the_environment() -> Address:
     """Reads the address of Redis from the environment. An empty variable counts as not set, as everywhere.
 
     Raises:
-        BadAddress: it begins with the variable's name.
+        BadAddress: the URL can't be used; the message begins with the variable's name.
     """
     url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:

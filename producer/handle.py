@@ -95,7 +95,7 @@ class Handle:
         return f"<Handle {self.id} in queue {self.queue!r}>"
 
     def stream(self, after: str | None = None, *, timeout: float | None = None) -> ReplyStream:
-        """Yields the chunks of the reply from its beginning, or those that follow the entry `after`.
+        """Streams the chunks of the reply from its beginning, or those that follow the entry `after`.
 
         Args:
             after: `entry_id` of the last chunk that was seen.

@@ -40,7 +40,7 @@ class Watch:
     Args:
         store: holds the deadlines.
         client: of any queue; used to cancel.
-        standing: is told what is wrong with Redis.
+        standing: notified of trouble with Redis.
         abandon_after_s: how long a request continues without a reader; a quarter longer if a gateway was killed.
     """
 

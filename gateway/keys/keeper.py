@@ -25,7 +25,7 @@ class Keeper:
         store: holds the keys, and the counters for their limits.
         client: a client of any queue.
         interruptions: it ends those of revoked keys.
-        standing: is told what is wrong with Redis.
+        standing: notified of trouble with Redis.
         is_key_required: whether to refuse everybody while there are no keys.
     """
 

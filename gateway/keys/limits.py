@@ -85,7 +85,7 @@ class Limiter:
     Args:
         execute: sends one command, which may run twice.
         forget_ended: called when a key is at its limit of concurrent requests.
-        standing: is told what is wrong with Redis.
+        standing: notified of trouble with Redis.
         lease_s: how long a request counts as running without renewal.
     """
 

@@ -64,7 +64,7 @@ class Settling:
     Args:
         execute: sends one command, which may run twice.
         look: reads the state of a reply.
-        standing: is told what is wrong with Redis.
+        standing: notified of trouble with Redis.
     """
 
     def __init__(self, execute: Execute, look: Look, standing: Standing) -> None:

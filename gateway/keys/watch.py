@@ -29,7 +29,7 @@ class RevocationWatch:
     Args:
         address: where Redis is.
         on_revoked: called with the id of each key revoked from now on.
-        standing: is told what is wrong with Redis.
+        standing: notified of trouble with Redis.
     """
 
     def __init__(self, address: Address, on_revoked: Callable[[str], None], standing: Standing) -> None:

@@ -21,9 +21,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(self, tokens: Sequence[TokenLogprob | None], text: str) -> Document:
-        """Returns those of the prompt's tokens. The first token has no log-probability: its text is what the others
-        leave.
-        """
+        """Returns the prompt's log-probabilities. The first token has none: its text is what the others leave."""
         known = [token for token in tokens if token is not None]
         data = text.encode()
         first = data[: max(0, len(data) - sum(len(token.bytes) for token in known))]

@@ -67,7 +67,7 @@ def _login(address: Address, *, is_sentinel: bool = False) -> dict[str, Any]:
 
 
 class _Lean(AbstractConnection):
-    """Makes a command of redis-py's asyncio half as cheap as one of its blocking half, and adds the connection to a
+    """Makes redis-py's asyncio commands as cheap as its blocking ones, and adds the connection to a
     `Bundle`.
 
     Attributes:

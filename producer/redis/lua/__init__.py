@@ -15,7 +15,7 @@ from penstock.producer.redis.pipeline import Command
 def load(package: str, *names: str) -> str:
     """Reads a script: the files `lua/<name>.lua` of `package`, one after the other.
 
-    Code that several scripts share is in a file of its own, which is named before theirs.
+    Code that several scripts share has its own file, which is named before theirs.
     """
     folder = files(package) / "lua"
     return "\n".join((folder / f"{name}.lua").read_text("utf-8") for name in names)
