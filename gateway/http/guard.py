@@ -2,7 +2,7 @@
 
 uvicorn has no such limits. It waits forever for a request that never ends, or for a client that does not read its
 answer. It gathers headers of any size, and connections use up descriptors that the process needs for other things.
-Nothing here is specific to Penstock: any HTTP server of its can use it.
+Nothing here is specific to Penstock: any of its HTTP servers can use it.
 """
 
 from __future__ import annotations

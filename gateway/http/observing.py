@@ -114,8 +114,8 @@ class _Answer:
         await self.to_client(message)
 
     async def fail(self, receive: Receive) -> None:
-        """Ends in an error. An answer that has begun is left without an end: the server closes the connection, and the
-        client sees that something is missing.
+        """Answers with an error. An answer that has begun is left without an end instead: the server closes the
+        connection, and the client sees that something is missing.
         """
         if self.begun_s is None:
             await error_response(internal_error(), self.scope)(self.scope, receive, self.send)
