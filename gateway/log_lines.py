@@ -96,9 +96,7 @@ class LogLines:
         return thread is None or not thread.is_alive()
 
     def close(self, patience_s: float = CLOSE_PATIENCE_S) -> None:
-        """Waits for queued lines to be written: for all of them half of the time, then only for those above the plain
-        rank.
-        """
+        """Waits for queued lines to be written: half of the time for all, then only for those above the plain rank."""
         if self.rest(patience_s / 2):
             return
         with self._changed:
