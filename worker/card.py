@@ -1,4 +1,4 @@
-"""What a worker writes on the card of its queue."""
+"""Makes the card that a worker publishes for its queue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LIMITS = ("max_body_bytes", "max_prompt_tokens", "max_n", "max_stop_strings", "
 def make_card(
     model: str, config: WorkerConfig, info: EngineInfo | None, identity: Identity | None, chat_format: str | None
 ) -> ModelCard:
-    """Of a worker with these settings and this model.
+    """Makes the card of a worker with these settings and this model.
 
     Args:
         model: its name.
         config: of the worker.
-        info: of the engine; None if nothing is known of it.
+        info: of the engine; None: unknown.
         identity: of the checkpoint; None if there is none.
-        chat_format: how answers in chats are read; None: as plain text.
+        chat_format: how replies in chats are parsed; None: as plain text.
     """
     digest = None if identity is None else identity.digest(chat_format)
     of_checkpoint = {} if identity is None else {**dataclasses.asdict(identity), "digest": digest}

@@ -1,4 +1,4 @@
-"""What `penstock bench` measures with: requests, when they arrive, what is noted of each, and what is said of them.
+"""The measuring side of `penstock bench`: requests, arrival times, what is recorded for each, and the report.
 
-`on_engine` drives an engine in this process, `on_service` sends through Redis; all the rest is shared by the two.
+`on_engine` drives an engine in this process, `on_service` sends through Redis; both share the rest.
 """

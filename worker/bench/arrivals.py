@@ -14,19 +14,19 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Process(Protocol):
-    """Says when requests arrive. `str` of it is a few words for people."""
+    """Determines when requests arrive. `str` of it is a few words for people."""
 
     @property
     def concurrency(self) -> int | None:
-        """How many may be under way; None: whoever arrives does not wait for others."""
+        """Most requests that may be under way at once; None: arrivals wait for nobody."""
 
     def times_s(self, count: int, seed: int) -> list[float]:
-        """Seconds from the start to each of `count` arrivals, in their order."""
+        """Returns the seconds from the start to each of `count` arrivals, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedArrivals:
-    """As a trace says, `speed` times as fast."""
+    """Arrivals at the times of a trace, replayed at `speed` times its pace."""
 
     at_s: tuple[float, ...]  # from the first one, in order
     speed: float = 1.0
@@ -47,7 +47,7 @@ class TracedArrivals:
 class Arrivals:
     """An arrival process.
 
-    `burst`: all at once. `constant` and `poisson`: `rate` a second, whether or not earlier ones were answered.
+    `burst`: all at once. `constant` and `poisson`: `rate` a second, whether or not earlier ones have been answered.
     `closed`: the next one comes as soon as fewer than `concurrency` are under way.
 
     Raises:
@@ -65,7 +65,7 @@ class Arrivals:
         _require("--concurrency", self.concurrency, self.kind, ("closed",))
 
     def times_s(self, count: int, seed: int) -> list[float]:
-        """Seconds from the start to each arrival; for `closed`, the earliest moment: 0."""
+        """Returns the seconds from the start to each arrival; for `closed`, the earliest possible moment: 0."""
         if self.rate is None:
             return [0.0] * count
         if self.kind == "constant":

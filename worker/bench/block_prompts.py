@@ -1,4 +1,4 @@
-"""Prompts that follow from a few names: those that begin with the same ones begin with the same tokens."""
+"""Prompts made from a few names: prompts whose names begin alike begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class BlockPrompt:
-    """`length` token ids: those of `blocks`, one after the other, up to `num_shared`, then some of its own.
+    """A prompt of `length` token ids: those of `blocks` in order, cut to `num_shared`, then ids of its own.
 
-    A block's ids follow from its name alone and what all prompts of a load have: `seed`, `vocab_size` and `block_size`.
+    A block's ids depend only on its name and on what all prompts of a load share: `seed`, `vocab_size` and
+    `block_size`.
     """
 
     blocks: tuple[str, ...]
@@ -27,7 +28,7 @@ class BlockPrompt:
         return self.length
 
     def token_ids(self) -> tuple[int, ...]:
-        """The ids, made anew each time."""
+        """Returns the ids, generated anew on each call."""
         shared = [self._ids(f"block {name}", self.block_size) for name in self.blocks]
         ids = np.concatenate([*shared, np.zeros(0, np.int64)])[: self.num_shared]
         return tuple(np.concatenate([ids, self._ids(f"own {self.own}", self.length - len(ids))]).tolist())
@@ -38,5 +39,5 @@ class BlockPrompt:
 
 
 def bounds(vocab_size: int) -> tuple[int, int]:
-    """Of random token ids, the upper one not among them: away from both ends, where special tokens are."""
+    """Returns the range of random token ids, upper end excluded: both ends, where special tokens are, are left out."""
     return min(300, vocab_size // 4), min(vocab_size, 8192) - min(64, vocab_size // 8)

@@ -1,4 +1,4 @@
-"""Where the requests of a benchmark come from."""
+"""The requests of a benchmark: random, with shared prefixes, or from a file."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class BenchRequest:
 
     prompt: Prompt
     max_tokens: int
-    ignore_eos: bool = True  # so that every engine has the same amount to generate
+    ignore_eos: bool = True  # so that every engine generates the same amount
     tenant: str | None = None
     priority: int = 0
     affinity: str | None = None
-    source: str = ""  # the line of a trace, for messages
+    source: str = ""  # line of the trace, for messages
 
     def said(self) -> Said:
-        """The prompt as it is sent. Made anew where it is long and follows from little: loads stay small."""
+        """Returns the prompt as it is sent. Block prompts are generated on each call, which keeps loads small."""
         return self.prompt.token_ids() if isinstance(self.prompt, BlockPrompt) else self.prompt
 
     def whose(self) -> dict[str, str | int]:
-        """What a queue goes by, as far as it is given."""
+        """Returns what a queue schedules by, as far as it is given."""
         values = {"tenant": self.tenant, "priority": self.priority or None, "affinity": self.affinity}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -54,7 +54,7 @@ def random_requests(
     output_length: Lengths = SHARED_OUTPUTS,
     seed: int = 0,
 ) -> list[BenchRequest]:
-    """Prompts of random token ids. The default lengths are those that engines are compared on."""
+    """Returns prompts of random token ids. The default lengths are those that engines are compared on."""
     rng = np.random.default_rng(seed)
     prompts, outputs = prompt_length.draw(rng, count), output_length.draw(rng, count)
     return [
@@ -73,7 +73,7 @@ def shared_prefix_requests(
     output_length: Lengths,
     seed: int = 0,
 ) -> list[BenchRequest]:
-    """Prompts that begin with one of `num_prefixes` prefixes, in turn, and go on with ids of their own."""
+    """Returns prompts that begin with one of `num_prefixes` prefixes, in turn, and go on with ids of their own."""
     rng = np.random.default_rng(seed)
     prefixes = [_random_ids(rng, prefix_length, vocab_size) for _ in range(num_prefixes)]
     own = random_requests(
@@ -86,7 +86,7 @@ def shared_prefix_requests(
 
 
 def with_other_ids(requests: list[BenchRequest], vocab_size: int, turn: int) -> list[BenchRequest]:
-    """The same lengths and shared prefixes with other random ids, which no cache has seen; turn 0 changes none."""
+    """Returns the same lengths and shared prefixes with other random ids, unknown to any cache; turn 0 changes none."""
     low, high = bounds(vocab_size)
     return [
         BenchRequest(
@@ -97,9 +97,10 @@ def with_other_ids(requests: list[BenchRequest], vocab_size: int, turn: int) -> 
 
 
 def file_requests(path: Path, count: int | None, output_length: Lengths, seed: int = 0) -> list[BenchRequest]:
-    """Requests from a JSONL file: each line has `prompt`, `messages` or `prompt_token_ids`, and maybe `max_tokens`.
+    """Reads requests from a JSONL file: each line has `prompt`, `messages` or `prompt_token_ids`, and maybe
+    `max_tokens`.
 
-    A line without `max_tokens` takes one from `output_length`. Answers may end by themselves.
+    A line without `max_tokens` takes one from `output_length`. Replies may end before that.
 
     Raises:
         ImpossibleLoad: the file can't be read, holds fewer than `count` lines, or a line is not understood.

@@ -1,4 +1,4 @@
-"""What keeps a benchmark from being run, or its results from being compared.
+"""Errors that keep a benchmark from running, or its results from being compared.
 
 BenchError             base
 ├── ImpossibleLoad     (also ValueError)  options that contradict each other, a value out of range, a wrong line
@@ -20,11 +20,13 @@ class BenchError(Exception):
 
 
 class ImpossibleLoad(BenchError, ValueError):
-    """The message names the option, or the file and its line, and the value."""
+    """Raised for options or input that make no load. The message names the option, or the file and its line, and the
+    value.
+    """
 
 
 class NotServed(BenchError):
-    """No worker serves the queue: what is sent to it would wait for one."""
+    """Raised if no worker serves the queue: requests sent to it would wait for one."""
 
     def __init__(self, queue: str, served: Sequence[str], *, any_more: bool = False) -> None:
         what = f"no worker serves queue {queue!r}" + (" any more" if any_more else "")
@@ -34,7 +36,7 @@ class NotServed(BenchError):
 
 
 class OtherModel(BenchError):
-    """The workers say that they serve something else, or do not say what."""
+    """Raised if the workers say that they serve another model, or do not say which."""
 
     def __init__(self, queue: str, wanted: str, found: str | None) -> None:
         super().__init__(
@@ -46,7 +48,7 @@ class OtherModel(BenchError):
 
 
 class BadResult(BenchError, ValueError):
-    """The message names the file, and what is missing in it or wrong."""
+    """Raised for a file that is no result. The message names the file, and what is missing or wrong in it."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: {what}")
@@ -54,7 +56,7 @@ class BadResult(BenchError, ValueError):
 
 
 class NotComparable(BenchError):
-    """What differs, such as `options.model`, with the value in each of the two files."""
+    """Raised with the fields that differ, such as `options.model`, and their values in the two files."""
 
     def __init__(self, fields: Sequence[tuple[str, Any, Any]]) -> None:
         told = "; ".join(f"{name} is {one!r} in the first and {other!r} in the second" for name, one, other in fields)

@@ -12,12 +12,12 @@ _ARITY = {"fixed": 1, "uniform": 2, "loguniform": 2, "normal": 2, "lognormal": 3
 FORMS = "N, uniform:LOW:HIGH, loguniform:LOW:HIGH, normal:MEAN:DEVIATION or lognormal:MEDIAN:LOW:HIGH"
 
 _RANGE_DEVIATIONS = 5
-"""The range of a log-normal distribution is so many of its deviations wide. What lies beyond counts as its end."""
+"""Width of the range of a log-normal distribution, in its standard deviations. Draws beyond an end are set to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """One length per request, never below 1. Both ends of a range belong to it."""
+    """A distribution of lengths, never below 1. Both ends of a range belong to it."""
 
     kind: str
     values: tuple[int, ...]
@@ -27,7 +27,7 @@ class Lengths:
         """Reads one of FORMS.
 
         Raises:
-            ImpossibleLoad: it is none of them.
+            ImpossibleLoad: `text` is none of them.
         """
         kind, *parts = text.split(":") if ":" in text else ("fixed", text)
         if _ARITY.get(kind) != len(parts) or not all(part.isascii() and part.isdigit() for part in parts):
@@ -40,7 +40,7 @@ class Lengths:
         return cls(kind, values)
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` lengths."""
+        """Draws `count` lengths."""
         low, high = self.values[-2:] if len(self.values) > 1 else self.values * 2
         if self.kind == "fixed":
             return [low] * count

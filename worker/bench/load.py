@@ -1,4 +1,4 @@
-"""What is sent, and when: the same for an engine and for a service."""
+"""What a benchmark sends, and when: the same for an engine and for a service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.worker.bench.summary import Target
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A benchmark's input. `seed` is that of the arrivals; the requests are drawn already."""
+    """A benchmark's input. `seed` is for the arrivals; the requests are already drawn."""
 
     requests: tuple[BenchRequest, ...]
     arrivals: Process = field(default_factory=Arrivals)
@@ -34,7 +34,7 @@ class Load:
                 )
 
     def digest(self) -> str:
-        """The first 16 hex digits of SHA-256 over all that is sent and when: equal for loads that are the same."""
+        """Returns the first 16 hex digits of a SHA-256 over everything that is sent and when: equal for equal loads."""
         found = hashlib.sha256(repr((str(self.arrivals), self.temperature)).encode())
         for request, time_s in zip(self.requests, self.times_s(), strict=True):
             sent = (request.prompt, request.max_tokens, request.ignore_eos, *request.whose().items(), round(time_s, 6))

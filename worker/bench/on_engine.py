@@ -1,4 +1,4 @@
-"""A load on an engine in this process, with nothing between the two."""
+"""Runs a load on an engine in this process, with nothing in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.worker.progress import Progress, silent
 
 
 class TextEncoder(Protocol):
-    """What turns prompts into token ids; `engine.Engine.tokenizer` is one."""
+    """Turns prompts into token ids; `engine.Engine.tokenizer` does."""
 
     def encode(self, text: str) -> Sequence[int]: ...
 
@@ -26,7 +26,7 @@ class TextEncoder(Protocol):
 def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: Progress = silent) -> Recorder:
     """Drives `engine` until every request of `load` has ended.
 
-    A request that comes while a step is under way waits for its end, and that wait counts.
+    A request that arrives during a step waits for the end of the step, and that wait counts.
 
     Raises:
         RequestError: the engine can never serve one of the requests.
@@ -58,7 +58,7 @@ def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: P
             time.sleep(max(0.0, times_s[num_sent] - elapsed_s))
             continue
         if (slack_s := engine.slack_s()) > 0.0:
-            time.sleep(slack_s)  # what comes meanwhile is in the next step
+            time.sleep(slack_s)  # requests that arrive meanwhile are in the next step
             continue
         outputs = engine.step()
         _note(running, outputs, time.perf_counter())

@@ -1,4 +1,4 @@
-"""A load on the workers of a queue, through Redis, streamed to clients in this process."""
+"""Runs a load on the workers of a queue, through Redis, streamed to clients in this process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def run_on_service(
     """Sends every request of `load` and reads all replies to their ends.
 
     Requests are spread over `num_clients` clients, each with a blocking connection of its own. A request that fails, or
-    does not end within `timeout_s`, is noted as failed and does not end the others.
+    does not end within `timeout_s`, is recorded as failed; the others go on.
 
     Raises:
-        ImpossibleLoad: `num_clients` or `timeout_s` is out of range.
-        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+        ImpossibleLoad: `num_clients` or `timeout_s` is out of range. ConnectionLost, ServerRefused: Redis can't be
+            reached, or refuses.
     """
     if num_clients < 1:
         raise ImpossibleLoad(f"--clients must be 1 or more, not {num_clients}")

@@ -1,4 +1,4 @@
-"""The options that describe a load, as a command line gives them, and what can't go together."""
+"""The options that describe a load, as given on a command line, and which of them contradict each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAID_BY_TRACES = ("prompt_length", "output_length", "prefix_length", "prefix_co
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Validated when made; None is "not given".
+    """Options of a load, validated on construction; None is "not given".
 
     Raises:
         ImpossibleLoad: an option contradicts another or is out of range.
@@ -75,8 +75,10 @@ class LoadOptions:
         return self.dataset not in ("random", "shared-prefix")
 
     def load(self, vocab_size: int, turn: int = 0) -> Load:
-        """Draws the requests. Each `turn` has other token ids in them, except for a file's: a repetition must not find
-        the prompts of the one before in the prefix cache.
+        """Draws the requests.
+
+        Each `turn` draws other token ids, except from a file: a repetition must not find its prompts in the prefix
+        cache.
 
         Raises:
             ImpossibleLoad: the file with the requests can't be used, or `vocab_size` is too small to draw from.
@@ -93,9 +95,9 @@ class LoadOptions:
         return Load(tuple(requests), self._process(), self.temperature, self.seed + 1, self._target())
 
     def given(self) -> dict[str, Any]:
-        """What was not left at None, for a report."""
+        """Returns the options that were given, for a report."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.trace is not None:  # it says where requests come from, and when
+        if self.trace is not None:  # the trace says where requests come from, and when
             values |= {"dataset": None, "arrivals": None}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -119,7 +121,7 @@ class LoadOptions:
         )
 
     def _refuse_strangers(self) -> None:
-        """Options that the trace, or the dataset, has no use for."""
+        """Refuses options that the trace, or the dataset, has no use for."""
         if self.trace is not None:
             self._refuse_beside_a_trace(self.trace)
             return

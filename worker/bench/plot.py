@@ -1,4 +1,4 @@
-"""A benchmark's median run as a picture, or those of two side by side."""
+"""Draws a benchmark's median run, or the median runs of two results side by side."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.worker.bench.summary import e2e_s, gaps_s, ttft_s
 
 _NUM_BINS = 60
 _MARKS = ((50, "o"), (90, "^"), (99, "s"))
-"""Percentiles that are marked on a curve, as `numpy.percentile` has them."""
+"""Percentiles that are marked on a curve, as `numpy.percentile` computes them."""
 
 _COLOURS = ("tab:blue", "tab:orange")
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One run: what it is called in legends, and what was noted."""
+    """One run: its name in legends, and its recorder."""
 
     name: str
     recorder: Recorder
@@ -41,7 +41,7 @@ class _Latency:
     name: str
     title: str
     label: str  # of the x axis, with its unit
-    of_what: str  # is on the y axis
+    of_what: str  # what the y axis counts
     seconds: Callable[[Timeline], Sequence[float]]
 
 
@@ -60,12 +60,12 @@ def write_plot(report: Report, path: Path) -> None:
 
 
 def write_comparison(found: Comparison, path: Path) -> None:
-    """Writes the same of the median runs of both, one over the other, with how they differ in the legends."""
+    """Writes the same figure for the median runs of both, overlaid, with the changes in the legends."""
     _write(comparison_figure(found), path)
 
 
 def comparison_figure(found: Comparison) -> Figure:
-    """What `write_comparison` writes."""
+    """Returns the figure that `write_comparison` writes."""
     results = (found.first, found.second)
     drawn = [
         Drawn(f"{place}: {result.path.name}", result.recorders[result.median])
@@ -78,7 +78,7 @@ def comparison_figure(found: Comparison) -> Figure:
 
 
 def figure_of(runs: Sequence[Drawn], title: str, notes: dict[str, str] | None = None) -> Figure:
-    """Four panels with all of `runs` in each; `notes` are the titles of legends, by latency."""
+    """Draws four panels with all of `runs` in each; `notes` are the titles of legends, by latency."""
     figure = Figure(figsize=(12, 8.5), layout="constrained")
     figure.suptitle(title, fontsize=11)
     over_time, *panels = figure.subplots(2, 2).flat
@@ -130,7 +130,7 @@ def _distribution(axes: Any, latency: _Latency, runs: Sequence[Drawn]) -> None:
 
 
 def _changes(rows: Sequence[Row], latency: str) -> str:
-    """How p50 and p99 differ, one a line."""
+    """Describes how p50 and p99 differ, one a line."""
     wanted = [row for row in rows if row.figure.latency == latency and row.figure.statistic in ("p50", "p99")]
     return "\n".join(_change(row) for row in wanted)
 

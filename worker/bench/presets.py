@@ -1,6 +1,7 @@
-"""Checkpoints with random weights, for measuring speed where the text does not matter. The same seed, the same weights.
+"""Checkpoints with random weights, for measuring speed where the text does not matter. A seed always gives the same
+weights.
 
-They are real checkpoints in Hugging Face format, so that workers and other engines can load the very same ones.
+They are real checkpoints in Hugging Face format, so that workers and other engines can load the same files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Geometry(NamedTuple):
-    """Of Qwen3, or of its mixture of experts where it has some."""
+    """Sizes of a Qwen3 model, or of its mixture of experts if it has experts."""
 
     vocab_size: int
     hidden: int
@@ -53,7 +54,7 @@ _LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 
 
 def preset_dir(name: str, dtype: str, root: Path) -> Path:
-    """The folder of a preset under `root`, written if it is not there yet.
+    """Returns the folder of a preset under `root`, and writes it if it is not there yet.
 
     Raises:
         ImpossibleLoad: there is no such preset, or it can't have this dtype.
@@ -76,7 +77,7 @@ def preset_dir(name: str, dtype: str, root: Path) -> Path:
 
 
 def preset_root() -> Path:
-    """Where presets are kept between runs.
+    """Returns the folder in which presets are kept between runs.
 
     Raises:
         ImpossibleLoad: there is no such folder, as this user has no home.
@@ -162,13 +163,13 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, as Qwen's: each token beyond the bytes is an earlier one and one more letter."""
+    """Builds a byte-level BPE tokenizer like Qwen's: each token beyond the bytes is an earlier one plus one letter."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: place + 1 for place, symbol in enumerate(symbols)}
     vocab["<|endoftext|>"] = 0
     merges: list[tuple[str, str]] = []
     stems = list(_LETTERS)
-    for stem in stems:  # grows while it is read
+    for stem in stems:  # grows during the iteration
         for letter in _LETTERS:
             if len(vocab) < vocab_size:
                 merges.append((stem, letter))

@@ -1,4 +1,4 @@
-"""An event loop that sends requests when they are due: asyncio rounds the waits of others up to milliseconds."""
+"""An event loop that sends requests when they are due: asyncio's own rounds waits up to milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`."""
+    """Runs `main` like `asyncio.run`, on a punctual loop."""
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(main)
 
@@ -25,7 +25,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 if sys.platform == "linux":
 
     class _PunctualSelector(selectors.EpollSelector):
-        """Waits for its epoll object with `select`, which takes microseconds."""
+        """Waits for its epoll object with `select`, which has microsecond resolution."""
 
         def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
             if timeout is not None and timeout > 0:

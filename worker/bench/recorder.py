@@ -1,4 +1,4 @@
-"""What is noted of each request while a benchmark runs."""
+"""Records each request while a benchmark runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timeline:
-    """One request: when it came, when tokens of it were there, how it ended. Seconds of this process's own clock."""
+    """One request: its arrival, its deliveries of tokens, its end. Seconds of this process's own clock."""
 
     arrival_s: float
     stamps_s: list[float] = field(default_factory=list)  # one for each delivery
@@ -35,7 +35,7 @@ class Recorder:
         self.timelines: list[Timeline] = []
 
     def arrive(self, offset_s: float | None = None) -> Timeline:
-        """The next request arrives now, or was meant to `offset_s` after the start."""
+        """Adds the next request, which arrives now or was due `offset_s` after the start."""
         arrival_s = time.perf_counter() if offset_s is None else self.start_s + offset_s
         timeline = Timeline(arrival_s)
         self.timelines.append(timeline)
@@ -43,20 +43,20 @@ class Recorder:
 
 
 def note(timeline: Timeline, num_tokens: int, now_s: float) -> None:
-    """Tokens were delivered."""
+    """Records a delivery of tokens."""
     if num_tokens:
         timeline.stamps_s.append(now_s)
         timeline.counts.append(num_tokens)
 
 
 def end(timeline: Timeline, reason: str, num_prompt: int, now_s: float) -> None:
-    """The request ended by itself."""
+    """Records a request that ended by itself."""
     timeline.end_s = now_s
     timeline.finish_reason = reason
     timeline.num_prompt = num_prompt
 
 
 def fail(timeline: Timeline, error: str, now_s: float) -> None:
-    """The request ended with an error."""
+    """Records a request that ended with an error."""
     timeline.end_s = now_s
     timeline.error = error

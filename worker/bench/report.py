@@ -1,4 +1,4 @@
-"""A benchmark's runs as tables for people and as one JSON object for programs."""
+"""Renders a benchmark's runs as tables for people and as one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LATENCIES = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The runs of one load, and on what they ran."""
+    """The runs of one load, and what they ran on."""
 
     title: str
     options: dict[str, Any]
@@ -35,7 +35,7 @@ class Report:
     runs: tuple[Summary, ...]
     recorders: tuple[Recorder, ...]
     cpu_s: tuple[float, ...]  # processor seconds of this process in each run
-    load: Load | None = None  # of the first run; None: not known
+    load: Load | None = None  # load of the first run; None: not known
 
     @classmethod
     def of(
@@ -46,17 +46,19 @@ class Report:
         machine: dict[str, Any],
         load: Load | None = None,
     ) -> Report:
-        """Takes `(figures, notes, processor seconds)` of each run, and what `describe_machine` said before them."""
+        """Builds a report from `(figures, recorder, processor seconds)` of each run; `machine`: `describe_machine`
+        before them.
+        """
         summaries, recorders, cpu_s = zip(*runs, strict=True)
         return cls(title, options, machine, summaries, recorders, cpu_s, load)
 
     @property
     def median(self) -> int:
-        """The run that latencies are shown of."""
+        """Index of the run whose latencies are shown."""
         return median_run(self.runs)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the single deliveries."""
+        """Returns everything but the single deliveries."""
         load = self.load
         return {
             "title": self.title,
@@ -68,7 +70,7 @@ class Report:
         }
 
     def write_json(self, path: Path) -> None:
-        """Writes what `to_json` has and all deliveries, which `read_result` reads."""
+        """Writes `to_json` and all deliveries, for `read_result`."""
         path.write_text(result_text(self.to_json(), self.recorders))
 
     def tables(self) -> Group:
@@ -104,7 +106,7 @@ class Report:
 
 
 def append_result(path: Path, record: dict[str, Any]) -> None:
-    """Adds a measurement to a file of JSON lines, together with the machine it was taken on."""
+    """Appends a measurement to a JSONL file, together with the machine it was taken on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps({"on": describe_machine(), **record}) + "\n")

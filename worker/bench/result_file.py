@@ -1,6 +1,7 @@
-"""The file of a benchmark (`--json`): its figures, what it ran on, and when each request got which tokens.
+"""Reads and writes the file of a benchmark (`--json`): its figures, its machine, and when each request got which
+tokens.
 
-The last is `timelines`: for each run a list of requests, one a line, in milliseconds from the run's start.
+The last part is `timelines`: for each run a list of requests, one a line, in milliseconds from the run's start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.worker.bench.summary import Summary, Target, median_run
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a file holds. `runs` are summed up anew from the deliveries."""
+    """Contents of a file. `runs` are summed up again from the deliveries."""
 
     path: Path
     title: str
@@ -35,12 +36,12 @@ class Result:
 
     @property
     def median(self) -> int:
-        """The run that latencies are shown of."""
+        """Index of the run whose latencies are shown."""
         return median_run(self.runs)
 
 
 def result_text(figures: Mapping[str, Any], recorders: Sequence[Recorder]) -> str:
-    """The file's text: `figures`, and the timelines behind them, one request a line."""
+    """Returns the file's text: `figures`, and the timelines behind them, one request a line."""
     head = json.dumps(figures, indent=1).removesuffix("\n}")
     runs = ",\n".join(
         "  [\n" + ",\n".join(f"   {_text_of(line, recorder.start_s)}" for line in recorder.timelines) + "\n  ]"
@@ -50,7 +51,7 @@ def result_text(figures: Mapping[str, Any], recorders: Sequence[Recorder]) -> st
 
 
 def read_result(path: Path) -> Result:
-    """Raises BadResult: the file can't be read, or is none of `penstock bench --json`."""
+    """Reads a result. Raises BadResult if the file can't be read, or was not written by `penstock bench --json`."""
     try:
         file = _File.model_validate(json.loads(path.read_text(encoding="utf-8")))
         options = file.options

@@ -1,4 +1,4 @@
-"""Whether somebody serves the queue that a load is for, and what they serve."""
+"""Checks whether any worker serves the queue of a load, and which model."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from penstock.producer.tasks import end_tasks
 from penstock.producer.wire import ModelCard
 from penstock.worker.bench.errors import NotServed, OtherModel
 
-LOOK_INTERVAL_S = 1.0  # Redis tells nobody that a key has lapsed
+LOOK_INTERVAL_S = 1.0  # Redis notifies nobody when a key lapses
 
 T = TypeVar("T")
 
 
 async def require_served(client: AsyncClient, queue: str) -> None:
-    """Asks once, and waits for nobody.
+    """Checks once that a worker serves `queue`, and does not wait for one.
 
     Raises:
-        NotServed: no worker serves `queue`, which is the client's.
-        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+        NotServed: no worker serves `queue`, which is the client's. ConnectionLost, ServerRefused: Redis can't be
+            reached, or refuses.
     """
     if not (await client.queue_status()).is_served:
         raise NotServed(queue, await client.queues())
 
 
 async def served_model(client: AsyncClient, queue: str, wanted: str | None = None) -> ModelCard | None:
-    """What the workers of `queue` say of their model; None: they say nothing.
+    """Returns the model card that the workers of `queue` published; None: there is none.
 
     Args:
         client: of this queue.
         queue: the name.
-        wanted: what they must serve: the model's name as they were told it, the last part of that, or the digest of
-            its weights or of all of it (`ModelCard`).
+        wanted: what they must serve: the model's name as configured, its last part, or the digest of the weights or of
+            the whole model (`ModelCard`).
 
     Raises:
-        OtherModel: they serve something else than `wanted`.
-        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+        OtherModel: they do not serve `wanted`. ConnectionLost, ServerRefused: Redis can't be reached, or refuses.
     """
     card = await client.model_card()
     if wanted is not None and wanted not in _names(card):
@@ -49,12 +48,11 @@ async def served_model(client: AsyncClient, queue: str, wanted: str | None = Non
 
 
 async def while_served(client: AsyncClient, queue: str, work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of `work`, which is ended once nobody serves `queue`: what it waits for would not come.
+    """Returns the outcome of `work`, and cancels it once nobody serves `queue`, as its replies would never come.
 
     Raises:
-        NotServed: the last worker is gone; one that died, once its heartbeat has lapsed.
-        ServerRefused: Redis can't be used. That it is away for a while is for `work` to bear.
-        Whatever `work` raises.
+        NotServed: the last worker is gone; a dead one is gone once its heartbeat has lapsed.
+        ServerRefused: Redis refuses. `work` has to bear a lost connection itself. Whatever `work` raises.
     """
     working = asyncio.create_task(work, name="bench")
     watching = asyncio.create_task(_until_unserved(client), name="bench-watch")

@@ -1,4 +1,4 @@
-"""From timelines to figures."""
+"""Computes figures from timelines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from penstock.worker.bench.errors import ImpossibleLoad
 from penstock.worker.bench.recorder import Recorder, Timeline
 
-_LATE_SHARE = 0.01  # of a request's gaps may be over the target
+_LATE_SHARE = 0.01  # share of a request's gaps that may be over the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Spread | None:
-        """None for no values."""
+        """Returns None for no values."""
         values_ms = np.asarray(list(seconds), dtype=np.float64) * 1000
         if not values_ms.size:
             return None
@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request must keep to, to count as good. None: anything does.
+    """Limits within which a request counts as good. None: no limit.
 
     Raises:
         ImpossibleLoad: a value is not above 0.
@@ -50,7 +50,7 @@ class Target:
                 raise ImpossibleLoad(f"{option} must be above 0, not {value:g}")
 
     def is_met_by(self, timeline: Timeline) -> bool:
-        """Its first token came in time, and so did 99 % of its deliveries after that."""
+        """Checks that the first token came in time, and so did 99 % of the deliveries after it."""
         if not timeline.is_complete or not timeline.stamps_s:
             return False
         if self.ttft_ms is not None and ttft_s(timeline) * 1000 > self.ttft_ms:
@@ -61,11 +61,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run.
+    """Figures of one run.
 
     TTFT: from the arrival to the first delivery. ITL: between two deliveries of one request, which hold several tokens
-    where a service joins them (`tokens_per_delivery`). TPOT: from the first delivery to the last, per token after the
-    first. E2E: from the arrival to the end. Requests that failed count in `num_failed` alone.
+        if a service joins them (`tokens_per_delivery`). TPOT: from the first delivery to the last, per token after the
+        first. E2E: from the arrival to the end. Requests that failed count in `num_failed` alone.
     """
 
     num_requests: int
@@ -86,7 +86,7 @@ class Summary:
 
     @classmethod
     def of(cls, recorder: Recorder, target: Target | None = None) -> Summary:
-        """Sums a finished run up."""
+        """Computes the figures of a finished run."""
         target = None if target == Target() else target
         whole = [timeline for timeline in recorder.timelines if timeline.is_complete]
         num_requests = len(recorder.timelines)
@@ -115,7 +115,7 @@ class Summary:
 
 
 def median_run(summaries: Sequence[Summary]) -> int:
-    """Which of several runs has the median output rate (the lower one of an even number)."""
+    """Returns the index of the run with the median output rate (the lower of the two middle ones)."""
     ranked = sorted(range(len(summaries)), key=lambda place: summaries[place].output_tokens_per_s)
     return ranked[(len(ranked) - 1) // 2]
 

@@ -1,17 +1,16 @@
-"""The load of a trace: requests as they came somewhere, with their lengths, and what they shared.
+"""Reads the load of a trace: recorded requests with their arrivals, lengths and shared beginnings.
 
-A file of JSON objects, one a line, or a CSV file with a header. Fields are told by their names, so these all do:
+A file of JSON objects, one a line, or a CSV file with a header. Fields are recognized by name. These formats all work:
 
-| trace | arrival | lengths | shared beginnings |
-| --- | --- | --- | --- |
-| Penstock's (`penstock plan --trace`) | `arrival_s` | `prompt_tokens`, `output_tokens` | `prefix_id`, `prefix_tokens` |
-| Mooncake, and what is written so | `timestamp`, ms | `input_length`, `output_length` | `hash_ids`, 512 tokens each |
-| Qwen-Bailian, which has `chat_id` | `timestamp`, s | `input_length`, `output_length` | `hash_ids`, 16 tokens each |
-| Azure LLM inference, CSV | `TIMESTAMP`, a date and time | `ContextTokens`, `GeneratedTokens` | |
-| BurstGPT, CSV | `Timestamp`, s | `Request tokens`, `Response tokens` | |
+| trace | arrival | lengths | shared beginnings | | --- | --- | --- | --- | | Penstock's (`penstock plan --trace`) |
+`arrival_s` | `prompt_tokens`, `output_tokens` | `prefix_id`, `prefix_tokens` | | Mooncake, and formats like it |
+`timestamp`, ms | `input_length`, `output_length` | `hash_ids`, 512 tokens each | | Qwen-Bailian, which has `chat_id` |
+`timestamp`, s | `input_length`, `output_length` | `hash_ids`, 16 tokens each | | Azure LLM inference, CSV |
+`TIMESTAMP`, a date and time | `ContextTokens`, `GeneratedTokens` | | | BurstGPT, CSV | `Timestamp`, s | `Request
+tokens`, `Response tokens` | |
 
 A line may also have `tenant`, `priority` and `affinity`, which are sent with it. Lines may be in any order; the first
-to arrive does so at once. `max_tokens` of Penstock's is for plans: a replay generates `output_tokens` and ends.
+to arrive does so at once. Penstock's `max_tokens` is for plans only: a replay generates `output_tokens` and ends.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from penstock.worker.bench.datasets import BenchRequest
 from penstock.worker.bench.errors import ImpossibleLoad
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16  # tokens that a hash id stands for
-_MAX_TOKENS = 2**24  # of one request: more than any model takes
-_MAX_S = 1e10  # a Unix time does
+_MAX_TOKENS = 2**24  # in one request: more than any model takes
+_MAX_S = 1e10  # a Unix time fits
 
 _CSV_NAMES = {
     "TIMESTAMP": "datetime", "ContextTokens": "prompt_tokens", "GeneratedTokens": "output_tokens",
@@ -55,7 +54,7 @@ class TracedLine:
     arrival_s: float
     num_prompt: int
     num_output: int
-    blocks: tuple[str, ...] = ()  # what the prompt begins with, each of `block_size` tokens, up to `num_shared` in all
+    blocks: tuple[str, ...] = ()  # that the prompt begins with, each of `block_size` tokens, `num_shared` in all
     block_size: int = MOONCAKE_BLOCK
     num_shared: int = 0
     tenant: str | None = None
@@ -66,7 +65,7 @@ class TracedLine:
 
 @dataclass(frozen=True, slots=True)
 class BenchTrace:
-    """Requests in the order in which they come."""
+    """Requests in order of arrival."""
 
     lines: tuple[TracedLine, ...]
 
@@ -75,7 +74,7 @@ class BenchTrace:
         return TracedArrivals(tuple(line.arrival_s - first_s for line in self.lines), speed)
 
     def requests(self, vocab_size: int, seed: int, turn: int) -> list[BenchRequest]:
-        """Each `turn` has other token ids, shared as those of the first."""
+        """Returns the requests. Each `turn` has other token ids, shared in the same way."""
         return [
             BenchRequest(
                 BlockPrompt(
@@ -90,12 +89,12 @@ class BenchTrace:
 
 
 def read_trace(path: Path, count: int | None = None, block_size: int | None = None) -> BenchTrace:
-    """The first `count` requests to arrive; None: all.
+    """Returns the first `count` requests to arrive; None: all.
 
     Args:
-        path: of the file; CSV if it ends so.
+        path: of the file; CSV if the name ends in `.csv`.
         count: of requests.
-        block_size: tokens of a prompt that each of `hash_ids` stands for, where they are not those of the format.
+        block_size: tokens of a prompt that each of `hash_ids` stands for, if not the number of the format.
 
     Raises:
         ImpossibleLoad: the file can't be read or holds fewer requests, or a line is wrong: the message names the file,
@@ -140,7 +139,7 @@ def _csv_rows(option: str, file: Iterable[str]) -> Iterator[tuple[int, dict[str,
 
 
 def _number(name: str, text: str) -> Any:
-    """A CSV's values are text; what is to be a number and is none stays so, to be named."""
+    """Parses a CSV value; one that should be a number but is not stays text, for the error to name."""
     kind: Callable[[str], Any] = float if name in ("arrival_s", "timestamp") else int
     if name not in ("arrival_s", "timestamp", *_LENGTHS, "priority", "prefix_tokens"):
         return text
@@ -197,7 +196,7 @@ def _moment_s(text: str) -> float:
 
 
 def _blocks(fields: Mapping[str, Any], num_prompt: int, size: int) -> tuple[tuple[str, ...], int]:
-    """The blocks that a prompt begins with, and how many of its tokens they say."""
+    """Returns the blocks that a prompt begins with, and how many of its tokens they cover."""
     if "hash_ids" in fields:
         if "prefix_id" in fields:
             raise _Wrong("hash_ids and prefix_id say both what the prompt begins with")
@@ -245,4 +244,4 @@ def _shown(value: Any) -> str:
 
 
 class _Wrong(Exception):
-    """What is wrong with a line, without where it is."""
+    """Raised with what is wrong in a line, without the line's place."""

@@ -1,1 +1,1 @@
-"""Calls: what a worker answers about prompts, beside what it generates and whether or not it has capacity for more."""
+"""Calls: questions about prompts that a worker answers beside generation, whether or not it has free capacity."""

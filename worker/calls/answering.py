@@ -1,4 +1,4 @@
-"""What is answered to a call: of a request that is prepared like any other, and never generated for."""
+"""Answers calls: requests that are prepared like any other but never generated for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from penstock.worker.delivery.threads import Threads
 _log = structlog.get_logger(__name__)
 
 Answer = dict[str, str]
-"""The fields of an answer, but for whose it is."""
+"""Fields of an answer, without its addressee."""
 
-MAX_GROWTH = 4  # times `max_body_bytes` that an answer may have: a token's text may be much longer than its id
+MAX_GROWTH = 4  # times `max_body_bytes` is the limit of an answer: a token's text may be much longer than its id
 
 
 class Answerer:
@@ -36,7 +36,7 @@ class Answerer:
         self._threads.close()
 
     async def answer(self, entry: QueueEntry) -> Answer:
-        """What a call's entry asks for, or why it can't be had. Raises nothing: a call harms nobody but itself."""
+        """Returns what a call's entry asks for, or why there is no answer. Raises nothing: a call harms only itself."""
         try:
             return self._bounded(await self._answer(entry))
         except (RequestError, WireError) as error:
@@ -46,7 +46,7 @@ class Answerer:
             return refusal("internal_error", "the worker failed to answer; its log says why")
 
     async def envelope(self, entry: QueueEntry) -> Envelope:
-        """Whose the call is, and where its answer goes."""
+        """Returns who sent the call, and where its answer goes."""
         return await self._threads.read(lambda: Envelope.of(entry.id, entry.fields), entry.fields)
 
     async def _answer(self, entry: QueueEntry) -> Answer:
@@ -57,12 +57,12 @@ class Answerer:
 
         if call.request.messages is not None:
             return await self._threads.run_chat(work)
-        if call.name == "validate":  # which may compile a grammar
+        if call.name == "validate":  # validation may compile a grammar
             return await self._threads.run_grammar(work)
         return await self._threads.run(work, entry.fields)
 
     def _bounded(self, answer: Answer) -> Answer:
-        """It goes through Redis, which holds it for whoever reads it."""
+        """Replaces an answer that is too large: answers pass through Redis, which keeps them until they are read."""
         num_bytes, limit = sum(len(value.encode()) for value in answer.values()), MAX_GROWTH * self._max_body_bytes
         if num_bytes <= limit:
             return answer
@@ -74,11 +74,11 @@ class Answerer:
 
 
 class Answers:
-    """What the model's tokenizer, its template and the engine's limits say of a request. Any thread may ask.
+    """Answers from the model's tokenizer, its template and the engine's limits. Any thread may call it.
 
     Args:
         config: the worker's limits.
-        preparer: of requests.
+        preparer: prepares requests.
         vocab_size: token ids are below it.
         defaults: of the model.
         check: raises RequestError for what the engine can never serve.
@@ -99,14 +99,14 @@ class Answers:
         self._check = check
 
     def to(self, call: Call, now_s: float | None = None) -> Answer:
-        """Blocks for as long as a chat template may take.
+        """Answers a call; blocks for as long as a chat template may take.
 
         Args:
-            call: what is asked.
-            now_s: when it was sent, in Unix time: what a chat template takes for the present.
+            call: the question.
+            now_s: when the call was sent, in Unix time; chat templates take it for the present.
 
         Raises:
-            RequestError: it can't be answered.
+            RequestError: the call can't be answered.
         """
         if call.name == "detokenize":
             return {"text": self._decode(call.request.prompt_token_ids or ())}
@@ -135,10 +135,10 @@ def _counted(tokens: tuple[int, ...]) -> Answer:
 
 
 def refusal(code: str, message: str) -> Answer:
-    """An answer that says why there is none."""
+    """Makes an answer that says why the call failed."""
     return {"code": code, "message": message}
 
 
 def _sent_s(entry_id: str) -> float:
-    """When Redis accepted the call, which a chat template takes for the present."""
+    """Returns when Redis accepted the call; chat templates take it for the present."""
     return int(entry_id.partition("-")[0]) / 1000

@@ -24,23 +24,23 @@ from penstock.worker.protocol.guarded import execute_one, make_guarded_group
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
-_PART, _ANSWERS = "calls", "answers"  # in readiness
+_PART, _ANSWERS = "calls", "answers"  # names in readiness
 
-MAX_AT_ONCE = 8  # calls that one worker answers; the others are left to workers that have less to do
+MAX_AT_ONCE = 8  # calls that one worker answers at once; the others are left to workers with less to do
 BYTES_PER_READ = 4 << 20
-HOLD_S = 1.0  # between two signs of life for the calls in hand
-IDLE_MS = 3000  # a call without such a sign for so long is taken over
-LATE_S = 2.0  # after a blocking read should have ended by the server's clock: what it brings then is taken over
-MAX_TRIES = 3  # workers that a call may take down
+HOLD_S = 1.0  # between two renewals of the calls in hand
+IDLE_MS = 3000  # a call that was not renewed for that long is taken over
+LATE_S = 2.0  # a blocking read that ends this much late by the server's clock is cancelled; its call is taken over
+MAX_TRIES = 3  # workers that a call may bring down
 ANSWER_TTL_MS = 60_000
 
 
 class CallServer:
-    """One loop, whose reads never wait for the engine.
+    """Serves calls in one loop, whose reads never wait for the engine.
 
-    Each call is answered by the worker that has it, in one step that also removes it, so it is answered once. A worker
-    that dies, or stands still, loses its calls to the others within seconds; there is no claim and no fencing token,
-    for an answer that is computed twice harms nobody.
+    The worker that holds a call answers and removes it in one step, so each call is answered once. A worker that dies
+    or hangs loses its calls to the others within seconds. There is no claim and no fencing token, as an answer that is
+    computed twice does no harm.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class CallServer:
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
         self._has_group = False
-        self._is_readable = True  # the stream, as far as is known
+        self._is_readable = True  # whether the stream is readable, as far as is known
         self._in_hand: dict[str, asyncio.Task[None]] = {}  # by entry
-        self._failures: list[BaseException] = []  # what ended some of them
+        self._failures: list[BaseException] = []  # errors that ended some of them
 
     def stop(self) -> None:
         """Lets `run` return once the calls in hand are answered."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Answers until `stop`."""
+        """Answers calls until `stop`."""
         try:
             while self._in_hand or not self._stopping.is_set():
                 await self._try(self._round())
@@ -95,7 +95,7 @@ class CallServer:
             await asyncio.wait(self._in_hand.values(), timeout=HOLD_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _take(self, count: int) -> list[tuple[QueueEntry, int]]:
-        """Up to `count` calls, and how often each was taken."""
+        """Takes up to `count` calls; returns them with how often each was taken."""
         command = scripts.take_calls(
             self._config.queue,
             worker=self._config.name,
@@ -112,7 +112,7 @@ class CallServer:
         ]
 
     async def _wait_for_one(self) -> list[QueueEntry]:
-        """A call that comes soon; one that comes to nobody's knowledge, as this is cancelled, is taken over."""
+        """Waits for a call. One that arrives unnoticed, as this is cancelled, is taken over later."""
         block_ms = min(self._config.block_ms, round(HOLD_S * 1000))
         calls = keys.calls(self._config.queue)
         try:
@@ -123,7 +123,7 @@ class CallServer:
         except TimeoutError:
             if not limit.expired():
                 raise
-            return []  # the server counts by its clock, which may have been set back
+            return []  # the server uses its own clock, which may have been set back
         return [
             QueueEntry.of(entry_id.decode(), fields, self._config.max_body_bytes)
             for _, entries in stream_entries(answer)
@@ -151,7 +151,9 @@ class CallServer:
             await pause(never, backoff.next_s())
 
     async def _try_publish(self, entry: QueueEntry, answer: Answer) -> bool:
-        """False: the server takes nothing now. The call stays in hand, for who takes it over would begin anew."""
+        """Tries to publish; False: the server accepts nothing now. The call stays in hand, as its next worker would
+        start over.
+        """
         try:
             await self._publish(entry, answer)
         except (*faults.REDIS_ERRORS, OSError) as error:
@@ -185,7 +187,7 @@ class CallServer:
             if is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
-            self._has_group = self._has_group and not is_junk(error)  # what makes it sets junk aside
+            self._has_group = self._has_group and not is_junk(error)  # making the group sets junk aside
             if faults.must_wait(error):
                 self._readiness.lost_redis(_PART, error)
             elif self._is_readable:  # or it was said; and it is no reason to serve no requests

@@ -1,4 +1,5 @@
-"""Two results of a benchmark, figure by figure: whether they may be compared, and how much each differs for sure.
+"""Compares two results of a benchmark, figure by figure: whether they may be compared, and how certain each change is.
 
-`sameness` says whether, `figures` what is compared, `intervals` how sure, `comparison` has it all, `table` shows it.
+`sameness` decides whether, `figures` lists what is compared, `intervals` says how certain a change is, `comparison`
+puts it together and `table` prints it.
 """

@@ -1,4 +1,4 @@
-"""Two results, figure by figure."""
+"""Compares two results, figure by figure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.worker.bench.summary import Target
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of both. None: a side has no such figure, or too few values to say how sure the change is."""
+    """One figure of both sides. None: a side has no such figure, or too few values to say how certain the change is."""
 
     figure: Figure
     first: float | None
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def change(self) -> float | None:
-        """From the first to the second: a share of the first, or of shares the difference; None: there is none."""
+        """The change from first to second: a ratio less 1, or for shares the difference; None: there is none."""
         if self.first is None or self.second is None:
             return None
         if self.figure.kind == "share":
@@ -50,13 +50,13 @@ class Row:
 
     @property
     def verdict(self) -> Literal["better", "worse", ""]:
-        """Where no change at all is outside of the interval."""
+        """The direction of the change, if the interval excludes no change."""
         if self.interval is None or self.interval.low <= 0 <= self.interval.high:
             return ""
         return "better" if (self.interval.low > 0) == self.figure.is_better_high else "worse"
 
     def is_worse_by(self, limit: float) -> bool:
-        """Whether all of the interval is on the wrong side of no change, and further from it than `limit`."""
+        """Checks whether the whole interval is on the worse side of zero, and further from it than `limit`."""
         if self.interval is None:
             return False
         return self.interval.high < -limit if self.figure.is_better_high else self.interval.low > limit
@@ -64,9 +64,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`obstacles` is what they should have in common and have not; `others`, what else differs.
+    """A comparison of two sides.
 
-    Of several pairs `first` and `second` are those of the first one; `is_paired`: requests at one place are the same.
+    `obstacles` lists what the sides should have in common but do not; `others` lists all other differences.
+
+    With several pairs, `first` and `second` are those of the first pair. `is_paired`: requests at the same index are
+    the same.
     """
 
     pairs: tuple[tuple[Result, Result], ...]
@@ -86,12 +89,12 @@ class Comparison:
 
     @property
     def test(self) -> str | None:
-        """What p is by; None: there is none."""
+        """The test that p comes from; None: there is none."""
         return {"pairs": PAIRED, "runs": WELCH, "requests": None}[self.unit]
 
     @property
     def method(self) -> str:
-        """Where the intervals come from."""
+        """The method that the intervals come from, in words."""
         if self.unit == "pairs":
             return f"95 % intervals and p: {PAIRED} on {len(self.pairs)} pairs of files, each as measured in turn"
         if self.unit == "runs":
@@ -104,7 +107,7 @@ class Comparison:
         )
 
     def worse_by(self, limit: float) -> list[Row]:
-        """The figures that are worse by more than `limit`, for sure."""
+        """Returns the figures that are certainly worse by more than `limit`."""
         return [row for row in self.rows if row.is_worse_by(limit)]
 
     def to_json(self) -> dict[str, Any]:
@@ -120,10 +123,10 @@ class Comparison:
 
 
 def compare(*pairs: tuple[Result, Result], anyway: bool = False) -> Comparison:
-    """Compares all figures that both have, of one pair, or of several that were measured one after the other.
+    """Compares all figures that both sides have, in one pair or in several that were measured in turn.
 
     Raises:
-        NotComparable: they are of another model, load or machine, and not `anyway`.
+        NotComparable: their model, load or machine differ, and `anyway` is not set.
     """
     first, second = pairs[0]
     everyone = [result for pair in pairs for result in pair]
@@ -146,7 +149,7 @@ def compare(*pairs: tuple[Result, Result], anyway: bool = False) -> Comparison:
 
 
 def _in_the_way(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any, Any], ...]:
-    """What should be the same of all, and of all on one side, and is not; each once."""
+    """Returns what should be equal across all results, or across one side, but is not; each difference once."""
     first, *others = (result for pair in pairs for result in pair)
     found = [each for result in others for each in obstacles(first, result)]
     for one, *more in zip(*pairs, strict=True):
@@ -185,13 +188,13 @@ def _of_runs(result: Result, figure: Figure) -> list[float] | None:
 
 
 def _whole(values: Sequence[float | None]) -> list[float] | None:
-    """None if one is."""
+    """Returns None if any value is None."""
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else None
 
 
 def _mean(values: Sequence[float] | None, figure: Figure) -> float | None:
-    """The geometric one of what is compared as a ratio; of two deliveries at one moment the time between is 0."""
+    """Returns the geometric mean for ratios, unless a value is 0: the time between two simultaneous deliveries is."""
     if values is None:
         return None
     return float(np.mean(values) if figure.kind == "share" or min(values) == 0 else np.exp(np.mean(np.log(values))))

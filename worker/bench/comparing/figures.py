@@ -1,4 +1,4 @@
-"""Which figures are compared, and what of each request they are made of."""
+"""The figures that are compared, and the values of each request that they are computed from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Statistic = Literal["mean", "p50", "p90", "p99"]
 
 STATISTICS: tuple[Statistic, ...] = ("mean", "p50", "p90", "p99")
-"""Not the largest: it says little of the next run's, and no resampling knows of anything beyond it."""
+"""Without the maximum: it says little about the next run's, and resampling knows nothing beyond it."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -28,7 +28,7 @@ _LATENCIES = ("TTFT", "TPOT", "ITL", "E2E")
 class Figure:
     """One line of a comparison.
 
-    Figures of kind `share` lie between 0 and 1, and their change is a difference; that of all others is a ratio.
+    Figures of kind `share` lie between 0 and 1, and their change is a difference; for all others it is a ratio.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Figure:
     statistic: Statistic = "mean"
 
     def of_run(self, result: Result, place: int, run: Summary) -> float | None:
-        """The figure of one run; None: there is none, as nothing succeeded."""
+        """Returns the figure of one run; None: there is none, as nothing succeeded."""
         if self.kind == "latency":
             spread = getattr(run, f"{self.latency.lower()}_ms")
             return None if spread is None else float(getattr(spread, self.statistic))
@@ -60,7 +60,7 @@ _RUN_FIELDS = {
 
 
 def figures(has_target: bool) -> Iterator[Figure]:
-    """All of them; `has_target`: whether requests were held against one."""
+    """Yields all figures; `has_target`: whether requests were held against a target."""
     yield Figure("output rate", "tok/s", "rate", is_better_high=True)
     yield Figure("request rate", "req/s", "rate", is_better_high=True)
     if has_target:
@@ -75,7 +75,7 @@ def figures(has_target: bool) -> Iterator[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Values of one run, and at which place the request is that each belongs to."""
+    """Values of one run, and the index of the request that each belongs to."""
 
     values: Floats  # in ascending order
     owners: Ints
@@ -83,7 +83,7 @@ class Sample:
 
     @classmethod
     def of(cls, recorder: Recorder, figure: Figure, target: Target) -> Sample:
-        """Of what `figure` is made of."""
+        """Collects the values that `figure` is computed from."""
         values_of = _of_request(figure, target)
         found = [values_of(line) for line in recorder.timelines]
         owners = np.repeat(np.arange(len(found)), [len(values) for values in found])
@@ -93,7 +93,7 @@ class Sample:
 
 
 def _of_request(figure: Figure, target: Target) -> Callable[[Timeline], Sequence[float]]:
-    """A request's values: several where it has several deliveries, none where it failed."""
+    """Returns a function for a request's values: several if it has several deliveries, none if it failed."""
     if figure.name == "failed":
         return lambda line: [float(not line.is_complete)]
     if figure.name == "good":

@@ -1,16 +1,16 @@
-"""How sure a change is: an interval that has it in 95 of 100 cases, and where runs were repeated a p-value.
+"""How certain a change is: an interval that contains it in 95 of 100 cases, and for repeated runs a p-value.
 
 **Runs** are the unit where both sides have several: Welch's t on one value of each run (B. L. Welch, "The
 generalization of Student's problem", Biometrika 34, 1947; whole runs as the unit: A. Georges, D. Buytaert, L. Eeckhout,
-"Statistically rigorous Java performance evaluation", OOPSLA 2007). What differs between runs is in it.
+"Statistically rigorous Java performance evaluation", OOPSLA 2007). Variation between runs is included.
 
 **Pairs** are the unit where files were measured in turn, first, second, first, second: Student's t on the differences
-within pairs ("The probable error of a mean", Biometrika 6, 1908). What changes slowly is the same for both of a pair.
+within pairs ("The probable error of a mean", Biometrika 6, 1908). Slow changes affect both of a pair alike.
 
 **Requests** are the unit where a side has one run: a bootstrap with percentile intervals (B. Efron, R. Tibshirani, "An
 Introduction to the Bootstrap", 1993, chapter 13), in which a request is drawn with all of its deliveries (clusters: A.
-Davison, D. Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8), and from both sides at once where
-the load is the same. What differs between runs is not in it, and rates have none: a run has one.
+Davison, D. Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8), and from both sides at once if the
+load is the same. Variation between runs is not included, and rates have no interval: a run has only one rate.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ WELCH = "Welch's t-test"
 PAIRED = "paired t-test"
 RESAMPLES = 2000
 SEED = 0
-MIN_REQUESTS = 10  # of a run, for any interval by requests
-MIN_BEYOND = 5  # values beyond a quantile, below which resampling does not know how far it may move
+MIN_REQUESTS = 10  # in a run, for any interval by requests
+MIN_BEYOND = 5  # values beyond a quantile: with fewer, resampling can't tell how far the quantile may move
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of a change. `p`: how often chance alone gives such a difference or a larger one, by `test`; None: not tested."""
+    """An interval of a change. `p`: probability of such a difference or a larger one by chance, from `test`; None: not
+    tested.
+    """
 
     low: float
     high: float
@@ -46,12 +48,12 @@ class Interval:
     test: str | None = None
 
     def through(self, function: Callable[[float], float]) -> Interval:
-        """Of an ascending function of the change."""
+        """Returns the interval of an increasing function of the change."""
         return replace(self, low=function(self.low), high=function(self.high))
 
 
 def by_runs(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Of the difference of the means of `second` and `first`, with two values or more each."""
+    """Returns the interval of the difference of the means of `second` and `first`, each of two values or more."""
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return _certain(float(np.mean(second) - np.mean(first)))
     with _narrow_ones():
@@ -59,7 +61,7 @@ def by_runs(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def by_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Of the mean of the differences of `second` and `first`, two or more, of which those at one place are a pair."""
+    """Returns the interval of the mean difference of `second` and `first`: two pairs or more, matched by index."""
     differences = np.subtract(second, first)
     if np.ptp(differences) == 0:
         return _certain(float(differences[0]))
@@ -68,13 +70,13 @@ def by_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def _certain(change: float) -> Interval:
-    """Where nothing varies there is nothing to test."""
+    """Returns an interval of no width: where nothing varies there is nothing to test."""
     return Interval(change, change)
 
 
 @contextmanager
 def _narrow_ones() -> Iterator[None]:
-    """Values that are nearly the same have narrow intervals, of which scipy warns."""
+    """Silences scipy's warning that nearly equal values have narrow intervals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
@@ -88,13 +90,13 @@ def _tested(test: Any, name: str) -> Interval:
 def by_requests(
     first: Sample, second: Sample, statistics: Sequence[Statistic], *, is_paired: bool, is_ratio: bool
 ) -> list[Interval | None]:
-    """For each of `statistics` that of the change; None where there are too few requests to tell.
+    """Returns the interval of the change for each of `statistics`; None where there are too few requests to tell.
 
     Args:
-        first: of one run.
-        second: of one run.
-        statistics: of what the samples have.
-        is_paired: requests at one place are the same on both sides.
+        first: sample of one run.
+        second: sample of one run.
+        statistics: of the values in the samples.
+        is_paired: requests at the same index are the same on both sides.
         is_ratio: the change is a ratio less 1, else a difference.
     """
     rng = np.random.default_rng(SEED)
@@ -112,12 +114,12 @@ def by_requests(
 
 
 def _drawn(rng: np.random.Generator, num_requests: int) -> Ints:
-    """How often each request is drawn."""
+    """Draws requests with replacement; returns how often each was drawn."""
     return np.bincount(rng.integers(num_requests, size=num_requests), minlength=num_requests)
 
 
 def _of_resample(sample: Sample, drawn: Ints, statistics: Sequence[Statistic]) -> list[float]:
-    """As of a sample in which each value is as often as its request is drawn."""
+    """Returns the statistics of a sample in which each value occurs as often as its request was drawn."""
     weights = drawn[sample.owners]
     up_to = np.cumsum(weights)
     total = int(up_to[-1]) if up_to.size else 0
@@ -132,7 +134,7 @@ def _of_resample(sample: Sample, drawn: Ints, statistics: Sequence[Statistic]) -
 
 
 def _quantile(values: Floats, up_to: Ints, place: float) -> float:
-    """The value at a place between two, as `numpy.percentile` has it; `up_to` counts values up to each."""
+    """Returns the value at a fractional rank, as `numpy.percentile` does; `up_to` has the cumulative counts."""
     below = math.floor(place)
     low, high = values[np.searchsorted(up_to, [below, math.ceil(place)], side="right")]
     return float(low + (high - low) * (place - below))

@@ -1,4 +1,4 @@
-"""Whether two results are of the same model, load and machine."""
+"""Checks whether two results are of the same model, load and machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MACHINE = ("processor", "cores", "gpus")
 
 
 def obstacles(first: Result, second: Result) -> Iterator[tuple[str, Any, Any]]:
-    """By what they cannot be compared: the field, and what each has there."""
+    """Yields what rules a comparison out: the field, and its value in each result."""
     yield from _differing("title", {"": _what(first)}, {"": _what(second)}, ("",))
     yield from _differing("options", first.options, second.options, _MODEL)
     if not has_same_load(first, second):
@@ -27,12 +27,12 @@ def obstacles(first: Result, second: Result) -> Iterator[tuple[str, Any, Any]]:
 
 
 def has_same_load(first: Result, second: Result) -> bool:
-    """Whether both were sent the same at the same times: then requests at one place are a pair."""
+    """Checks whether both were sent the same requests at the same times: then requests at the same index are a pair."""
     return bool(first.load) and first.load == second.load
 
 
 def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any]]:
-    """Options that differ and are no obstacle, and the versions: what a comparison may be made for."""
+    """Returns the versions, and the options that differ without being obstacles: what a comparison may be made for."""
     in_the_way = {name for name, _, _ in obstacles(first, second)}
     names = sorted({*first.options, *second.options})
     differing = _differing("options", first.options, second.options, names)
@@ -42,7 +42,7 @@ def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any
 
 
 def _what(result: Result) -> str:
-    """An engine by itself, or a service: what its title begins with."""
+    """Returns whether an engine by itself or a service was measured: the beginning of the title."""
     return result.title.partition(",")[0]
 
 
