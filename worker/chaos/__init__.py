@@ -1,4 +1,4 @@
-"""`penstock chaos`: workers that are killed, frozen and cut off while clients write down every entry they see.
+"""`penstock chaos`: workers are killed, frozen and cut off while clients record every entry they see.
 
 plan.py         requests and faults, all from one seed
 site.py         the server: an embedded one, or the one that was named

@@ -1,4 +1,4 @@
-"""Decides from a history whether the promises P1 to P5 of `docs/guarantees.md` were kept. Trusts nothing else."""
+"""Decides from a history alone whether the promises P1 to P5 of `docs/guarantees.md` were kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAULTS: tuple[Fault, ...] = ("lost", "doubled", "out of order", "wrong", "late")
 
 
 Truths = Mapping[str, Sequence[Truth]]
-"""By request id, one for each choice."""
+"""The true replies by request id, one for each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Problem:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the checker found."""
+    """The checker's findings."""
 
     problems: list[Problem] = field(default_factory=list)
-    resumed: int = 0  # times a claim went on where another one's tokens ended
+    resumed: int = 0  # times a claim continued exactly where the previous claim's tokens ended
     longest_recovery_s: float = 0.0
 
     @property
@@ -46,11 +46,11 @@ class Verdict:
 
 
 def check(history: History, truths: Truths, *, recovery_limit_s: float) -> Verdict:
-    """Looks at every record.
+    """Checks every record.
 
     Args:
         history: of a run that is over.
-        truths: what each request must give.
+        truths: what each request must produce.
         recovery_limit_s: how long a request may stay with a dead worker while nothing else goes wrong.
     """
     verdict = Verdict()
@@ -67,7 +67,7 @@ def check(history: History, truths: Truths, *, recovery_limit_s: float) -> Verdi
 
 
 class _RecordCheck:
-    """P1 to P4 for one request."""
+    """Checks P1 to P4 for one request."""
 
     def __init__(self, record: Record, truths: Sequence[Truth], verdict: Verdict) -> None:
         self._record = record
@@ -179,7 +179,7 @@ class _RecordCheck:
             self._check_said(index, truth, self._end)
 
     def _check_said(self, index: int, truth: Truth, end: Seen) -> None:
-        """What was said is all of the truth, or of a reply that was stopped, its beginning."""
+        """Checks that the reply is all of the truth, or its beginning if it was stopped."""
         said = self._choices[index].truth("", stop_of(end.fields))
         for name, found, right in (
             ("text", said.text, truth.text),
@@ -200,7 +200,7 @@ class _RecordCheck:
         return self._end is not None and self._end.fields["finish_reason"] not in ("cancelled", "expired", "error")
 
     def _check_stored(self) -> None:
-        """What the client saw and what the stream holds are the same: nothing came late, nothing was missed."""
+        """Checks that the client saw exactly what the stream holds: nothing came late, nothing was missed."""
         if self._record.stored is None:
             return
         seen = Counter(entry.entry_id for entry in self._record.seen)
@@ -213,9 +213,9 @@ class _RecordCheck:
 
 
 def _check_recovery(record: Record, events: Sequence[Event], limit_s: float, verdict: Verdict) -> None:
-    """P5: after the worker that had the request was killed or frozen, another one takes it soon.
+    """Checks P5: after the worker that had a request was killed or frozen, another one takes the request soon.
 
-    Time is counted from the last thing that went wrong in between, as that may have befallen the heir.
+    Time is counted from the last fault in between, as that may have hit the next worker.
     """
     owner, owned_s = "", 0.0
     for entry in record.seen:

@@ -1,4 +1,4 @@
-"""Clients that write down every entry they see, with its id. They read raw, so that nothing is tidied up for them."""
+"""Clients that record every entry they see, with its id. They read raw entries, so nothing is tidied up for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.worker.chaos.plan import RequestPlan
 BLOCK_S = 1.0
 RETRY_S = 0.05
 PAGE = 1000
-MAX_TROUBLES = 5  # so many workers that ended by themselves, and the run has failed: nobody waits for replies any more
+MAX_TROUBLES = 5  # workers that end by themselves before the run counts as failed and stops waiting for replies
 REQUEST_FIELDS = (
     *("id", "prompt", "max_tokens", "n", "min_tokens", "stop"),
     *("seed", "temperature", "ignore_eos", "timeout_s", "tenant", "priority"),
@@ -31,15 +31,15 @@ _T = TypeVar("_T")
 
 
 class Clients:
-    """Sends the requests of a plan, so many at a time, each followed to its end.
+    """Sends the requests of a plan, a limited number at a time, and follows each to its end.
 
     Args:
         redis: for commands.
         blocking: for reading, one connection for each reply that is followed.
-        direct: for looking at what is left, past all proxies.
-        queue: where to.
-        history: where the records go.
-        patience_s: a reply that stands still for so long is given up.
+        direct: for reading what is left, past all proxies.
+        queue: to send to.
+        history: takes the records.
+        patience_s: a reply that stalls for longer is given up.
         progress: called with the number of replies that have ended.
     """
 
@@ -64,7 +64,7 @@ class Clients:
         self._num_ended = 0
 
     async def run(self, requests: tuple[RequestPlan, ...], *, in_flight: int) -> None:
-        """Sends all, and returns when each has ended or was given up."""
+        """Sends all requests, and returns when each has ended or was given up."""
         gate = asyncio.Semaphore(in_flight)
 
         async def serve(request: RequestPlan) -> None:
@@ -81,7 +81,7 @@ class Clients:
                 tasks.create_task(serve(request))
 
     async def audit(self) -> None:
-        """Reads every reply stream once more, when everything is over."""
+        """Reads every reply stream once more when the run is over."""
         for request_id, record in self._history.records.items():
             record.stored = []
             start = "-"
@@ -90,7 +90,7 @@ class Clients:
                 start = f"({page[-1].entry_id}"
 
     async def wait_until_empty(self, timeout_s: float) -> None:
-        """Waits until the queue holds nothing, and writes down what it holds when that takes too long."""
+        """Waits until the queue is empty, and records what is left in it after `timeout_s`."""
         give_up_s = time.monotonic() + timeout_s
         while True:
             left = await self._patiently(lambda: self._direct.xlen(keys.requests(self._queue)))

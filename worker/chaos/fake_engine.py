@@ -1,7 +1,7 @@
 """A deterministic engine without a model: any reader can tell whether a reply is right, whole and in order.
 
 Token i of a choice is a hash of (prompt, seed or request id, choice, i), and its text is a short word. So what a
-request must give is known from the request alone, whatever workers it ran on.
+request must give is known from the request alone, whichever workers it ran on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POISON = 0  # a prompt with this token (a NUL in its text) ends the engine with 
 
 
 def expected_tokens(prompt: Sequence[int], source: str | int, index: int, count: int, start: int = 0) -> list[int]:
-    """Tokens [start, count) of choice `index`; `source` is the request's seed, or its id if it has none."""
+    """Returns tokens [start, count) of choice `index`; `source` is the request's seed, or its id if it has none."""
     key = blake2b(repr((tuple(prompt), str(source), index)).encode(), digest_size=16).digest()
     return [
         int.from_bytes(blake2b(key + str(at).encode(), digest_size=4).digest(), "big") % VOCAB_SIZE
@@ -36,12 +36,12 @@ def expected_tokens(prompt: Sequence[int], source: str | int, index: int, count:
 
 
 def expected_text(prompt: str, source: str | int, count: int, index: int = 0) -> str:
-    """The whole text of a choice that has `count` tokens, for a prompt as `FakeText` encodes it."""
+    """Returns the whole text of a choice of `count` tokens, for a prompt as `FakeText` encodes it."""
     return "".join(word(token) for token in expected_tokens(prompt.encode(), source, index, count))
 
 
 def expected_speech(prompt: str, request_id: str, tokens: Sequence[int], index: int) -> Said:
-    """What these tokens say, as a whole reply to such a prompt."""
+    """Returns what these tokens say as a whole reply to such a prompt."""
     return everything_said(speech_of(prompt.encode(), request_id, index, holds_back=False), tokens)
 
 
@@ -79,10 +79,10 @@ class FakeEngine:
 
     Args:
         max_num_seqs: sequences that run at once; the others wait.
-        max_model_len: prompt tokens that are refused beyond this.
-        prefill_steps: steps a new sequence takes before its first token.
+        max_model_len: longest prompt in tokens; longer ones are refused.
+        prefill_steps: steps that a new sequence takes before its first token.
         step_s: how long a step takes.
-        holds_back: the text of a sequence is one token late, as if each could begin a stop string.
+        holds_back: delays text by one token, as if each token could begin a stop string.
 
     A prompt that begins with `CALL` gets a reply with reasoning and tool calls.
     """
@@ -97,7 +97,7 @@ class FakeEngine:
         holds_back: bool = False,
     ) -> None:
         self.max_num_seqs = max_num_seqs
-        self.most_rows = 0  # sequences that were ever here at once, running and waiting
+        self.most_rows = 0  # most sequences that were ever here at once, running and waiting
         self.prefilled: list[str] = []  # ids of the requests that ran, in order
         self._max_model_len = max_model_len
         self._prefill_steps = prefill_steps
@@ -115,7 +115,7 @@ class FakeEngine:
             self._allowed = 0
 
     def allow(self, steps: int | None = None) -> None:
-        """Lets `steps` more steps make progress, or all to come."""
+        """Lets `steps` more steps make progress; None: all further ones."""
         with self._lock:
             self._allowed = None if steps is None or self._allowed is None else self._allowed + steps
 
@@ -131,7 +131,7 @@ class FakeEngine:
             generated = list(request.generated[index]) if request.generated else []
             speech = speech_of(request.prompt_token_ids, request.id, index, holds_back=self._holds_back)
             for token in generated:
-                speech.push(token)  # an earlier run has given out what they released
+                speech.push(token)  # an earlier run has published what they released
             self._rows.append(_Row(request, index, self._prefill_steps, generated, speech))
         self.most_rows = max(self.most_rows, len(self._rows))
 
@@ -148,7 +148,7 @@ class FakeEngine:
 
     def step(self) -> list[Output]:
         if not self._may_go_on():
-            time.sleep(0.001)  # a device that takes its time, but aborts are seen
+            time.sleep(0.001)  # a slow device, but aborts are still noticed
             return self._take_aborted()
         if self._step_s:
             time.sleep(self._step_s)
@@ -190,7 +190,7 @@ class FakeEngine:
 
     def _advance(self, row: _Row) -> Output:
         row.ended = _reason(row)
-        if row.ended is not None:  # with what an earlier run generated, and gave out
+        if row.ended is not None:  # an earlier run generated the rest, and published it
             return _output(row, (), Said())
         params, at = row.request.sampling, len(row.tokens)
         source = row.request.id if params.seed is None else params.seed
@@ -203,7 +203,7 @@ class FakeEngine:
 
 
 def fake_model(engine: FakeEngine | None = None) -> Model:
-    """What a worker service loads in tests."""
+    """Returns the model that a worker service loads in tests."""
     return Model(engine or FakeEngine(), FakeText(), GenerationDefaults(eos_token_ids=()))
 
 

@@ -1,6 +1,6 @@
-"""What the tokens of the fake engine say: words, and in a reply that calls tools, reasoning and calls between them.
+"""Turns the tokens of the fake engine into words, and for replies that call tools into reasoning and calls.
 
-Everything here is a function of the tokens alone, fed one by one, as it is in the real engine.
+Everything here is a function of the tokens alone, fed one by one, as in the real engine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 from penstock.engine.request import ToolCallDelta
 from penstock.engine.text.response.call_ids import call_id
 
-CALL = "Call "  # a prompt that begins so gets a reply with reasoning and tool calls
-_TURN = 7  # a token that this divides ends the reasoning, begins a call, or ends one
+CALL = "Call "  # a prompt with this beginning gets a reply with reasoning and tool calls
+_TURN = 7  # a token divisible by this ends the reasoning, begins a call, or ends one
 _SYLLABLES = ("ba", "do", "fi", "gu", "ké", "lo", "mi", "nu", "pa", "ro", "si", "tu", "vä", "wo", "xi", "日")
 
 
@@ -23,7 +23,7 @@ def word(token: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What some tokens said."""
+    """The text, reasoning and tool calls of some tokens."""
 
     text: str = ""
     reasoning: str = ""
@@ -40,20 +40,20 @@ class Speech(Protocol):
     """Whether a tool call is complete."""
 
     def push(self, token: int) -> Said:
-        """What this token released."""
+        """Returns what this token released."""
 
     def finish(self) -> Said:
-        """What was held back."""
+        """Returns what was held back."""
 
 
 def speech_of(prompt: Sequence[int], request_id: str, index: int, *, holds_back: bool) -> Speech:
-    """For choice `index` of a request with this prompt.
+    """Makes the speech of choice `index` of a request with this prompt.
 
     Args:
         prompt: its tokens.
-        request_id: which the ids of its tool calls are made of.
+        request_id: the ids of tool calls are made from it.
         index: of the choice.
-        holds_back: the words of text come one token late, as if each could begin a stop string.
+        holds_back: delays text by one token, as if each word could begin a stop string.
     """
     if bytes(token & 255 for token in prompt[: len(CALL)]) == CALL.encode():
         return _Caller(request_id, index)
@@ -61,7 +61,7 @@ def speech_of(prompt: Sequence[int], request_id: str, index: int, *, holds_back:
 
 
 def everything_said(speech: Speech, tokens: Iterable[int]) -> Said:
-    """By a whole reply."""
+    """Returns what a whole reply says."""
     said = Said()
     for token in tokens:
         said = said.then(speech.push(token))
@@ -87,7 +87,7 @@ class _Talker:
 
 
 class _Caller:
-    """Reasons, then talks and calls tools by turns. A word of reasoning is held back: it could begin the end of it."""
+    """Reasons, then alternates between text and tool calls. Holds a word of reasoning back: it could begin the end."""
 
     def __init__(self, request_id: str, index: int) -> None:
         self.has_called = False

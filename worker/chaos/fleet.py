@@ -1,4 +1,4 @@
-"""Worker processes, each behind a proxy of its own. One that is killed is followed by a new one."""
+"""Worker processes, each behind a proxy of its own. A killed one is replaced."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.worker.chaos.proxy import Proxy, Watcher
 from penstock.worker.chaos.site import Site
 
 POLL_S = 0.05
-END_TIMEOUT_S = 120.0  # on a machine that does much else
+END_TIMEOUT_S = 120.0  # generous, for a machine that is busy with other work
 RESPAWN_S = 0.1  # from a kill to the next worker
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """How workers are made. `settings` is by name, as in `WorkerConfig` and, with a model, `Settings`."""
+    """Settings of the workers. `settings` is by name, as in `WorkerConfig` and, with a model, `Settings`."""
 
     queue: str
     logs: Path
@@ -32,7 +32,7 @@ class WorkerSetup:
     fake_engine: Mapping[str, Any] = field(default_factory=dict)
 
     def has_joined(self, name: str) -> bool:
-        """Whether it got as far as its queue: a signal may end one that still loads, before it has opened its log."""
+        """Checks whether a worker has joined its queue: before that, a signal may end it while it still loads."""
         log = self._log(name)
         return log.exists() and '"joined"' in log.read_text(errors="replace")
 
@@ -49,7 +49,7 @@ class WorkerSetup:
 
 @dataclass(slots=True)
 class Slot:
-    """A place for one worker after the other."""
+    """A place for a succession of workers."""
 
     index: int
     proxy: Proxy
@@ -65,14 +65,14 @@ class Slot:
 
 
 class Fleet:
-    """Starts, kills, freezes and wakes. Use `async with`; at the end nothing of it runs any more.
+    """Starts, kills, freezes and wakes workers. Use `async with`; on exit all of them have ended.
 
     Args:
         site: where the server is.
-        setup: how workers are made.
-        num_workers: how many.
-        watch: makes what looks at the traffic of a slot.
-        history: where to write down what was done.
+        setup: makes workers.
+        num_workers: number of slots.
+        watch: makes the watcher of a slot's traffic.
+        history: records what was done.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Fleet:
             await slot.proxy.stop()
 
     def kill(self, slot: Slot) -> None:
-        """SIGKILL; what is still on its way through the proxy is lost with it."""
+        """Sends SIGKILL; what is still on its way through the proxy is lost as well."""
         if slot.process is None:
             return
         slot.process.send(signal.SIGKILL)
@@ -122,7 +122,7 @@ class Fleet:
         self._keep(asyncio.create_task(self._respawn(slot)))
 
     def freeze(self, slot: Slot, wait_over: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """SIGSTOP, and SIGCONT once `wait_over` returns. The task ends when it is awake."""
+        """Sends SIGSTOP, and SIGCONT once `wait_over` returns. The task ends when the worker is awake."""
         if slot.waking is not None:
             return slot.waking
         if slot.process is not None:
@@ -133,11 +133,13 @@ class Fleet:
         return slot.waking
 
     async def wait_awake(self) -> None:
-        """Returns when nobody is frozen."""
+        """Waits until no worker is frozen."""
         await asyncio.gather(*(slot.waking for slot in self.slots if slot.waking is not None))
 
     async def drain(self) -> None:
-        """SIGTERM for all, once nobody is frozen. Whoever had joined and does not end with status 0 is a trouble."""
+        """Sends SIGTERM to all workers once none is frozen. One that had joined and exits with another status than 0 is
+        a trouble.
+        """
         await self.wait_awake()
         self._is_closing = True
         for slot in self.slots:
@@ -186,7 +188,7 @@ class Fleet:
                 self._note("wake", slot)
 
     async def _supervise(self) -> None:
-        """A worker that ends without being told to is a trouble, and is replaced like one that was killed."""
+        """Replaces workers that ended without being told to, like killed ones, and records each as a trouble."""
         while True:
             await asyncio.sleep(POLL_S)
             for slot in self.slots:

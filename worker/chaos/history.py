@@ -1,4 +1,4 @@
-"""What happened in a run: what every client saw, what the streams held in the end, and what was done to workers."""
+"""Records a run: what every client saw, what the streams held in the end, and what was done to workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EventKind = Literal["start", "kill", "freeze", "wake", "restart", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One entry of a reply stream, when a client read it (monotonic)."""
+    """One entry of a reply stream, and when a client read it (monotonic)."""
 
     entry_id: str
     fields: dict[str, str]
@@ -24,9 +24,9 @@ class Record:
     """One request as its client saw it."""
 
     request: RequestPlan
-    entry_ids: list[str] = field(default_factory=list)  # of the queue entry, as each enqueue answered
+    entry_ids: list[str] = field(default_factory=list)  # of the queue entry, from the answer to each enqueue
     seen: list[Seen] = field(default_factory=list)
-    stored: list[Seen] | None = None  # the whole reply stream, read when everything was over
+    stored: list[Seen] | None = None  # the whole reply stream, read after the run
 
     @property
     def has_ended(self) -> bool:
@@ -35,7 +35,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a worker, or to the server (`worker` is then empty), at `at_s` (monotonic)."""
+    """An event of a worker, or of the server (then `worker` is empty), at `at_s` (monotonic)."""
 
     kind: EventKind
     worker: str
@@ -44,24 +44,24 @@ class Event:
 
 @dataclass(slots=True)
 class Wire:
-    """What the proxies saw pass by."""
+    """Counts of what the proxies saw."""
 
-    dropped: int = 0  # answers that were lost after the command was executed
+    dropped: int = 0  # answers that were lost after the command had been executed
     cut: int = 0  # commands that were lost
     delayed: int = 0
     fenced: int = 0  # writes of a worker that had lost its claim, refused by the server
-    absorbed: int = 0  # writes that had arrived before, refused by the server
+    absorbed: int = 0  # writes that had arrived before, refused by the server as duplicates
 
 
 @dataclass(slots=True)
 class History:
-    """All of a run."""
+    """Everything about a run."""
 
     records: dict[str, Record] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     wire: Wire = field(default_factory=Wire)
-    left_in_queue: int = 0  # entries when everything was over
+    left_in_queue: int = 0  # entries after the run
     dead_letters: int = 0
     troubles: list[str] = field(default_factory=list)  # workers that ended by themselves
-    missed: int = 0  # faults that found no moment, for no fault of the workers
+    missed: int = 0  # faults that found no moment, through no fault of the workers
     seconds: float = 0.0

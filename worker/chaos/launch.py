@@ -1,4 +1,4 @@
-"""What `penstock chaos` runs: a server if none is named, then the run, and nothing is left behind."""
+"""Runs `penstock chaos`: starts a server if none is named, then the run, and cleans up."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.worker.progress import Progress
 
 
 def launch(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:
-    """Runs chaos against the server at `redis_url`, or one of its own that keeps an append-only file.
+    """Runs chaos against the server at `redis_url`, or against a server of its own with an append-only file.
 
-    The workers' logs stay where `Outcome.logs` says if a promise was broken, and are removed otherwise.
+    The workers' logs stay in `Outcome.logs` if a promise was broken, and are removed otherwise.
 
     Raises:
         ValueError: the URL is not of a single server without TLS.

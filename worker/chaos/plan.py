@@ -1,4 +1,4 @@
-"""What a run consists of: its requests, and the fault that befalls some of them. A function of the options alone."""
+"""Plans a run: its requests, and the faults that hit some of them. Depends on the options alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KILL_MOMENTS: tuple[tuple[Stage, Side], ...] = (
     ("ack", "before"),
     ("ack", "after"),
 )
-# With the model, whose choices end at different tokens. `choice` is a chunk that ends one while others go on.
+# Moments with the model, whose choices end at different tokens. `choice` is a chunk that ends one while others go on.
 MODEL_KILL_MOMENTS: tuple[tuple[Stage, Side], ...] = (
     ("choice", "after"),
     ("chunk", "after"),
@@ -52,9 +52,9 @@ LOSSES: tuple[tuple[Kind, Stage, Side], ...] = (
     ("delay", "finish", "after"),
 )
 
-MODEL_TOKENS = 400  # at most, as a model may be small
+MODEL_TOKENS = 400  # an upper bound, as a model may be small
 
-CHOICE_TOKENS = 250  # of the choice that goes on, where the end of the other is waited for
+CHOICE_TOKENS = 250  # of the choice that goes on, if a fault waits for the end of the other
 
 _WORDS = ("river", "lamp", "seven", "orange", "quiet", "stone", "window", "garden", "paper", "bridge", "winter",
           "apple", "north", "engine", "candle", "letter")  # fmt: skip
@@ -65,7 +65,7 @@ _MODEL_PROMPTS = (
     "How do you spell {word}?",
 )
 _STORY = _MODEL_PROMPTS[2]
-_OPENING = (" far away",)  # of some stories: one choice ends at once, and another, that begins otherwise, goes on
+_OPENING = (" far away",)  # begins some stories: one choice ends at once, another with another beginning goes on
 _TEMPERATURES = (0.0, 0.0, 0.7, 0.9, 1.3)
 _STOPS: tuple[tuple[str, ...], ...] = ((), (), (".",), (" the", "e a", "\n"), ("1", "zz", "and then"))
 _PENALTIES: tuple[Mapping[str, float], ...] = (
@@ -87,7 +87,7 @@ _TOOL: Mapping[str, Any] = {
         "additionalProperties": False,
     },
 }
-# What the replies of the model must follow, by turns; a grammar ends none of them before a fault finds its moment.
+# Forms of the model's replies, in turn. No grammar ends a reply before a fault finds its moment.
 _FORMS: tuple[Mapping[str, Any], ...] = (
     {},
     {"regex": "([a-z]+ |[0-9]+, ){400}"},
@@ -98,7 +98,7 @@ _FORMS: tuple[Mapping[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to the worker that has a request, or to its connection, or to the server.
+    """A fault of the worker that has a request, of its connection, or of the server.
 
     kill      SIGKILL, and the worker's connections are cut
     freeze    SIGSTOP for `length_s`, or until another worker has the request, if that is waited for and comes before;
@@ -112,10 +112,10 @@ class Fault:
     kind: Kind
     stage: Stage
     side: Side
-    at_chunk: int = 1  # stage `chunk`: which one of those seen since the last time
+    at_chunk: int = 1  # stage `chunk`: counts the chunks seen since the last time
     times: int = 1  # each time at another worker
     length_s: float = 0.0
-    until_taken: bool = False  # of `freeze`: after the last of `times` another worker takes the request, and all wake
+    until_taken: bool = False  # of `freeze`: after the last of `times` another worker takes it, and all wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class RequestPlan:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     penalties: Mapping[str, float] = field(default_factory=dict)  # by name, as in GenerateRequest
-    form: Mapping[str, Any] = field(default_factory=dict)  # that the reply must have; the same
+    form: Mapping[str, Any] = field(default_factory=dict)  # form of the reply, by name as in GenerateRequest
     seed: int | None = None
     temperature: float | None = None
     ignore_eos: bool = False
@@ -137,9 +137,9 @@ class RequestPlan:
     timeout_s: float | None = None
     tenant: str | None = None
     priority: int = 0
-    sends: int = 1  # how many times it is enqueued, side by side
-    loses_enqueue: bool = False  # the answer to its first enqueue is lost
-    loses_read: bool = False  # the answer that brings its reader the first entries is lost
+    sends: int = 1  # times that it is enqueued, concurrently
+    loses_enqueue: bool = False  # whether the answer to its first enqueue is lost
+    loses_read: bool = False  # whether the answer with its first entries is lost
     fault: Fault | None = None
 
     @property
@@ -153,7 +153,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """How much of what.
+    """Numbers of requests, workers and faults of each kind.
 
     Raises:
         ValueError: a value is out of range; the message names it.
@@ -182,14 +182,14 @@ class ChaosOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a run."""
+    """Everything that a run does."""
 
     options: ChaosOptions
     requests: tuple[RequestPlan, ...]
 
     @property
     def undisturbed(self) -> tuple[RequestPlan, ...]:
-        """The same requests under other ids, run to their ends: what the model says when nothing happens."""
+        """The same requests under other ids, run to their ends: what the model says undisturbed."""
         return tuple(
             replace(
                 request,
@@ -206,7 +206,7 @@ class Plan:
 
 
 def calm_id(request_id: str) -> str:
-    """Under which a request ran undisturbed; it may have run more than once otherwise, with a suffix."""
+    """Returns the id under which a request ran undisturbed; reruns of it, which have a suffix, share that id."""
     return request_id if request_id.startswith("calm-") else f"calm-{request_id.partition('.')[0]}"
 
 
@@ -225,7 +225,7 @@ def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> Plan:
 
 
 def _faults(rng: random.Random, options: ChaosOptions, ttl_s: float) -> Iterator[Fault]:
-    repeated = options.kills // 3  # all at a few long generations
+    repeated = options.kills // 3  # all hit a few long generations
     while repeated > 1:
         times = min(repeated, 10)
         yield Fault("kill", "chunk", rng.choice(("before", "after")), at_chunk=rng.randint(3, 8), times=times)
@@ -272,7 +272,9 @@ def _fake_request(rng: random.Random, place: int, fault: Fault | None) -> Reques
 
 
 def _model_request(rng: random.Random, place: int, fault: Fault | None) -> RequestPlan:
-    """Greedy or with a seed: without one, the undisturbed run, whose id is another, would draw other tokens."""
+    """Makes a request that is greedy or has a seed. Without one, the undisturbed run would draw other tokens, as its id
+    differs.
+    """
     a, b = rng.randint(1, 400), rng.randint(1, 400)
     request = RequestPlan(
         id=f"r{place}",
@@ -297,11 +299,11 @@ def _model_request(rng: random.Random, place: int, fault: Fault | None) -> Reque
             request, prompt=story, max_tokens=CHOICE_TOKENS, n=2, temperature=1.3, stop=_OPENING, ignore_eos=True
         )
     max_tokens = min(MODEL_TOKENS, _tokens_for(rng, fault, per_chunk=24))
-    return replace(request, max_tokens=max_tokens, stop=(), ignore_eos=True)  # or it could end before the moment comes
+    return replace(request, max_tokens=max_tokens, stop=(), ignore_eos=True)  # or it could end before the fault
 
 
 def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestPlan:
-    """With what its reply must follow, if it is its turn; a grammar says itself when a reply may end."""
+    """Gives a request a form that its reply must follow, if one is due; the grammar then decides when it ends."""
     form = _FORMS[place % len(_FORMS)]
     ends_apart = request.fault is not None and request.fault.stage == "choice"
     if not form or ends_apart or ("tools" in form and not options.has_chats):
@@ -310,11 +312,11 @@ def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestP
 
 
 def _laned(request: RequestPlan, place: int) -> RequestPlan:
-    """Of one of several tenants, with one of several priorities."""
+    """Gives a request one of several tenants and one of several priorities."""
     return replace(request, tenant=(None, "a", "b")[place % 3], priority=(0, 0, 5, -3)[place % 4])
 
 
 def _tokens_for(rng: random.Random, fault: Fault, *, per_chunk: int) -> int:
-    """Enough that the fault finds its moment before the end."""
+    """Returns enough tokens for the fault to find its moment before the end."""
     needed = fault.at_chunk * fault.times * per_chunk if fault.stage == "chunk" else 20
     return needed + rng.randint(20, 80)

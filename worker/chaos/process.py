@@ -22,28 +22,28 @@ from penstock.worker.service import WorkerService
 from penstock.worker.settings_loading import flag
 
 _FORKS = multiprocessing.get_context("forkserver")
-_ROOT = Path(__file__).parents[3]  # of the installed package, or of the source tree
+_ROOT = Path(__file__).parents[3]  # the installed package's, or the source tree's
 _PR_SET_PDEATHSIG = 1
 
 
 class WorkerProcess(Protocol):
-    """A running worker, whatever its engine."""
+    """A running worker with any engine."""
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Returns the exit status, negative for a signal; None while the worker runs."""
 
     def send(self, number: signal.Signals) -> None: ...
 
     def wait(self, timeout_s: float) -> int | None:
-        """Waits for its end: its exit status, None if it is still there after `timeout_s`."""
+        """Waits for the end; returns the exit status, None if the worker still runs after `timeout_s`."""
 
 
 class FakeWorker:
-    """A worker with the fake engine. It is forked from a process that has imported everything, which takes seconds.
+    """A worker with the fake engine. It is forked from a process that has done the imports, which take seconds.
 
     Args:
         url: of Redis.
-        log: the file it logs to, as JSON lines.
+        log: file for its log, as JSON lines.
         engine: arguments of `FakeEngine`.
         config: arguments of `WorkerConfig`.
     """
@@ -70,12 +70,12 @@ class FakeWorker:
 
 
 class ModelWorker:
-    """`penstock worker` itself, with a model.
+    """Runs `penstock worker` itself, with a model.
 
     Args:
         url: of Redis.
-        log: the file it logs to.
-        settings: by name, as `penstock.worker.settings.Settings` has them.
+        log: file for its log.
+        settings: by name, as in `penstock.worker.settings.Settings`.
     """
 
     def __init__(self, url: str, log: Path, settings: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ class ModelWorker:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                start_new_session=True,  # Ctrl-C is for the harness, which then stops its workers
+                start_new_session=True,  # the harness handles Ctrl-C and then stops its workers
             )
 
     def poll(self) -> int | None:
@@ -105,12 +105,12 @@ class ModelWorker:
 
 
 def start_fork_server(module: str = __name__) -> None:
-    """Starts the process that workers are forked from, unless it runs: it has imported `module`."""
+    """Starts the process that workers are forked from, unless it runs; it imports `module` first."""
     _FORKS.set_forkserver_preload([module])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), before] if before else [str(_ROOT)])
     try:
-        forkserver.ensure_running()  # it finds its modules by this variable alone
+        forkserver.ensure_running()  # it finds its modules through this variable alone
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]
@@ -123,19 +123,19 @@ def _text(value: object) -> str:
 
 
 def end_with_harness() -> None:
-    """In a process that was forked so: it ends with the one that started the fork server."""
+    """Ends this forked process together with the harness that started the fork server."""
     if sys.platform == "linux":
-        # The parent, the fork server, ends once nobody holds its pipe any more: the harness, that is, and not its
-        # workers, which get the pipe too and would keep the server alive that they wait for to die.
+        # The parent is the fork server, which ends once nobody holds its pipe any more. Only the harness should hold
+        # it: workers inherit the pipe too, and would keep alive the server whose death they wait for.
         os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # noqa: SLF001
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the harness
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness handles Ctrl-C
 
 
 def _run(url: str, log: Path, engine: dict[str, Any], config: dict[str, Any]) -> None:
     end_with_harness()
     with log.open("w", buffering=1) as stream:
-        os.dup2(stream.fileno(), 2)  # what Python itself says, such as why it ends
+        os.dup2(stream.fileno(), 2)  # Python's own messages, such as why it ends
         configure_logs("info", "json", stream)
         asyncio.run(_serve(url, engine, config))
 

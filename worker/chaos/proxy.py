@@ -11,19 +11,19 @@ from hiredis import PushNotification, Reader, pack_command
 
 Command: TypeAlias = list[bytes]
 Action: TypeAlias = Callable[[], Awaitable[bool]]
-"""What is to happen before a command or an answer is passed on. False: it is not, and the connection is cut."""
+"""Runs before a command or an answer is passed on. False: it is not passed on, and the connection is cut."""
 
 _READ_BYTES = 1 << 16
 
 
 class Watcher(Protocol):
-    """Looks at what passes one proxy."""
+    """Watches the traffic of one proxy."""
 
     def before(self, command: Command) -> Action | None:
-        """A command is about to be passed on to the server."""
+        """Called when a command is about to be passed on to the server."""
 
     def after(self, command: Command, answer: Any) -> Action | None:
-        """The server has executed `command`; its answer is about to be passed back."""
+        """Called when the server has executed `command` and its answer is about to be passed back."""
 
 
 class Proxy:
@@ -49,7 +49,7 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Cuts all connections there are. Callers may connect again."""
+        """Cuts all current connections. Callers may connect again."""
         for link in list(self._links):
             link.cut()
 
@@ -64,14 +64,14 @@ class Proxy:
         self._links.add(link)
         try:
             await link.run()
-        except asyncio.CancelledError:  # the run is over; a task that asyncio.streams made must not end cancelled
+        except asyncio.CancelledError:  # the run is over; a task made by asyncio.streams must not end cancelled
             return
         finally:
             self._links.discard(link)
 
 
 class _Link:
-    """One caller's connection and the one to the server that belongs to it."""
+    """One caller's connection, and its connection to the server."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Link:
             while (command := parser.gets()) is not False:
                 action = self._watcher.before(command)
                 if action is not None:
-                    self._server.write(b"".join(passed))  # what came before it has long been on its way
+                    self._server.write(b"".join(passed))  # the commands before it were sent long before
                     passed = []
                     if not await action():
                         return

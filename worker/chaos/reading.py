@@ -1,4 +1,4 @@
-"""What the chunks of one choice said, read from their raw fields, and what they have to say."""
+"""Reads the chunks of one choice from their raw fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What one choice of a request must give. `calls` is as `ChoiceRead.calls_text` writes them."""
+    """The expected reply of one choice. `calls` is as `ChoiceRead.calls_text` writes them."""
 
     tokens: tuple[int, ...]
     text: str
@@ -21,7 +21,7 @@ class Truth:
 
 @dataclass(slots=True)
 class Call:
-    """A tool call as far as it was read."""
+    """A tool call, as far as it was read."""
 
     id: str
     name: str
@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(slots=True)
 class ChoiceRead:
-    """One choice as far as it was read."""
+    """One choice, as far as it was read."""
 
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class ChoiceRead:
     stop: str = ""
 
     def add(self, fields: Mapping[str, str]) -> Iterator[str]:
-        """Takes the fields of a chunk; yields what is wrong with how its tool calls go on."""
+        """Takes the fields of a chunk; yields errors in how its tool calls continue."""
         self.tokens += tokens_of(fields)
         self.texts.append(fields["text"])
         self.reasoning.append(fields.get("reasoning", ""))
@@ -51,13 +51,13 @@ class ChoiceRead:
             self.add_call(delta.get("id"), delta.get("name"), delta["arguments"])
 
     def add_call(self, id_: str | None, name: str | None, arguments: str) -> None:
-        """Part of a tool call, which begins with it if it has an id."""
+        """Adds a part of a tool call; one with an id begins a new call."""
         if id_ is not None or not self.calls:
             self.calls.append(Call(id_ or "", name or "", []))
         self.calls[-1].arguments.append(arguments)
 
     def truth(self, finish_reason: str, stop: str = "") -> Truth:
-        """For a request that must give the same."""
+        """Returns the truth for a request that must give the same reply."""
         return Truth(
             tuple(self.tokens),
             "".join(self.texts),
@@ -68,15 +68,15 @@ class ChoiceRead:
         )
 
     def calls_text(self) -> str:
-        """Ids, names and arguments in one text. That of what was read before is the beginning of it."""
+        """Joins ids, names and arguments in one text; the text of a partial reply is a prefix of the whole one's."""
         return "\n".join(f"{call.id} {call.name} {''.join(call.arguments)}" for call in self.calls)
 
 
 def tokens_of(fields: Mapping[str, str]) -> list[int]:
-    """Of a chunk."""
+    """Returns the tokens of a chunk."""
     return [int(token) for token in fields.get("tokens", "").split(",") if token]
 
 
 def stop_of(fields: Mapping[str, str]) -> str:
-    """What stopped a choice, as its last chunk or the end tells."""
+    """Returns what stopped a choice, from its last chunk or the end."""
     return fields.get("stop_string", fields.get("stop_token_id", ""))

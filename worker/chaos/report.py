@@ -1,4 +1,4 @@
-"""The table of a run, and what went wrong."""
+"""Reports a run as a table, and its problems."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from penstock.worker.chaos.checker import FAULTS
 from penstock.worker.chaos.reading import tokens_of
 from penstock.worker.chaos.run import Outcome
 
-MAX_PROBLEMS = 20  # shown
+MAX_PROBLEMS = 20  # shown at most
 
 
 def table(outcome: Outcome) -> list[tuple[str, str]]:
-    """Names and values."""
+    """Returns names and values."""
     history, verdict, wire = outcome.history, outcome.verdict, outcome.history.wire
     count = {kind: sum(event.kind == kind for event in history.events) for kind in ("kill", "freeze", "restart")}
     rows: list[tuple[str, object]] = [
@@ -34,7 +34,7 @@ def table(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def as_text(outcome: Outcome) -> str:
-    """The table, and the first of the problems, each with its request's plan."""
+    """Returns the table and the first problems, each with its request's plan."""
     rows = table(outcome)
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value:>10}" for name, value in rows]

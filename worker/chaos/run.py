@@ -1,4 +1,4 @@
-"""One run from beginning to end: server, workers, clients and faults, and the verdict about what came of it."""
+"""Runs chaos from beginning to end: server, workers, clients and faults, then the verdict."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from penstock.worker.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.worker.chaos.site import Site
 from penstock.worker.progress import Progress
 
-PATIENCE_S = 300.0  # workers that load beside a busy machine's other work take a minute before they say a word
+PATIENCE_S = 300.0  # workers that load on a busy machine take a minute before their first token
 FAKE_TTL_S = 1.0
 MODEL_TTL_S = 4.0
 EMPTY_TIMEOUT_S = 120.0
-RECOVERY_SLACK_S = 5.0  # for a machine that is busy with everything else the run does
+RECOVERY_SLACK_S = 5.0  # for a machine that is busy with the rest of the run
 IN_FLIGHT: Mapping[str, int] = {"fake": 40, "model": 12}
 FAKE_ENGINE: Mapping[str, Any] = {"max_num_seqs": 32, "step_s": 0.003, "prefill_steps": 1, "holds_back": True}
-# Small, so that there is little to compile and a killed worker is soon followed by the next one.
+# Small, so that there is little to compile and a killed worker is soon replaced.
 MODEL_SETTINGS: Mapping[str, Any] = {
     "max_num_seqs": 8,
     "max_batch_tokens": 64,
@@ -45,7 +45,7 @@ CHAT_FORMAT = "hermes"  # the demo model has none; a grammar makes it follow any
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """How fast workers notice things: quicker than in production, as a run should not last for hours."""
+    """Intervals at which workers notice things: shorter than in production, as a run should not last for hours."""
 
     heartbeat_ttl_s: float
     reclaim_interval_s: float
@@ -57,13 +57,13 @@ class Tempo:
 
     @property
     def recovery_limit_s(self) -> float:
-        """Time to live, one scan, one blocking read, and slack."""
+        """Sum of the time to live, one scan, one blocking read, and slack."""
         return self.heartbeat_ttl_s + 1.25 * self.reclaim_interval_s + self.block_ms / 1000 + RECOVERY_SLACK_S
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run that is over."""
+    """The result of a finished run."""
 
     plan: Plan
     history: History
@@ -72,14 +72,14 @@ class Outcome:
 
 
 async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: Progress) -> Outcome:
-    """Makes the plan that belongs to the seed, runs it, and decides what came of it.
+    """Makes the seed's plan, runs it, and checks the outcome.
 
     Args:
-        options: how much of what.
+        options: numbers of requests, workers and faults.
         site: the server.
-        model: a folder with a checkpoint, or `demo`; not read where the fake engine runs.
-        logs: the folder that workers log to.
-        progress: called with how far it is.
+        model: a folder with a checkpoint, or `demo`; ignored with the fake engine.
+        logs: folder for the workers' logs.
+        progress: called as the run advances.
 
     Raises:
         RedisError: the server does not come back.
@@ -93,9 +93,9 @@ async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path
 
 
 async def run_plan(plan: Plan, site: Site, setup: WorkerSetup, *, progress: Progress) -> History:
-    """Runs a plan and returns what was seen. Everything that it starts has ended when it returns or raises.
+    """Runs a plan and returns what was seen. Everything that it started has ended when it returns or raises.
 
-    With the model, the same workers first get each request undisturbed: nobody else knows what it has to give.
+    With the model, the same workers first run each request undisturbed, to learn what its reply must be.
     """
     history = History()
     saboteur = Saboteur(plan, history, site)
@@ -125,14 +125,14 @@ async def run_plan(plan: Plan, site: Site, setup: WorkerSetup, *, progress: Prog
 
 
 def worker_setup(options: ChaosOptions, tempo: Tempo, *, model: str, logs: Path) -> WorkerSetup:
-    """Workers for a queue that nobody else uses."""
+    """Returns the setup of workers for a queue of their own."""
     settings: dict[str, Any] = {
         "heartbeat_ttl_s": tempo.heartbeat_ttl_s,
         "reclaim_interval_s": tempo.reclaim_interval_s,
         "block_ms": tempo.block_ms,
         "cancel_poll_ms": 50,
         "flush_interval_ms": 10,
-        "max_attempts": 1000,  # the faults are not the requests' own
+        "max_attempts": 1000,  # requests are not to blame for the faults
     }
     queue = f"chaos-{secrets.token_hex(4)}"
     if options.engine == "fake":
@@ -143,7 +143,7 @@ def worker_setup(options: ChaosOptions, tempo: Tempo, *, model: str, logs: Path)
 
 
 def fake_truths(history: History) -> dict[str, tuple[Truth, ...]]:
-    """What the fake engine says to each request."""
+    """Returns the fake engine's reply to each request."""
     requests = (record.request for record in history.records.values())
     return {request.id: tuple(_fake_truth(request, index) for index in range(request.n)) for request in requests}
 
@@ -159,12 +159,12 @@ def _fake_truth(request: RequestPlan, index: int) -> Truth:
 
 
 def model_truths(history: History) -> dict[str, tuple[Truth, ...]]:
-    """What the model said to each request when it ran undisturbed."""
+    """Returns the model's reply to each request in its undisturbed run."""
     return {id_: _said(history.records[calm_id(id_)], id_) for id_ in history.records}
 
 
 def _said(record: Record, request_id: str) -> tuple[Truth, ...]:
-    """By the choices of `record`, with tool calls as a request of another id has them."""
+    """Returns what the choices of `record` said, with the tool call ids that a request with this id would have."""
     choices = [ChoiceRead() for _ in range(record.request.n)]
     for entry in record.seen:
         if entry.fields.get("type") == "chunk":
@@ -174,7 +174,7 @@ def _said(record: Record, request_id: str) -> tuple[Truth, ...]:
             call.id = call_id(request_id, index, place)
     end = record.seen[-1].fields if record.has_ended else {}
     reasons = end.get("finish_reasons", end.get("finish_reason", "")).split(",")
-    # It got no end, or was refused: the checker says so of its own record.
+    # The request got no end, or was refused: the checker reports that from its own record.
     reasons += [""] * (len(choices) - len(reasons))
     return tuple(choice.truth(reason, stop_of(end)) for choice, reason in zip(choices, reasons, strict=True))
 
@@ -206,7 +206,7 @@ def _tell(progress: Progress, plan: Plan, num_ended: int) -> None:
 
 
 async def _forget(redis: RedisClient, history: History, queue: str) -> None:
-    """Deletes what the run has written, as it was a guest."""
+    """Deletes what the run has written, as it was a guest on the server."""
     pipeline = redis.pipeline(transaction=False)
     for request_id in history.records:
         for key in (keys.reply, keys.state, keys.cancel):
@@ -214,7 +214,7 @@ async def _forget(redis: RedisClient, history: History, queue: str) -> None:
         pipeline.delete(keys.seen(queue, request_id))
     for letters in (keys.dead(queue), keys.malformed(queue)):
         pipeline.delete(letters, keys.letter_sizes(letters), keys.letter_bytes(letters))
-    of_tenants = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # of those that wait there are none
+    of_tenants = (keys.bands, keys.service, keys.weights, keys.charged, keys.due)  # of tenants that wait there are none
     of_lanes = (*of_tenants, keys.backlog, keys.load, keys.workers, keys.homes, keys.room, keys.passed)
     of_workers = (keys.looked, keys.reports)
     pipeline.delete(keys.requests(queue), keys.calls(queue), *(key(queue) for key in (*of_lanes, *of_workers)))

@@ -1,4 +1,4 @@
-"""Lets each fault happen at its moment: when the command that the plan names, for the request it names, passes by."""
+"""Triggers each fault at its moment: when the planned command of the planned request passes by."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Armed:
     taken: asyncio.Event = field(default_factory=asyncio.Event)  # set only if the fault waits for it
 
     async def wait_over(self) -> None:
-        """Returns when who is frozen is to wake up."""
+        """Returns when the frozen worker is to wake up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.fault.length_s):
                 await self.taken.wait()
@@ -61,8 +61,8 @@ class Saboteur:
     """Holds the faults of a plan. `watch` makes the watcher of one slot's traffic.
 
     Args:
-        plan: whose faults wait.
-        history: where to write down what was done.
+        plan: its faults are armed.
+        history: records what was done.
         site: the server, which some faults restart.
     """
 
@@ -72,8 +72,8 @@ class Saboteur:
         self._site = site
         self._armed: dict[str, _Armed] = {}
         self._arm(plan.requests)
-        self._until_taken: dict[str, _Armed] = {}  # by request, those that have struck for the last time
-        self._request_of: dict[bytes, str] = {}  # queue entry to request, of armed ones
+        self._until_taken: dict[str, _Armed] = {}  # by request: faults that have struck for the last time
+        self._request_of: dict[bytes, str] = {}  # queue entry to request, for armed ones
         self._restarts: list[asyncio.Task[None]] = []
         self.fleet: Fleet | None = None  # set before the first worker starts
 
@@ -81,11 +81,11 @@ class Saboteur:
         return _SlotWatcher(self, slot)
 
     async def wait_restarted(self) -> None:
-        """Returns when no restart is under way."""
+        """Waits until no restart is under way."""
         await asyncio.gather(*self._restarts)
 
     def rearm(self, suffix: str) -> tuple[RequestPlan, ...]:
-        """Faults that found no moment while their requests ran get another one each: the same under another id."""
+        """Arms faults that found no moment again; returns their requests under other ids."""
         again = []
         for armed in self._armed.values():
             fault = replace(armed.fault, times=armed.times_left)
@@ -100,7 +100,7 @@ class Saboteur:
                 self._armed[request.id] = _Armed(request, fault, fault.times, fault.at_chunk)
 
     def look(self, slot: Slot, command: Command, side: Side, answer: Any = None) -> Action | None:
-        """What is to happen now, if anything."""
+        """Returns the action that is due now, if any."""
         if side == "after":
             self._count(command, answer)
             self._see_taken(slot, command, answer)
@@ -129,9 +129,9 @@ class Saboteur:
             return [("read", request_id) for request_id in self._learn(_entries_read(answer))]
         script = _script(command)
         stage = _STAGES.get(script)
-        if isinstance(answer, ReplyError) and meaning_of(answer) is Meaning.NO_SCRIPT:  # it comes again, whole
+        if isinstance(answer, ReplyError) and meaning_of(answer) is Meaning.NO_SCRIPT:  # it comes again with the script
             return []
-        if stage == "finish" and answer == b"fenced":  # no end was written: the next owner's will be
+        if stage == "finish" and answer == b"fenced":  # no end was written: the next owner writes it
             return []
         if script in _READS | _LANE_READS and side == "after":
             found = [] if isinstance(answer, ReplyError) else answer[0] if script in _LANE_READS else answer
@@ -144,7 +144,9 @@ class Saboteur:
         return [] if stage is None else [(stage, _request_id(command[3]))]
 
     def _learn(self, entries: Iterable[tuple[bytes, list[bytes]]]) -> list[str]:
-        """The armed requests among queue entries that a worker was given: (id, [name, value, name, value, ...])."""
+        """Returns the armed requests among queue entries that a worker was given: (id, [name, value, name, value,
+        ...]).
+        """
         found = []
         for entry_id, fields in entries:
             request_id = json.loads(fields[1])["id"] if fields and fields[0] == b"request" else ""
@@ -178,12 +180,12 @@ class Saboteur:
                 return False
             case "freeze":
                 awake = self.fleet.freeze(slot, armed.wait_over)
-                if fault.side == "before":  # held back, it comes when another worker has the request
+                if fault.side == "before":  # the held-back command arrives when another worker has the request
                     with suppress(Exception):
                         await asyncio.shield(awake)
                 return True
             case "restart":
-                # Of its own, as this link, and whatever waits in it, ends with the server.
+                # In a task of its own, as this link ends with the server, and whatever waits in it as well.
                 self._restarts.append(asyncio.create_task(self._restart(fault.length_s)))
                 return fault.side == "before"
             case "drop":
@@ -208,7 +210,9 @@ class Saboteur:
                 armed.taken.set()
 
     def _count(self, command: Command, answer: Any) -> None:
-        """A refused XADD is followed by a look at what stands in its place; a refused finish says so itself."""
+        """Counts refused writes. After a refused XADD the worker looks up the entry in its place; a refused finish says
+        so.
+        """
         script = _script(command)
         if script == _FIND and isinstance(answer, list):
             epoch, _, found, *_ = *answer, None
@@ -221,7 +225,7 @@ class Saboteur:
 
 
 def _entries_read(answer: Any) -> list[tuple[bytes, list[bytes]]]:
-    """The entries of an answer to XREADGROUP."""
+    """Returns the entries of an answer to XREADGROUP."""
     if not answer or isinstance(answer, ReplyError):
         return []
     streams = answer.items() if isinstance(answer, dict) else answer
@@ -229,7 +233,7 @@ def _entries_read(answer: Any) -> list[tuple[bytes, list[bytes]]]:
 
 
 def _script(command: Command) -> str:
-    """The hash of the script that a command runs, if it does."""
+    """Returns the hash of the script that a command runs, or ""."""
     match command[0]:
         case b"EVAL":
             return script_hash(command[1].decode())
@@ -252,11 +256,11 @@ class _SlotWatcher:
 
 
 class ClientWatcher:
-    """Loses answers to clients, as the plan has it.
+    """Drops answers to clients as planned.
 
     Args:
-        plan: whose answers are lost.
-        wire: where to count.
+        plan: says whose answers are lost.
+        wire: counts them.
     """
 
     def __init__(self, plan: Plan, wire: Wire) -> None:
@@ -287,5 +291,5 @@ async def _lose() -> bool:
 
 
 def _request_id(key: bytes) -> str:
-    """The hash tag of a key."""
+    """Returns the hash tag of a key."""
     return key[key.index(b"{") + 1 : key.index(b"}")].decode()

@@ -1,4 +1,4 @@
-"""The server of a run."""
+"""The Redis server of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.worker.local.embedded import EmbeddedServer
 
 
 class Site:
-    """An embedded server with a `data_dir`, which can be restarted, or the one that a URL names, which is left alone.
+    """An embedded server with a `data_dir`, which can be restarted, or the server of a URL, which is never restarted.
 
     Raises:
-        ValueError: the URL names something that a plain TCP proxy can't stand in front of.
+        ValueError: a plain TCP proxy can't stand in front of the URL's server.
     """
 
     def __init__(self, server: EmbeddedServer | str) -> None:
@@ -31,16 +31,16 @@ class Site:
         return self._server is not None
 
     def url_through(self, port: int) -> str:
-        """The same with a proxy's port."""
+        """Returns the URL with a proxy's port."""
         parts = urlsplit(self.url)
         userinfo, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{userinfo}{at}127.0.0.1:{port}"))
 
     async def restart(self, away_s: float) -> None:
-        """SIGKILL, then a new process with the same data.
+        """Kills the server with SIGKILL, and starts a new process with the same data.
 
         Raises:
-            ValueError: it is not this run's own.
+            ValueError: the server is not this run's own.
         """
         if self._server is None:
             raise ValueError(f"the server at {self.host_and_port[0]} is not this run's own: it can't be restarted")
@@ -49,4 +49,4 @@ class Site:
             try:
                 await asyncio.sleep(away_s)
             finally:
-                self._server.start()  # blocks for as long as it takes, as everybody has to wait for it anyway
+                self._server.start()  # blocks meanwhile: everybody has to wait for it anyway

@@ -46,7 +46,7 @@ from penstock.worker.cli.errors import exit_status_of
 from penstock.worker.cli.values import strict
 
 _OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What a write to a file, a pipe or a terminal fails with."""
+"""Errors of a write to a file, a pipe or a terminal."""
 
 app = typer.Typer(
     name="penstock",
@@ -81,14 +81,14 @@ app.add_typer(tenants.tenants)
 
 @app.callback()
 def _options(version: version.VersionOption = False) -> None:
-    """Those of `penstock` itself, which act by themselves."""
+    """Takes the options of `penstock` itself, which act by themselves."""
 
 
 def main() -> None:
     """Runs the command line and exits."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says at every start that torch is missing
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns at every start that torch is missing
     _open_standard_streams()
-    stopping.listen_early(("penstock", *sys.argv[1:]))  # where this is called by a program of another name
+    stopping.listen_early(("penstock", *sys.argv[1:]))  # if a program of another name calls this
     status = run()
     stopping.end()
     try:
@@ -96,32 +96,32 @@ def main() -> None:
     except OSError as error:
         if not status:
             _say(f"the output can't be written: {error}")
-        os._exit(status or 1)  # or the interpreter would try it again, and say so in a traceback
+        os._exit(status or 1)  # or the interpreter would try again, and print a traceback
     try:
         sys.stderr.flush()
-    except BlockingIOError:  # the log's pipe, which nobody reads
+    except BlockingIOError:  # nobody reads the log's pipe
         pass
     except OSError:
-        os._exit(status)  # what stands there is no result
+        os._exit(status)  # the output is no result
     if any(thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
-        # A worker told to stop while it loads leaves a thread inside the compiler, which would crash if the interpreter
-        # were taken down around it.
+        # A worker told to stop while it loads leaves a thread inside the compiler. That thread would crash if the
+        # interpreter were shut down around it.
         os._exit(status)
     sys.exit(status)
 
 
 def _open_standard_streams() -> None:
-    """Those that are closed lead nowhere: a connection that took their number would get what is meant for them."""
+    """Opens closed standard streams on /dev/null, or a connection that got their number would receive their output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what a terminal's encoding has no character for
+            stream.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -129,7 +129,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         strict(typer.main.get_command(app))(arguments, prog_name="penstock")
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # that is how Rich ends where its reader is gone
+        if isinstance(end.__context__, BrokenPipeError):  # Rich ends like this when its reader is gone
             return _status_behind(end.__context__)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:
@@ -145,13 +145,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status_behind(error: OSError) -> int:
-    """What could not be written may be what is wrong with a call, which has a status of its own."""
+    """Returns the status of the error whose message could not be written; 1 if there was none."""
     status = getattr(error.__context__, "exit_code", 1)
     return status if isinstance(status, int) else 1
 
 
 def _say(message: str) -> None:
-    """In one line, whatever a stranger's text in it has."""
+    """Writes a message in one line, whatever foreign text it contains."""
     message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
-    with suppress(OSError):  # there is nowhere to say it, and the exit status does
+    with suppress(OSError):  # nowhere to write to; the exit status tells it
         sys.stderr.write(f"penstock: {message}\n")

@@ -1,4 +1,4 @@
-"""Writes an answer as people read it: text and tool calls to stdout, reasoning to stderr."""
+"""Writes an answer for people: text and tool calls to stdout, reasoning to stderr."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock.producer import Choice, Chunk
 
 
 class AnswerWriter:
-    """Takes the chunks of one choice, or a whole one. Each kind of thing begins on a line of its own."""
+    """Takes the chunks of one choice, or a whole choice. Each kind of content begins on its own line."""
 
     def __init__(self, label: str = "") -> None:
-        self._label = label  # before each first line
+        self._label = label  # precedes each first line
         self._now: Literal["", "reasoning", "text", "call"] = ""
         self._at_start = True  # of a line
 
     def add(self, chunk: Chunk) -> None:
-        """What one chunk brought, in the order in which models write it."""
+        """Writes the contents of one chunk, in the order in which models produce them."""
         self._reason(chunk.reasoning)
         self._say(chunk.text)
         for delta in chunk.tool_calls:
@@ -32,7 +32,7 @@ class AnswerWriter:
             self._call(call.name, call.arguments)
 
     def end(self) -> None:
-        """Ends the line; an answer without anything is an empty one."""
+        """Ends the line; an answer without content becomes an empty line."""
         if not self._now:
             typer.echo(self._label)
             return

@@ -72,7 +72,7 @@ def _load_options(*without: str) -> list[Any]:
 
 
 def _dimmed(text: str) -> str:
-    """The default, in brackets at the end, as `penstock worker --help` shows it."""
+    """Dims the default, in brackets at the end, as `penstock worker --help` shows it."""
     body, bracket, default = text.rpartition(" [")
     return f"{body} [dim]\\[{default}[/]" if bracket else text
 

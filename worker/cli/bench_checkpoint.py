@@ -1,4 +1,4 @@
-"""What the model is that a benchmark loads by itself. Imports jax."""
+"""Finds the model that a benchmark loads by itself. Imports jax."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.worker.settings_loading import flag
 
 
 def resolved(settings: Settings) -> tuple[Settings, int, str]:
-    """The settings with a folder as their model, the size of its vocabulary, and its name for people.
+    """Returns the settings with a folder as their model, the vocabulary size, and the model's name for people.
 
     Raises:
         CommandFailed: no model is named, or it can't be loaded.

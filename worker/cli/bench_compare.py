@@ -18,7 +18,7 @@ from penstock.worker.cli.errors import USAGE, CommandFailed
 def compare_files(
     files: Sequence[Path], *, anyway: bool, fail_above: float | None, json_path: Path | None, plot: Path | None
 ) -> None:
-    """Shows the comparison, and writes it where it is wanted.
+    """Shows the comparison, and writes the files that were asked for.
 
     Raises:
         CommandFailed: a file is no result, they cannot be compared, or a figure is worse by more than `fail_above`

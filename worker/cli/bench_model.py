@@ -25,7 +25,7 @@ def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output
 
     Raises:
         CommandFailed: an option is impossible, or the requests do not fit the model.
-        SettingsError: a setting is.
+        SettingsError: a setting is impossible.
     """
     options = load_options(load_flags)
     output.check()

@@ -1,4 +1,4 @@
-"""What `penstock bench` runs: options into a load, a load into figures, figures to where they are wanted."""
+"""Runs `penstock bench`: turns options into a load, measures it, and reports the figures."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ DEFAULT_VOCAB_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How often to measure, and where figures go besides the terminal."""
+    """Number of measurements, and where figures go besides the terminal."""
 
     repeats: int
     json: Path | None
     plot: Path | None
 
     def check(self) -> None:
-        """Raises CommandFailed if a file could not be written after minutes of measuring."""
+        """Raises CommandFailed now if a file could not be written after minutes of measuring."""
         require_folders(json=self.json, plot=self.plot)
 
     def write(self, report: Report) -> None:
@@ -77,8 +77,8 @@ def bench_service(
     """Sends a load through Redis and measures the replies.
 
     Raises:
-        CommandFailed: an option is impossible, every request failed, what `embedded` starts did not, or no worker
-            serves the queue, or none with the model that `flags` name; with `waits`, one is waited for.
+        CommandFailed: an option is impossible, every request failed, or what `embedded` starts failed to start; or no
+            worker serves the queue (unless `waits`), or none with the model in `flags`.
         SettingsError: a setting is impossible.
         PenstockError: Redis can't be reached.
     """
@@ -106,7 +106,7 @@ def bench_service(
 
 
 def _refuse_strangers(flags: Mapping[str, str], *, embedded: bool, waits: bool) -> None:
-    own = ("redis_url", "queue", "model")  # without --embedded, what the workers must serve
+    own = ("redis_url", "queue", "model")  # without --embedded, the model that the workers must serve
     strangers = [flag(name) for name in flags if (name == "redis_url" if embedded else name not in own)]
     if embedded and waits:
         strangers.append("--wait")
@@ -115,7 +115,7 @@ def _refuse_strangers(flags: Mapping[str, str], *, embedded: bool, waits: bool) 
 
 
 async def _with_workers(settings: Settings, client: _Client, model: str | None, *, waits: bool) -> None:
-    """Whose model is not said by the settings: those of whoever measures are not those of the workers."""
+    """Measures the queue's workers. `model` is not from the settings: those are the caller's, not the workers'."""
     queue = settings.queue
     async with AsyncClient(settings.redis_url, queue=queue) as asking:
         if waits:
@@ -131,13 +131,13 @@ async def _with_workers(settings: Settings, client: _Client, model: str | None, 
 
 
 def _described(card: ModelCard | None) -> dict[str, Any]:
-    """What is measured, as far as its workers say it."""
+    """Returns what is measured, as far as the workers publish it."""
     names = ("model", "weights", "dtype", "max_model_len", "version")
     return {} if card is None else card.model_dump(include=set(names), exclude_none=True)
 
 
 async def _fleet(settings: Settings) -> dict[str, Any]:
-    """How many workers there are, as far as that is known."""
+    """Returns the number of workers, if it is known."""
     with suppress(PenstockError, ValueError):
         async with connected(settings.redis_url) as redis:
             load = await query_load(redis.execute_command, settings.queue)
@@ -153,7 +153,7 @@ async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size
         "health_port": None, "log_level": "warning", "drain_timeout_s": 1,
     }  # fmt: skip
     async with local_worker(url, values) as process:
-        structlog.get_logger().info("starting a worker")  # which shows how far it is itself
+        structlog.get_logger().info("starting a worker")  # which shows its own progress
         await wait_joined(process, url, settings.queue, name)
         await client.measure(url, settings.queue, vocab_size, {"model": model_name, **engine_settings(settings)})
 
@@ -187,7 +187,7 @@ class _Client:
 
 
 def require_folders(**paths: Path | None) -> None:
-    """Raises CommandFailed if the folder of a file that an option of that name wants is not there."""
+    """Raises CommandFailed if the folder of an output file does not exist; keywords are the options' names."""
     for name, path in paths.items():
         if path is not None and not path.absolute().parent.is_dir():
             raise CommandFailed(f"{flag(name)} {path}: there is no folder {path.absolute().parent}", USAGE)
@@ -203,11 +203,11 @@ async def measure_runs(
     """Measures each of `loads` and reports.
 
     Raises:
-        CommandFailed: not one request succeeded.
+        CommandFailed: no request succeeded.
     """
     machine = describe_machine()
     runs = []
-    garbage.settle()  # a collection in here would be taken for a gap in the replies
+    garbage.settle()  # a collection during the run would look like a gap in the replies
     for place, load in enumerate(loads, start=1):
         with shown(f"measuring, {place} of {len(loads)}", "replies") as report:
             before_s = time.process_time()
@@ -222,7 +222,7 @@ async def measure_runs(
 
 
 def engine_settings(settings: Settings) -> dict[str, Any]:
-    """Those that a figure depends on."""
+    """Returns the engine settings that a figure depends on."""
     names = [name for name, field in Settings.model_fields.items() if group_of(field) == "Engine"]
     return {name: getattr(settings, name) for name in names if name not in ("model", "compile_cache_dir")}
 
@@ -235,7 +235,7 @@ def load_options(given: Mapping[str, Any]) -> LoadOptions:
 
 
 def drawn(options: LoadOptions, vocab_size: int, count: int) -> list[Load]:
-    """`count` loads that are alike."""
+    """Draws `count` similar loads."""
     try:
         return [options.load(vocab_size, turn) for turn in range(count)]
     except ImpossibleLoad as error:
@@ -243,7 +243,7 @@ def drawn(options: LoadOptions, vocab_size: int, count: int) -> list[Load]:
 
 
 def require_fits(loads: Sequence[Load], max_model_len: int) -> None:
-    """Raises CommandFailed if a request of a trace is longer than the model's sequences, before anything is sent."""
+    """Raises CommandFailed, before anything is sent, if a traced request is longer than the model's sequences."""
     try:
         loads[0].check_fits(max_model_len)
     except ImpossibleLoad as error:

@@ -1,4 +1,4 @@
-"""`penstock chaos`: proves the delivery promises where it runs. What it does is in `worker/chaos/`."""
+"""Implements `penstock chaos`: tests the delivery promises on this machine. The run itself is in `worker/chaos/`."""
 
 from __future__ import annotations
 

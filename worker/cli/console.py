@@ -1,4 +1,4 @@
-"""Where commands print what is for people."""
+"""Where commands print their output for people."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from rich.console import Console
 
 _UNBOUNDED = 100_000
-"""Columns where there is no terminal: a file or the next program takes a row as long as it is."""
+"""Columns without a terminal: for a file or another program, a row is as long as it needs."""
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Of stdout, or of stderr. Only a terminal bounds the width of a table.
+    """Returns a console for stdout or stderr. Only a terminal limits the width of a table.
 
     Args:
-        stderr: for progress and what else is no result.
-        soft_wrap: leaves it to the terminal to break lines, so that a command in them can be copied; not for tables.
+        stderr: for progress and anything that is no result.
+        soft_wrap: leaves line breaks to the terminal, so that commands can be copied; not for tables.
     """
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _UNBOUNDED

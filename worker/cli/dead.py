@@ -157,7 +157,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Letters of a kind, by name or all; of these, those that the rest leaves."""
+    """Selects letters of a kind, by name or all, that also match the other filters."""
 
     kind: Kind
     names: tuple[str, ...] = ()
@@ -165,10 +165,10 @@ class _Selection:
     min_age_s: float | None = None
 
     async def read(self, redis: RedisClient, queue: str) -> AsyncIterator[Letter]:
-        """Oldest first.
+        """Yields the letters, oldest first.
 
         Raises:
-            CommandFailed: a name fits no letter.
+            CommandFailed: a name matches no letter.
         """
         before_ms = None
         if self.min_age_s is not None:
@@ -223,7 +223,7 @@ async def _find(redis: RedisClient, queue: str, kind: Kind, name: str) -> list[L
 
 
 async def _replay(settings: Settings, selection: _Selection) -> list[str]:
-    """Prints as it goes, so that an interruption leaves no doubt about what was sent; returns what failed."""
+    """Prints each id at once, so that an interruption leaves no doubt about what was sent; returns the failures."""
     failed = []
     async with connected(settings.redis_url) as redis:
         async for letter in selection.read(redis, settings.queue):

@@ -1,4 +1,4 @@
-"""`penstock demo`: the whole path on this machine, with nothing set up before and nothing left behind."""
+"""Implements `penstock demo`: the whole path on this machine, with no setup before and nothing left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HTTP_TIMEOUT_S = 120.0
 
 _Result = TypeVar("_Result")
 
-# Small, so that there is little to compile: a first start takes seconds.
+# Small, so that there is little to compile: the first start takes seconds.
 _WORKER_SETTINGS: dict[str, Any] = {
     "queue": "default", "name": "demo", "model": DEMO_MODEL,
     "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520,
@@ -148,7 +148,7 @@ def _show_ways_in(console: Console, server: EmbeddedServer) -> None:
 
 
 async def _unless_ended(worker: asyncio.subprocess.Process, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """What `work` returns, or CommandFailed as soon as the worker's process ends."""
+    """Returns the result of `work`; raises CommandFailed as soon as the worker's process ends."""
     task = asyncio.create_task(work)
     ended = asyncio.create_task(worker.wait())
     try:

@@ -1,4 +1,4 @@
-"""`penstock doctor`: says what is wrong here and how to fix it."""
+"""Implements `penstock doctor`: says what is wrong here and how to fix it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Look = Callable[[], list[Finding]]
 
 
 def _looks(settings: Settings) -> Iterator[tuple[Look, str]]:
-    """What to look at, the quick first: one that takes seconds is seen to, as what was found before is printed."""
+    """Yields the checks, quick ones first: each is run before the next, so their findings show before a slow one."""
     yield check_packages, "the installed packages"
     yield lambda: asyncio.run(check_redis(settings.redis_url, settings.queue)), "Redis"
     if not missing_worker_extra():
@@ -66,7 +66,7 @@ def _model(settings: Settings) -> list[Finding]:
     if settings.model is None:
         fix = "set --model or PENSTOCK_MODEL to a checkpoint's folder, or to demo"
         return [Finding("model", "warn", "none is set, and penstock worker needs one", fix)]
-    from penstock.worker.cli.checks.model import check_model  # loads the engine, which a light install does without
+    from penstock.worker.cli.checks.model import check_model  # loads the engine, which a light install lacks
 
     return [*check_model(settings.model, settings.dtype), *_tpu(settings)]
 

@@ -1,4 +1,4 @@
-"""How a subcommand ends without success."""
+"""How a subcommand ends in failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.producer.errors import PenstockError
 from penstock.worker.errors import WorkerError
 from penstock.worker.settings_loading import SettingsError
 
-USAGE = 2  # exit status of what was asked for in a wrong way
+USAGE = 2  # exit status for wrong usage
 GATEWAY_EXTRA = ("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client")
 WORKER_EXTRA = (
     "jax", "flax", "transformers", "tokenizers", "safetensors", "jinja2", "prometheus_client", "uvicorn", "httptools",
@@ -25,7 +25,7 @@ class CommandFailed(Exception):
 
 
 def exit_status_of(error: Exception) -> int | None:
-    """What `penstock` exits with for an error that its message explains; None for any other."""
+    """Returns the exit status for an error that its message explains; None for any other."""
     if isinstance(error, CommandFailed | WorkerError):
         return error.exit_status
     if isinstance(error, SettingsError):
@@ -34,17 +34,17 @@ def exit_status_of(error: Exception) -> int | None:
 
 
 def missing_worker_extra() -> list[str]:
-    """What of the worker extra is not installed. Imports none of it."""
+    """Returns the modules of the worker extra that are not installed. Imports none of them."""
     return _missing(WORKER_EXTRA)
 
 
 def missing_gateway_extra() -> list[str]:
-    """As `missing_worker_extra`."""
+    """Returns the modules of the gateway extra that are not installed. Imports none of them."""
     return _missing(GATEWAY_EXTRA)
 
 
 def require_worker_extra() -> None:
-    """Checks that what loads and serves a model is there.
+    """Checks that the worker extra is installed.
 
     Raises:
         CommandFailed: something is missing; the message says how to install it.
@@ -53,7 +53,7 @@ def require_worker_extra() -> None:
 
 
 def require_gateway_extra() -> None:
-    """Checks that what serves HTTP is there. Raises as `require_worker_extra`."""
+    """Checks that the gateway extra is installed. Raises like `require_worker_extra`."""
     _require("gateway", GATEWAY_EXTRA)
 
 

@@ -1,4 +1,4 @@
-"""`penstock gateway`: its options. What it runs is in `penstock.gateway.serve`, which needs the gateway extra."""
+"""Options of `penstock gateway`. Its work is in `penstock.gateway.serve`, which needs the gateway extra."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gateway(*, settings: GatewaySettings) -> None:
     Exit status: 0 drained; 1 failed; 2 wrong settings; 5 refused by Redis; 130 told to stop twice.
     """
     require_gateway_extra()
-    # --help and a light install do without it
+    # --help and a light install work without it
     from penstock.gateway.serve import CannotServe, serve
 
     with service_logs(settings.log_level, settings.log_format) as lines:

@@ -67,7 +67,7 @@ def create(
     if as_json:
         typer.echo(json.dumps({"secret": secret, **_properties(key)}))
         return
-    with suppress(OSError):  # the key itself is what matters
+    with suppress(OSError):  # a write that fails is ignored: the key itself is what matters
         typer.echo(f"created key {key.id}; it is not shown again:", err=True)
     typer.echo(secret)
 
@@ -137,7 +137,7 @@ async def _list(settings: Settings) -> list[Found]:
 async def _revoke(settings: Settings, names: Sequence[str]) -> list[tuple[str, bool]]:
     async with _opened(settings) as store:
         there = await store.list()
-        ids = [_named(name, there) for name in names]  # all of them, before the first is revoked
+        ids = [_named(name, there) for name in names]  # resolves all of them before the first is revoked
         return [(key_id, await store.revoke(key_id)) for key_id in ids]
 
 

@@ -1,4 +1,4 @@
-"""Options of subcommands that are made from a table, so that each is described in one place."""
+"""Makes the options of subcommands from a table, so that each is described in one place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def takes_settings(names: Iterable[str], program: Program[Any] = WORKER) -> Deco
 def gathers(
     gathered: str, options: Sequence[inspect.Parameter], build: Callable[[dict[str, Any]], object]
 ) -> Decorator:
-    """Replaces a command's parameter `gathered` by `options`; it receives `build` of those that were given."""
+    """Replaces a command's parameter `gathered` by `options`; the command receives `build` of the given ones."""
 
     def decorate(command: Subcommand) -> Subcommand:
         parameters = inspect.signature(command, eval_str=True).parameters.values()
@@ -57,13 +57,13 @@ def gathers(
 
 
 def option(name: str, kind: Any, spelling: str, **details: Any) -> inspect.Parameter:
-    """One option that is None when it is not given."""
+    """Makes an option that is None when it is not given."""
     default = typer.Option(None, spelling, **details)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind | None)
 
 
 def _reflowed(text: str) -> str:
-    """One line for each paragraph, for the terminal to wrap."""
+    """Joins each paragraph into one line, for the terminal to wrap."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
@@ -79,11 +79,11 @@ def _setting_option(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _metavar(field: FieldInfo) -> str:
-    """Of what a value looks like: the words of a Literal, otherwise its kind."""
+    """Returns the metavar of a setting: the words of a Literal, otherwise its kind."""
     kinds: list[Any] = [kind for kind in get_args(field.annotation) or [field.annotation] if kind is not type(None)]
     if isinstance(kinds[0], str):
         return "|".join(kinds)
-    return _METAVARS.get(getattr(kinds[0], "__origin__", kinds[0]), "TEXT")  # of Annotated, the type itself
+    return _METAVARS.get(getattr(kinds[0], "__origin__", kinds[0]), "TEXT")  # the type inside Annotated
 
 
 _METAVARS: dict[type, str] = {int: "NUMBER", float: "NUMBER", bool: "on|off", Path: "PATH", ByteSize: "BYTES"}

@@ -1,4 +1,4 @@
-"""`penstock plan`: its options. What it does is in `planning.py`, which needs the worker extra."""
+"""Options of `penstock plan`. Its work is in `planning.py`, which needs the worker extra."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plan(
         raise SettingsError(f"no model is set: give {flag('model')} a preset, a folder or a config.json")
     if trace is None and slices > 1:
         raise SettingsError(f"--slices {slices} is for --trace: without one, one slice is planned")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a device of this machine is not needed, and may be in use
-    from penstock.worker.cli.planning import Wanted, run  # loads jax, which --help and a light install do without
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this machine's devices are not needed, and may be in use
+    from penstock.worker.cli.planning import Wanted, run  # loads jax, which --help and a light install lack
 
     run(settings, Wanted(topology, tensor, context, trace, slices, processes), as_json=as_json)

@@ -1,4 +1,4 @@
-"""Makes the plan that `penstock plan` asks for, and shows it."""
+"""Makes the plan for `penstock plan`, and shows it."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from penstock.worker.logs import configure_logs
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 _GIB = 2**30
-_MAX_PROCESSES = 8  # unless one asks for more: each takes some GiB of memory
+_MAX_PROCESSES = 8  # by default: each takes some GiB of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command is asked beside settings."""
+    """Options of the command besides settings."""
 
     topology: str
     tensor: int | None
     context: int
     trace: Path | None
-    slices: int  # that serve the trace
-    processes: int | None  # that compile; None: as many as there are processors, up to a limit
+    slices: int  # slices that serve the trace
+    processes: int | None  # processes that compile; None: one per processor, up to a limit
 
 
 def run(settings: Settings, wanted: Wanted, *, as_json: bool) -> None:
-    """Plans and prints; with a trace, simulates what its slices would make of it.
+    """Plans and prints; with a trace, simulates how the slices would serve it.
 
     Raises:
-        CommandFailed: libtpu is missing, or the model is unknown, cannot be split so, or does not fit; or a line of the
-            trace is wrong, or too long for the model.
+        CommandFailed: libtpu is missing; the model is unknown, cannot be split like this, or does not fit; or a line of
+            the trace is wrong, or too long for the model.
     """
-    configure_logs(settings.log_level, settings.log_format, sys.stderr)  # the plan alone goes to stdout
+    configure_logs(settings.log_level, settings.log_format, sys.stderr)  # only the plan goes to stdout
     try:
         made, simulated = _plan(settings, wanted, None if wanted.trace is None else read_trace(wanted.trace))
     except EngineError as error:
@@ -76,7 +76,7 @@ def _plan(settings: Settings, wanted: Wanted, trace: Trace | None) -> tuple[Plan
     config = settings.engine_config()
     name = str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or ""
     model = planned_model(name, config.dtype, config.weights)
-    if trace is not None:  # before anything takes minutes
+    if trace is not None:  # fail before the minutes of compiling
         trace.check(config.max_model_len or model.max_position)
     tensor = wanted.tensor or len(devices_of(wanted.topology)) // config.expert_parallel or 1
     config = replace(config, tensor_parallel=tensor)
@@ -91,7 +91,7 @@ def _plan(settings: Settings, wanted: Wanted, trace: Trace | None) -> tuple[Plan
         )
     if trace is None:
         return made, None
-    trace.check(made.max_model_len)  # pages may hold less than the model takes
+    trace.check(made.max_model_len)  # pages may hold fewer tokens than the model allows
     with shown("simulating", "requests") as report:
         return made, simulate(trace, planned_replicas(made, model, config, wanted.slices), report)
 
@@ -122,7 +122,7 @@ def _show(screen: Console, made: Plan) -> None:
 
 
 def _kinds(made: Plan) -> Iterator[str]:
-    """Of pages that differ in their KV heads."""
+    """Describes each kind of page, if pages differ in their KV heads."""
     groups = layer_groups(made.model)
     for number, (kind, num_bytes) in enumerate(zip(groups.page_kinds, made.kind_bytes, strict=True)):
         windows = {window for window, of in zip(groups.windows, groups.kinds, strict=True) if of == number}
@@ -132,7 +132,7 @@ def _kinds(made: Plan) -> Iterator[str]:
 
 
 def _spare(made: Plan) -> str:
-    """What is left, and the setting that would use it."""
+    """Says how much memory is left, and which setting would use it."""
     spare = f"{made.spare_bytes / _GIB:.2f} GiB are spare"
     if made.spare_pages:
         return f"{spare}: num_pages {made.num_pages + made.spare_pages:,} would use them."

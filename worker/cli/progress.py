@@ -1,4 +1,4 @@
-"""How a step that takes a while is shown: a bar on a terminal, log lines elsewhere."""
+"""Shows the progress of a long step: a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.worker.progress import BYTES, Progress
 
 LOG_INTERVAL_S = 5.0
 Say: TypeAlias = Callable[[str], None]
-"""Called with how far it is, such as `warming up: 12/40 shapes`."""
+"""Called with the progress, such as `warming up: 12/40 shapes`."""
 
 
 @contextmanager
@@ -28,8 +28,8 @@ def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Progre
 
     Args:
         title: what is being done.
-        unit: of what the caller counts, in the plural; "" where nothing is counted.
-        say: called with how far it is, too.
+        unit: counted by the caller, in the plural; "" if nothing is counted.
+        say: also called with the progress.
     """
     if say is not None:
         say(title)
@@ -39,7 +39,7 @@ def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Progre
 
 @contextmanager
 def spinner(title: str) -> Iterator[Callable[[str], None]]:
-    """As `shown`, of a step that only a person who waits need know of; call the result to change the title.
+    """Shows a step that matters only to a person who waits. Call the result to change the title.
 
     Nothing is logged, and nothing is left on the terminal.
     """
@@ -81,7 +81,7 @@ def _bar(title: str, unit: str) -> Iterator[Progress]:
 
 
 def _amount(done: int, total: int, unit: str) -> str:
-    """Such as `3/12 replies`, `1.2/3.4 GB`; both numbers of bytes in the unit that fits the total."""
+    """Formats progress as `3/12 replies` or `1.2/3.4 GB`; both numbers are in the unit that fits the total."""
     if unit != BYTES:
         return f"{done}/{total} {unit}" if unit else ""
     size, name = pick_unit_and_suffix(total, ["bytes", "kB", "MB", "GB", "TB"], 1000)

@@ -1,4 +1,4 @@
-"""How a subcommand talks to Redis by itself."""
+"""Connects subcommands to Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.producer.redis.connection import RedisClient, connect, redis_error
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[RedisClient]:
-    """A client that does not decode, while the block lasts.
+    """Yields a client that does not decode, and closes it after the block.
 
     Raises:
         ConnectionLost: the server can't be reached or does not answer.
@@ -27,5 +27,5 @@ async def connected(url: str) -> AsyncIterator[RedisClient]:
 
 
 def visible(text: str) -> str:
-    """What a stranger sent, fit for a terminal: nothing in it moves the cursor or changes colours."""
+    """Escapes foreign text for a terminal: nothing in it moves the cursor or changes colours."""
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)

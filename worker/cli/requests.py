@@ -22,7 +22,7 @@ from penstock.worker.cli.redis import connected, visible
 from penstock.worker.cli.watching.view import duration, running_table, waiting_table
 from penstock.worker.settings import Settings
 
-MAX_LISTED = 1_000_000  # all of it is held here before it is printed
+MAX_LISTED = 1_000_000  # all of them are held in memory before they are printed
 
 requests = typer.Typer(
     name="requests",
@@ -115,7 +115,7 @@ def cancel(
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
     shown: list[Any]
-    total: int  # of those that there are, before any are left out
+    total: int  # before any are left out
 
 
 async def _list(settings: Settings, *, waiting: bool, worker: str | None, tenant: str | None, limit: int) -> _Found:
@@ -138,7 +138,7 @@ async def _look_up(settings: Settings, request_id: str) -> RequestView:
 
 
 async def _cancel(settings: Settings, request_id: str) -> str | None:
-    """Why there may have been nothing to cancel."""
+    """Cancels a request; returns why there may have been nothing to cancel."""
     async with connected(settings.redis_url) as redis:
         view = await look_up(redis, settings.queue, request_id)
         if view.state == "ended":

@@ -74,7 +74,7 @@ _SAMPLING = [
 
 
 def _read_files(given: dict[str, Any]) -> dict[str, Any]:
-    """The options, with the text of a file where one is named."""
+    """Returns the options, with the text of each file that is named."""
     return {name: _text_of(name, value) if name in _CHAT else value for name, value in given.items()}
 
 
@@ -148,7 +148,7 @@ def _prompt(text: str, system: str | None, plain: bool) -> Prompt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Printer:
-    """Writes an answer: for people or as JSON lines, as it comes or at its end."""
+    """Writes an answer, for people or as JSON lines, as it comes or at the end."""
 
     as_json: bool
     stream: bool

@@ -1,4 +1,4 @@
-"""What `penstock worker` runs: settings into a service, signals into a drain."""
+"""Runs `penstock worker`: turns settings into a service, and signals into a drain."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def serve(settings: Settings) -> None:
 
     Raises:
         SettingsError: a setting is missing or out of range.
-        TelemetryUnavailable: `otel` is set, and can't be done.
-        WorkerError: the service could not start, or ended for another reason than a drain.
+        TelemetryUnavailable: `otel` is set, and can't be provided.
+        WorkerError: the service could not start, or ended other than by a drain.
         CommandFailed: the health port is taken.
     """
     is_json = not is_for_people(settings.log_format, sys.stderr)
@@ -62,7 +62,7 @@ def serve(settings: Settings) -> None:
 
 @contextmanager
 def _fatal_line(lines: LogLines, *, is_json: bool) -> Iterator[None]:
-    """The last line of the log says why; where that is JSON, so is the line. Nothing is left to be printed."""
+    """Logs why the worker failed as the last line, as JSON if the log is JSON. Then nothing is left to print."""
     try:
         yield
     except Exception as error:
@@ -76,7 +76,7 @@ def _fatal_line(lines: LogLines, *, is_json: bool) -> Iterator[None]:
 
 
 def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
-    """Loads and warms up, showing how far it is."""
+    """Loads and warms up a model, and shows progress."""
     path = resolve(MODEL_DIR if model == DEMO_MODEL else model)
     with shown("loading the model", BYTES, say) as report:
         engine = engine_package.Engine.from_checkpoint(path, config, report)
@@ -113,6 +113,6 @@ async def _run(service: WorkerService, signals: Stopping) -> None:
 
 
 def _reload() -> None:
-    """What a worker reads from files, each new connection to Redis reads anew; what can't be used is said now."""
+    """Rereads TLS files now, to report unusable ones; new connections to Redis read a worker's files again anyway."""
     tls.look_again()
     _log.info("reloaded")

@@ -26,7 +26,7 @@ tenants = typer.Typer(
     rich_markup_mode="rich",
 )
 
-_NOBODY = "(none)"  # how the tenant of requests that name none is shown
+_NOBODY = "(none)"  # shown for requests without a tenant
 
 
 @tenants.command("list")

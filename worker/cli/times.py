@@ -1,4 +1,4 @@
-"""Moments and lengths of time, as people write and read them."""
+"""Moments and durations as people write and read them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def moment(ms: int) -> str:
-    """Milliseconds since 1970, as ISO 8601 says it."""
-    if ms > _LAST_MS:  # anybody may choose the id of an entry
+    """Formats milliseconds since 1970 as ISO 8601."""
+    if ms > _LAST_MS:  # anybody may choose the id of an entry, and with it its time
         return f"after the year 9999 ({ms} ms)"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def seconds(text: str, option: str) -> float:
-    """
+    """Parses a duration such as `90m` into seconds.
+
     Raises:
-        BadParameter: it is none, as `option` is told.
+        BadParameter: `text` is none; the message names `option`.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None:

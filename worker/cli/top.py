@@ -36,7 +36,7 @@ from penstock.worker.cli.watching.screen import page, screen
 from penstock.worker.settings import Settings
 
 ANSWER_S = 2.0
-"""After so long without an answer the screen says that there is none."""
+"""Seconds without an answer after which the screen says so."""
 
 
 @takes_settings(["redis_url", "queue"])
@@ -74,7 +74,7 @@ async def _look_once(settings: Settings) -> Snapshot:
 
 
 async def _watch(settings: Settings, interval_s: float) -> None:
-    first = await _look_once(settings)  # what is wrong from the start is told as by any command
+    first = await _look_once(settings)  # problems at the start end the command like any other
     address = parse_url(settings.redis_url)
     redis = connect(address, decode=False, retries=0, name="penstock-top")
     try:
@@ -84,7 +84,7 @@ async def _watch(settings: Settings, interval_s: float) -> None:
 
 
 class _Watch:
-    """Looks, shows, and does what keys ask for, until told to end."""
+    """Watches a queue, shows it, and does what keys ask for, until told to end."""
 
     def __init__(self, redis: RedisClient, address: Address, queue: str, interval_s: float, board: Board) -> None:
         self._redis = redis
@@ -92,7 +92,7 @@ class _Watch:
         self._queue = queue
         self._interval_s = interval_s
         self._board = board
-        self._witness = Witness("SET", keys.drain(queue, "penstock-top"), "", "XX")  # there is none of that name
+        self._witness = Witness("SET", keys.drain(queue, "penstock-top"), "", "XX")  # no worker has that name
         self._has_ended = asyncio.Event()
         self._live = Live(console=Console(highlight=False, emoji=False), screen=True, auto_refresh=False)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,10 +139,10 @@ class _Watch:
         except PenstockError as error:
             self._board.trouble = str(error)
             if isinstance(error, ConnectionLost):
-                drop_connections(self._redis)  # idle ones may be as dead, and each would cost `ANSWER_S`
+                drop_connections(self._redis)  # idle ones may be dead as well, and each would cost `ANSWER_S`
 
     async def _ask_witness(self) -> None:
-        """A demoted server would show for ever what it had."""
+        """Checks that the server takes writes: a demoted one would show its old data for ever."""
         command = self._witness.due()
         if command is not None:
             with suppress(exceptions.ResponseError):

@@ -1,4 +1,4 @@
-"""What holds for every value on a command line, whatever command and option it is for."""
+"""Checks that hold for every value on a command line, whatever its command and option."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from penstock.worker.settings_loading import LONGEST_S, SettingsError
 
 MOST_INT = 2**53
-"""Redis's scripts, and JSON elsewhere, count exactly as far as that."""
+"""Redis's scripts, and JSON readers, count exactly up to this."""
 
 _OF_ANY_TEXT = frozenset({"send"})
-"""Commands whose options are what a model is to read, line breaks too. `GenerateRequest` checks them."""
+"""Commands whose options a model reads, line breaks included. `GenerateRequest` checks them."""
 
 
 def strict(command: Any) -> Any:
-    """The same tree of commands, which refuses what no option can mean before a command sees it.
+    """Makes a tree of commands refuse values that no option can mean, before a command sees them.
 
     Such a refusal is a `SettingsError`: one line, with the option and the value.
     """
@@ -50,7 +50,7 @@ def _checked(command: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spelling(parameter: Any) -> str:
-    """An option as it is given, an argument as `--help` names it."""
+    """Returns an option as it is given, or an argument as `--help` names it."""
     first: str = parameter.opts[0]
     return first if first.startswith("-") else parameter.metavar or first
 

@@ -1,4 +1,4 @@
-"""What a command shows while its requests wait in the queue."""
+"""Shows how a queue stands while a command waits for its requests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from penstock.producer import AsyncClient, PenstockError, QueueStatus
 from penstock.producer.tasks import end_tasks
 from penstock.worker.cli.progress import spinner
 
-PATIENCE_S = 0.3  # most answers begin before
-LOOK_INTERVAL_S = 1.0  # Redis tells nobody that a key came or that a stream became shorter
+PATIENCE_S = 0.3  # most answers begin sooner
+LOOK_INTERVAL_S = 1.0  # Redis notifies nobody that a key came or that a stream became shorter
 
 
 @asynccontextmanager
 async def shown_wait(client: AsyncClient, queue: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Shows on a terminal how the queue stands, while the block lasts or until the result is awaited.
+    """Shows the state of the queue on a terminal, until the block ends or the yielded function is awaited.
 
-    That nobody serves the queue is logged by the client itself, at once and wherever the log goes.
+    The client itself logs at once if no worker serves the queue.
     """
     tasks = [asyncio.create_task(_show_wait(client, queue))] if sys.stderr.isatty() else []
     try:
@@ -31,10 +31,10 @@ async def shown_wait(client: AsyncClient, queue: str) -> AsyncIterator[Callable[
 
 
 async def wait_until_served(client: AsyncClient, queue: str) -> None:
-    """Returns once a worker serves the queue; says that it waits, if it does.
+    """Waits until a worker serves the queue, and says so if it has to wait.
 
     Raises:
-        ConnectionLost, ServerRefused: Redis can't be reached, or not used.
+        ConnectionLost, ServerRefused: Redis can't be reached, or refuses.
     """
     now = await client.queue_status()
     if now.is_served:
@@ -53,7 +53,7 @@ async def _show_wait(client: AsyncClient, queue: str) -> None:
         while True:
             try:
                 say(_sentence(queue, await client.queue_status()))
-            except PenstockError as error:  # whoever waits for the reply hears of it in the end
+            except PenstockError as error:  # the reader of the reply gets the error in the end
                 say(str(error))
             await asyncio.sleep(LOOK_INTERVAL_S)
 

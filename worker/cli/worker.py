@@ -1,4 +1,4 @@
-"""`penstock worker`: its options. What it runs is in `serve.py`, which needs the worker extra."""
+"""Options of `penstock worker`. Its work is in `serve.py`, which needs the worker extra."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def worker(*, settings: Settings) -> None:
     """
     require_worker_extra()
     with spinner("starting"):
-        from penstock.worker.cli.serve import serve  # loads jax, which --help and a light install do without
+        from penstock.worker.cli.serve import serve  # loads jax, which --help and a light install lack
 
     serve(settings)

@@ -1,4 +1,4 @@
-"""What `penstock doctor` looks at. Each check returns findings and never raises for what it is there to find."""
+"""Checks of `penstock doctor`. Each returns findings, and never raises for a problem that it is there to find."""
 
 from __future__ import annotations
 

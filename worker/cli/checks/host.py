@@ -1,4 +1,4 @@
-"""Is what a worker needs installed here, and what does it find to run on?"""
+"""Checks that a worker's packages are installed here, and which devices it would run on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("redis", "pydantic", "jax", "flax", "transformers")
 
 
 def check_packages() -> list[Finding]:
-    """Versions of what is installed, and whether the worker extra is."""
+    """Lists the versions of what is installed, and checks the worker extra."""
     found = [f"penstock {__version__}"]
     for name in PACKAGES:
         try:
@@ -29,7 +29,7 @@ def check_packages() -> list[Finding]:
 
 
 def check_compiler() -> Finding:
-    """Whether the C++ kernels for CPUs are here, or can be built. Imports jax."""
+    """Checks that the C++ kernels for CPUs are here, or can be built. Imports jax."""
     from penstock.engine.native import NativeUnavailableError, find_compiler, shipped_library
 
     if (shipped := shipped_library()) is not None:
@@ -42,7 +42,7 @@ def check_compiler() -> Finding:
 
 
 def check_devices() -> Finding:
-    """What jax would run a model on. Imports jax, and takes hold of an accelerator while the process lasts."""
+    """Lists the devices that jax would use. Imports jax, and holds an accelerator until the process ends."""
     import jax  # only where the worker extra is installed
 
     try:

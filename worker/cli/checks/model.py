@@ -1,4 +1,4 @@
-"""Could a worker load this model? Reads configuration, tokenizer and the headers of the weights, not the weights."""
+"""Checks whether a worker could load a model. Reads configuration, tokenizer and the weights' headers only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAST_TOKENIZER = "save a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).
 
 
 def check_model(model: str, dtype: str) -> list[Finding]:
-    """One finding each for configuration, weights and tokenizer of a checkpoint."""
+    """Returns one finding each for configuration, weights and tokenizer of a checkpoint."""
     path = MODEL_DIR if model == DEMO_MODEL else local(model)
     if path is None:
         if HUB_ID.fullmatch(model):
@@ -74,13 +74,13 @@ def _chat(tokenizer: Tokenizer) -> str:
 
 
 def _tried(name: str, look: Callable[[], str], unsupported: str, damaged: str) -> Finding:
-    """Whether `look` finds what it looks for, and else how to get there.
+    """Runs `look`, and says how to fix what it does not find.
 
     Args:
-        name: of the finding.
+        name: name of the finding.
         look: returns what it found.
-        unsupported: what to do where the files are sound, but ask for what Penstock does not do.
-        damaged: what to do where a file is missing, or does not hold what it should.
+        unsupported: fix for sound files that need something unsupported.
+        damaged: fix for a file that is missing or has wrong contents.
     """
     try:
         return Finding(name, "ok", look())

@@ -1,4 +1,4 @@
-"""Is Redis there, and set up so that no request is lost?"""
+"""Checks that Redis is there, and is set up so that no request is lost."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import NAMED_AT_MOST, OPTIONAL, denied, optional_denied
 
 MIN_VERSION = (7, 0)
-"""Before 7.0, XAUTOCLAIM returns entries that were deleted."""
+"""The oldest version supported: before 7.0, XAUTOCLAIM returns entries that were deleted."""
 
 REDIS_FIXED = {(7, 2): 16, (7, 4): 11, (8, 2): 9, (8, 4): 6, (8, 6): 6, (8, 8): 2, (8, 10): 1}
 VALKEY_FIXED = {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1}
-"""The first patch release of each line without known ways to run code on the server; docs/redis.md names them."""
+"""First patch release of each line without known remote code execution; docs/redis.md names the flaws."""
 
 
 async def check_redis(url: str, queue: str) -> list[Finding]:
-    """Looks at the server, or at each primary of a cluster, at one queue, and at what the URL's user may do there."""
+    """Checks the server, or each primary of a cluster, then one queue, and what the URL's user may do there."""
     address = parse_url(url)
     client = connect(address, decode=True, retries=0)
     found: list[Finding] = []
@@ -48,7 +48,7 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
             except faults.REDIS_ERRORS as error:
                 if is_not_permitted(error):
                     found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
-                elif may_pass(error) and not is_away(error) and found:  # the server said more than that before
+                elif may_pass(error) and not is_away(error) and found:  # the server's earlier answers say more
                     found.append(Finding(name, "fail", f"Redis refused: {words_of(error)}", fix_for(error)))
                 else:
                     return [*found, _unusable(error, address)]
@@ -101,7 +101,7 @@ def _version(info: Mapping[str, Any], where: str) -> Finding:
 
 
 def _is_fixed(info: Mapping[str, Any]) -> bool:
-    """Whether its version has all fixes known of; later lines than those known have."""
+    """Checks that the version has all known fixes; release lines newer than the known ones do."""
     is_valkey = "valkey_version" in info
     lines = VALKEY_FIXED if is_valkey else REDIS_FIXED
     version = str(info["valkey_version" if is_valkey else "redis_version"])

@@ -1,4 +1,4 @@
-"""Does Redis take what is written, and will it go on to?"""
+"""Checks whether Redis accepts writes, and will go on to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.producer.redis.faults import code_of, is_away, is_not_permitted, m
 from penstock.producer.serving import hints
 from penstock.worker.cli.checks import Finding
 
-NEARLY_FULL = 0.9  # of maxmemory
-WRITTEN_MS = 1  # for how long what is written to try it is there
-MAX_TRIES = 1000  # of random names, for one whose key a certain node of a cluster has
+NEARLY_FULL = 0.9  # share of maxmemory
+WRITTEN_MS = 1  # lifetime of a test key
+MAX_TRIES = 1000  # random names to try for a key on a given node of a cluster
 
 _MAKE_SPACE = "make space on the server's disk: docs/redis.md has what may be removed"
 _MORE_MEMORY = "redis-cli CONFIG SET maxmemory BYTES, or let the backlog go down: docs/redis.md"
@@ -40,24 +40,24 @@ _SETTINGS = ("min-replicas-to-write", "stop-writes-on-bgsave-error", "save")
 
 
 def fix_for(error: Exception) -> str:
-    """What to do about a refusal."""
+    """Returns what to do about a refusal."""
     return _FIXES.get(code_of(error), hints.hint_for(error))
 
 
 def words_of(error: Exception) -> str:
-    """What the server said, with its code, which the Redis library takes off where it knows it."""
+    """Returns the server's words with its code, which the Redis library strips from errors that it knows."""
     text, code = str(error).rstrip("."), code_of(error)
     return text if text.startswith(code) else f"{code} {text}"
 
 
 async def check_state(client: RedisClient, info: Mapping[str, Any], where: str, node: Any = None) -> list[Finding]:
-    """What a server says of its disk, memory and replicas, by its INFO.
+    """Checks the disk, memory and replicas that a server's INFO reports.
 
     Args:
-        client: leads to it.
+        client: connected to the server.
         info: all sections.
-        where: it is.
-        node: of a cluster.
+        where: the server's address.
+        node: of a cluster, if it is one.
     """
     settings, found = await _settings(client, node)
     return [*found, *_loading(info, where), *_disk(info, settings, where), _memory(info, where),
@@ -65,7 +65,7 @@ async def check_state(client: RedisClient, info: Mapping[str, Any], where: str, 
 
 
 async def check_write(client: RedisClient, queue: str) -> list[Finding]:
-    """Writes a key that expires at once, on each primary."""
+    """Writes a key that expires at once to each primary."""
     if not isinstance(client, RedisCluster):
         return [await _written(client, [keys.drain(queue, _name()), keys.cancel(queue, new_id())], "")]
     await client.initialize()
@@ -75,7 +75,7 @@ async def check_write(client: RedisClient, queue: str) -> list[Finding]:
 
 
 def _keys_on(client: RedisCluster, node: Any, queue: str) -> list[str]:
-    """One of a kind that workers and operators may write, and one of a kind that clients may."""
+    """Returns two keys on a node: one of a kind that workers and operators may write, one that clients may."""
     drains = (keys.drain(name, _name()) for name in (queue, *(_name() for _ in range(MAX_TRIES))))
     cancels = (keys.cancel(queue, new_id()) for _ in range(MAX_TRIES))
     found = [
@@ -103,7 +103,7 @@ async def _written(client: RedisClient, candidates: list[str], where: str) -> Fi
 
 
 async def _settings(client: RedisClient, node: Any) -> tuple[Mapping[str, str] | None, list[Finding]]:
-    """None: they are not known."""
+    """Returns the server's settings; None if they are not known."""
     target = {} if node is None else {"target_nodes": node}
     try:
         there: Any = await client.config_get(*_SETTINGS, **target)
@@ -160,7 +160,7 @@ def _memory(info: Mapping[str, Any], where: str) -> Finding:
 
 
 def _replicas(info: Mapping[str, Any], settings: Mapping[str, str] | None, where: str) -> Iterator[Finding]:
-    """INFO has how many are good only where some are asked for."""
+    """Checks the replicas. INFO counts the good ones only if min-replicas-to-write is set."""
     good = info.get("min_slaves_good_slaves")
     if good is None:
         return
@@ -174,5 +174,5 @@ def _replicas(info: Mapping[str, Any], settings: Mapping[str, str] | None, where
 
 
 def _name() -> str:
-    """Of a worker, or a queue, that nobody has."""
+    """Returns the name of a worker or queue that does not exist."""
     return f"doctor-{secrets.token_hex(8)}"

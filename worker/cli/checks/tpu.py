@@ -1,4 +1,4 @@
-"""On a TPU: what it has, and how a model would lie on it. Nothing is compiled: `penstock plan` does that."""
+"""Checks a TPU: what it has, and how a model would be placed on it. Nothing is compiled: `penstock plan` does that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _GIB = 2**30
 
 
 def check_tpu(model: str, config: EngineConfig) -> list[Finding]:
-    """HBM, the rule of scalar memory, the page size and why, and how much of the KV cache fits; none without a TPU."""
+    """Reports HBM, the scalar-memory rule, the page size and why, and how much of the KV cache fits; nothing without a
+    TPU.
+    """
     device = jax.devices()[0]
     if device.platform != "tpu":
         return []
@@ -36,7 +38,7 @@ def check_tpu(model: str, config: EngineConfig) -> list[Finding]:
 
 
 def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list[Finding]:
-    """Of a model on devices with that much memory each."""
+    """Reports how a model would be placed on devices with that much memory each."""
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
     table = page_table_bytes(config.max_num_seqs, pages_per_seq)
     check_page_table(

@@ -1,1 +1,1 @@
-"""What `penstock top` shows, and how keys are read. `penstock workers` and `penstock requests` show the same tables."""
+"""Tables and keys of `penstock top`. `penstock workers` and `penstock requests` show the same tables."""

@@ -1,4 +1,4 @@
-"""What is on the screen of `penstock top`: what was seen last, what is selected, what is asked. It does nothing."""
+"""State of the screen of `penstock top`: the last look, the selection, the question. It does nothing itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pane: TypeAlias = Literal["workers", "requests", "letters"]
 PANES: tuple[Pane, ...] = ("workers", "requests", "letters")
 
 HISTORY = 240
-"""Looks that the sparkline can show."""
+"""Looks that the sparkline can show at most."""
 
 Deed: TypeAlias = Literal["drain", "cancel", "replay"]
 _KEYS: dict[str, tuple[Deed, Pane]] = {
@@ -23,7 +23,7 @@ _NOUNS: dict[Pane, str] = {"workers": "worker", "requests": "request", "letters"
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is done once the question was answered with yes."""
+    """An action to take once its question is answered with yes."""
 
     deed: Deed
     target: str
@@ -38,18 +38,18 @@ class Action:
 
 
 class Quit(Exception):
-    """Whoever looks has had enough."""
+    """Raised when the user wants to leave."""
 
 
 class Board:
-    """Keys change it, and looks; both come from outside."""
+    """Changes with keys and looks, which both come from outside."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.history: deque[float] = deque([snapshot.tokens_per_s], HISTORY)
         self.pane: Pane = "workers"
         self.asked: Action | None = None
-        self.note = ""  # what came of the last key
+        self.note = ""  # result of the last key
         self.trouble = ""  # why there is no newer look
         self._selected: dict[Pane, str] = {}
 
@@ -60,7 +60,7 @@ class Board:
 
     @property
     def selected(self) -> int | None:
-        """The place of the selected row in its pane. It stays with what it names as long as that is there."""
+        """Row number of the selection in its pane. The selection follows its item for as long as that exists."""
         names = self.names(self.pane)
         if not names:
             return None
@@ -68,7 +68,7 @@ class Board:
         return names.index(name) if name in names else 0
 
     def names(self, pane: Pane) -> list[str]:
-        """What the rows of a pane are about, as they stand there."""
+        """Returns the items of a pane's rows, in order."""
         if pane == "workers":
             return [worker.name for worker in self.snapshot.workers]
         if pane == "requests":
@@ -76,10 +76,10 @@ class Board:
         return [letter.id for letter in self.snapshot.letters]
 
     def press(self, key: str) -> Action | None:
-        """Takes a key; returns what is to be done now.
+        """Takes a key; returns the action to take now.
 
         Raises:
-            Quit: that was the key for it.
+            Quit: the key was the one to leave.
         """
         if self.asked is not None:
             asked, self.asked = self.asked, None
@@ -111,5 +111,5 @@ class Board:
             self.note = f"{deed}: there is no {_NOUNS[pane]}"
             return
         target = self.names(pane)[place]
-        self._selected[pane] = target  # what is asked about stays selected
+        self._selected[pane] = target  # the item in question stays selected
         self.asked = Action(deed, target)

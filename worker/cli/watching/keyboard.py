@@ -1,4 +1,4 @@
-"""Keys as they are pressed, without Enter and without an echo."""
+"""Reads keys as they are pressed, without Enter and without an echo."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SEQUENCES = {
 
 @contextmanager
 def pressed(descriptor: int, on_key: Callable[[str], None]) -> Iterator[None]:
-    """Calls `on_key` for each key, from the running event loop, while the block lasts; the terminal then is as before.
+    """Calls `on_key` for each key, from the running event loop, while the block lasts; then restores the terminal.
 
-    Signals stay: Ctrl-C is none of the keys.
+    Signals still work: Ctrl-C is not one of the keys.
     """
     loop = asyncio.get_running_loop()
     before = termios.tcgetattr(descriptor)
 
     def read() -> None:
         data = os.read(descriptor, 1024)
-        if not data:  # whoever typed has gone
+        if not data:  # the terminal is gone
             loop.remove_reader(descriptor)
             on_key("q")
         for key in keys_of(data):
@@ -41,12 +41,12 @@ def pressed(descriptor: int, on_key: Callable[[str], None]) -> Iterator[None]:
 
 
 def keys_of(data: bytes) -> Iterator[str]:
-    """What a terminal sent at one go: characters by themselves, keys that send several by their names."""
+    """Splits one read from a terminal into keys: single characters, and the names of keys that send several."""
     while data:
         length = next((len(each) for each in _SEQUENCES if data.startswith(each)), 0)
         if length:
             yield _SEQUENCES[data[:length]]
-        elif data[:1] == b"\x1b":  # Escape, or a key that we have no name for: all of it
+        elif data[:1] == b"\x1b":  # Escape, or a key without a name: all of it
             yield "escape"
             return
         else:

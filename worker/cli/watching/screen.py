@@ -1,4 +1,4 @@
-"""Everything on one screen, and the same as a page that is printed once."""
+"""Lays the tables out on one screen, or as a page that is printed once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.worker.cli.watching.view import (
 HELP = "Tab table  ↑↓ row  d drain  c cancel  r replay  q quit"
 FOCUS = "▸"
 STALE_S = 5.0
-"""Counts of lanes are some two seconds old at most, while a worker lives."""
+"""Age of lane counts from which they are stale: while a worker lives, they are some two seconds old at most."""
 
 _SUMMARY_LINES = 3
 _RATE_COLUMNS = 40  # beside the sparkline
@@ -37,13 +37,13 @@ class _Section:
     name: str
     heading: str
     num_rows: int
-    table: Callable[[int], RenderableType]  # of so many rows at most
+    table: Callable[[int], RenderableType]  # called with the most rows to show
 
 
 def screen(board: Board, width: int, height: int) -> Group:
-    """As large as the terminal: what does not fit is left out, row by row of whatever has most.
+    """Fits the sections to the terminal: rows are left out one by one, from whichever table has most.
 
-    Where there is not even room for all headings, only the table that keys act on is there.
+    If not even all headings fit, only the table that keys act on is shown.
     """
     sections = _sections(board.snapshot, board)
     if height < _num_fixed(sections) + len(sections):
@@ -66,12 +66,12 @@ def screen(board: Board, width: int, height: int) -> Group:
 
 
 def _num_fixed(sections: Sequence[_Section]) -> int:
-    """Lines that are no rows: the summary, each section with a line before it and its titles, the footer."""
+    """Counts lines that are no rows: the summary, the footer, and for each section a blank line, heading and titles."""
     return _SUMMARY_LINES + sum(2 + (section.num_rows > 0) for section in sections) + 1
 
 
 def page(snapshot: Snapshot) -> Group:
-    """All there is, one below the other."""
+    """Returns everything, one section below the other."""
     parts: list[RenderableType] = [*summary(snapshot, [])]
     for section in _sections(snapshot, None):
         parts += [Text(""), Text(section.heading, "bold")]
@@ -81,7 +81,7 @@ def page(snapshot: Snapshot) -> Group:
 
 
 def _sections(snapshot: Snapshot, board: Board | None) -> list[_Section]:
-    """Of `page`, where there is no board, tables have all their rows."""
+    """Returns the sections; for `page`, without a board, tables have all their rows."""
 
     def rows(name: str, most: int) -> Rows:
         if board is None:
@@ -108,7 +108,7 @@ def _sections(snapshot: Snapshot, board: Board | None) -> list[_Section]:
 
 
 def _shared(num_lines: int, wanted: list[int]) -> list[int]:
-    """Deals out lines one at a time, to those that want more."""
+    """Deals out lines one at a time to the sections that want more."""
     shares = [0] * len(wanted)
     while num_lines and shares != wanted:
         for place, want in enumerate(wanted):

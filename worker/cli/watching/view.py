@@ -1,4 +1,4 @@
-"""Shows how a queue stands, with rich: tables, and all of them on one screen. It decides nothing and asks nobody."""
+"""Renders the state of a queue with rich: the tables and their summary. Decides nothing and asks nobody."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.producer.operations.waiting import WaitingRequest
 from penstock.worker.cli.redis import visible
 
 SPARKS = "▁▂▃▄▅▆▇█"
-SHOWN_DIGITS = 12  # of a digest
+SHOWN_DIGITS = 12  # shown of a digest
 _STYLES: dict[WorkerState, str] = {
     "starting": "cyan", "live": "green", "unready": "yellow", "draining": "cyan", "silent": "bold red", "lost": "red",
 }  # fmt: skip
@@ -23,18 +23,18 @@ _SELECTED = "reverse"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which rows of a table are shown, of those that there are.
+    """Selects the rows of a table that are shown.
 
     Args:
-        most: at most so many; None: all.
-        selected: the place of the one that keys act on; None: of another table.
+        most: rows to show at most; None: all.
+        selected: index of the row that keys act on; None: it is in another table.
     """
 
     most: int | None = None
     selected: int | None = None
 
     def window(self, count: int) -> range:
-        """The rows that are shown, with the selected one among them."""
+        """Returns the rows that are shown, the selected one among them."""
         if self.most is None or count <= self.most:
             return range(count)
         first = 0 if self.selected is None else max(0, min(self.selected - self.most // 2, count - self.most))
@@ -42,7 +42,7 @@ class Rows:
 
     @property
     def folds(self) -> bool:
-        """Whether a cell may take several lines, rather than lose its end."""
+        """Whether a cell may take several lines rather than be cut."""
         return self.most is None
 
     def style_of(self, place: int) -> str:
@@ -53,7 +53,7 @@ ALL = Rows()
 
 
 def workers_table(workers: Sequence[Worker], rows: Rows = ALL) -> Table:
-    """One row per worker."""
+    """Returns a table with one row per worker."""
     table = _table(rows.folds, "worker", "state", "model", "version", "device")
     for title in ("requests", "slots", "pages", "tokens/s", "heartbeat"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -85,14 +85,14 @@ def _worker_cells(worker: Worker) -> tuple[RenderableType, ...]:
 
 
 def _model(worker: Worker) -> str:
-    """The name, and what tells models of one name apart."""
+    """Returns the model's name, and what distinguishes models of the same name."""
     name = worker.report.model if worker.report is not None else None
     digest = (worker.digest or "")[:SHOWN_DIGITS]
     return " ".join(part for part in ((name or "").rpartition("/")[2], digest) if part)
 
 
 def _beat(worker: Worker) -> str:
-    """The age of the heartbeat; of one of a version that does not report, what is left of it."""
+    """Returns the age of the heartbeat; for versions that do not report it, the time left until it lapses."""
     if worker.heartbeat_left_ms is None:
         return ""
     if worker.heartbeat_s is None:
@@ -101,7 +101,7 @@ def _beat(worker: Worker) -> str:
 
 
 def running_table(running: Sequence[RunningRequest], rows: Rows = ALL) -> Table:
-    """One row per request that a worker has."""
+    """Returns a table with one row per request that a worker has."""
     table = _table(rows.folds, "request", "worker", "tenant", "phase")
     for title in ("age", "here for", "prompt", "tokens", "takeovers"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -116,7 +116,7 @@ def running_table(running: Sequence[RunningRequest], rows: Rows = ALL) -> Table:
 
 
 def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:
-    """One row per request that waits."""
+    """Returns a table with one row per waiting request."""
     table = _table(True, "entry", "tenant")
     for title in ("priority", "bytes", "age"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -128,7 +128,7 @@ def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:
 
 
 def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
-    """One row per priority, and below it the tenants whose turn comes first."""
+    """Returns a table with one row per priority, and below it the tenants that are next."""
     table = _table(most is None, "lane")
     for title in ("waiting", "tokens", "oldest", "served"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -148,7 +148,7 @@ def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
 
 
 def letters_table(letters: Sequence[DeadLetter], rows: Rows = ALL) -> Table:
-    """One row per request that was given up."""
+    """Returns a table with one row per request that was given up."""
     table = _table(rows.folds, "dead letter", "request", "code", "worker")
     for title in ("given up", "crashes"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -163,7 +163,7 @@ def letters_table(letters: Sequence[DeadLetter], rows: Rows = ALL) -> Table:
 
 
 def summary(snapshot: Snapshot, history: Sequence[float], width: int = 40) -> tuple[Text, Text, Text]:
-    """The queue in three lines.
+    """Summarizes the queue in three lines.
 
     Args:
         snapshot: the last one.
@@ -192,7 +192,7 @@ def summary(snapshot: Snapshot, history: Sequence[float], width: int = 40) -> tu
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """One block per value, as high as its share of the largest."""
+    """Draws one block per value, as high as its share of the largest."""
     values = list(values)
     most = max(values, default=0.0)
     if most <= 0:
@@ -201,7 +201,7 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As short as people read it."""
+    """Formats a duration as briefly as people read it."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -222,5 +222,5 @@ def _table(folds: bool, *titles: str) -> Table:
 
 
 def _text(value: str) -> Text:
-    """What others wrote: no markup, and nothing that moves the cursor."""
+    """Renders foreign text: no markup, and nothing that moves the cursor."""
     return Text(visible(value))
