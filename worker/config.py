@@ -1,4 +1,4 @@
-"""What can be set about a worker, apart from its model and its Redis."""
+"""The settings of a worker, except its model and its Redis."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from penstock.producer.hosts import is_host
 from penstock.producer.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
 from penstock.worker.errors import BadWorkerConfig
 
-MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below what Redis takes for a time to live
+MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below Redis's limit for a time to live
 
 
 def default_name() -> str:
-    """Names this process: unique, so that no two workers share a list of pending entries."""
+    """Returns a name for this process: unique, so that no two workers share a list of pending entries."""
     try:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
-    except (OSError, UnicodeError):  # a sandbox that doesn't tell it
+    except (OSError, UnicodeError):  # a sandbox that hides it
         host = "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Validated when made.
+    """Settings of a worker, validated on construction.
 
     Raises:
         BadWorkerConfig: a value is out of range; the message names it.
@@ -39,21 +39,21 @@ class WorkerConfig:
     heartbeat_ttl_s: float = 10.0  # the longest silence before other workers take over
     reclaim_interval_s: float = 2.0  # between two looks for dead workers, give or take a quarter
     block_ms: int = 1000  # one blocking read: how long a drain may wait for it, and a handed-back entry for its taker
-    steal_after_ms: int = 500  # for so long an entry is left to the worker that has seen prompts like its own
+    steal_after_ms: int = 500  # how long an entry is left to the worker that has seen similar prompts
     flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first text is not held
-    max_flush_interval_ms: int = 200  # what that is stretched to while the engine is short of processors
+    max_flush_interval_ms: int = 200  # the most it is stretched to while processors are short
     cancel_poll_ms: int = 200
     drain_timeout_s: float = 30.0
-    refused_drain_after_s: float = 300.0  # for so long Redis may refuse for good before the worker gives up
+    refused_drain_after_s: float = 300.0  # how long Redis may refuse for good before the worker gives up
     allow_other_fleet: bool = False  # whether to join workers that have another model, tokenizer or template
     model_wait_s: float = 300.0  # half-written replies wait for a worker with the model that began them
-    target_wait_s: float = 60.0  # within which what waits is to begin, in the number of workers that the queue asks for
-    suspect_wait_s: float = 10.0  # what runs goes before a request that was there at two crashes, and must run alone
-    max_attempts: int = 3  # workers that a request may take down in a row without getting any further
+    target_wait_s: float = 60.0  # for scaling: waiting requests should begin within this
+    suspect_wait_s: float = 10.0  # how long others go before a request that two crashes had in common
+    max_attempts: int = 3  # workers that a request may bring down in a row without progress
 
-    reply_ttl_s: float = 86_400.0  # of a reply that is being written, from its last refresh
+    reply_ttl_s: float = 86_400.0  # of an unfinished reply, from its last refresh
     reply_ttl_after_end_s: float = 3600.0
-    # Of dead letters. Malformed entries are kept apart, up to a tenth of this number and of these bytes.
+    # For dead letters. Malformed entries are kept apart, up to a tenth of this number and of these bytes.
     max_dead_entries: int = 10_000
     max_dead_bytes: int = 256 << 20
     dead_ttl_s: float = 14 * 86_400.0
@@ -63,9 +63,9 @@ class WorkerConfig:
     max_stop_strings: int = 16
     max_stop_chars: int = 256  # of one stop string
     max_n: int = 8
-    max_keep_s: float = 7 * 86_400.0  # what a request may say instead of reply_ttl_after_end_s
+    max_keep_s: float = 7 * 86_400.0  # bounds what a request may ask for instead of reply_ttl_after_end_s
 
-    health_host: str = "127.0.0.1"  # whoever wants it seen from outside says so, as the image does for its containers
+    health_host: str = "127.0.0.1"  # loopback only; the image sets another address for its containers
     health_port: int | None = 8080  # 0: any free one; None: no health server
 
     def __post_init__(self) -> None:
@@ -95,14 +95,14 @@ class WorkerConfig:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(self.max_prompt_tokens is None or self.max_prompt_tokens > 0, "max_prompt_tokens",
                  self.max_prompt_tokens, "above 0")  # fmt: skip
-        _require(is_host(self.health_host), "health_host", self.health_host, "an address")  # "" would be all of them
+        _require(is_host(self.health_host), "health_host", self.health_host, "an address")  # "" would be all addresses
         _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
                  "0 to 65535")  # fmt: skip
         _require(self.dead_ttl_s <= MAX_DEAD_TTL_S, "dead_ttl_s", self.dead_ttl_s, f"at most {MAX_DEAD_TTL_S}")
         _require(MIN_KEEP_S <= self.max_keep_s <= MAX_KEEP_S, "max_keep_s", self.max_keep_s,
                  f"{MIN_KEEP_S} to {MAX_KEEP_S}")  # fmt: skip
-        # A heartbeat is sent three times within its time to live; a read that blocks longer is no reason to miss one,
-        # but a drain and a takeover wait for it.
+        # Three heartbeats are sent within a time to live. A read that blocks for longer makes the worker miss none, but
+        # a drain and a takeover wait for it.
         _require(self.block_ms <= 10_000, "block_ms", self.block_ms, "at most 10000")
 
 

@@ -1,4 +1,4 @@
-"""What a scrape shows of the engine: it keeps its own totals, and the last ones are shown."""
+"""Exports the engine's metrics: the engine keeps its own totals, and scrapes show the last ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _INFO = ("platform", "device_kind", "dtype", "kv_dtype", "attention", "matmul")
 
 
 class EngineCollector(Collector):
-    """Shows what was set last."""
+    """Exports the figures that were set last."""
 
     def __init__(self) -> None:
         self.stats = EngineStats()
-        self.info: EngineInfo | None = None  # None: no model is there yet, or nothing is known of it
+        self.info: EngineInfo | None = None  # None: there is no model yet, or nothing is known of it
         self.memory: tuple[DeviceMemory, ...] = ()
 
     def collect(self) -> Iterator[Family]:
@@ -73,7 +73,7 @@ class EngineCollector(Collector):
             yield CounterMetricFamily(f"penstock_{name}", text, value)
 
     def _devices(self) -> Iterator[Family]:
-        """Their families are there without any samples too, as on CPU."""
+        """Yields the memory families, also without any samples, as on CPU."""
         used = GaugeMetricFamily("penstock_device_memory_used_bytes", "Of a GPU or TPU: in use.", labels=["device"])
         peak = GaugeMetricFamily("penstock_device_memory_peak_bytes", "That were ever in use.", labels=["device"])
         limit = GaugeMetricFamily("penstock_device_memory_limit_bytes", "That may be in use.", labels=["device"])
@@ -86,7 +86,7 @@ class EngineCollector(Collector):
 
 
 def _by_kind(stats: EngineStats) -> GaugeMetricFamily:
-    """Of models whose layers have pages of several kinds one may run out while others are free."""
+    """Counts pages by kind: if layers have several kinds of pages, one kind may run out while others are free."""
     family = GaugeMetricFamily("penstock_engine_kind_pages", "Pages by kind and state.", labels=["kind", "state"])
     for number, kind in enumerate(stats.kinds):
         held = kind.num_pages - kind.num_free - kind.num_cached

@@ -1,14 +1,13 @@
-"""What ends a worker, or keeps it from starting.
+"""Errors that end a worker, or keep it from starting.
 
-WorkerError            base; `exit_status` is what `penstock worker` exits with
-├── BadWorkerConfig    (also ValueError)  2  a value in WorkerConfig that cannot be used
-├── NameTaken                             3  another live process of the queue uses this worker's name
-├── EngineFailed                          4  the model could not be loaded, or the engine's thread ended with an error
-├── RedisRefused                          5  Redis answers, but refuses what a worker must do (no permission)
-├── DrainIncomplete                       6  the grace period ended and requests could not be handed back
-├── TaskFailed                            7  a part of the service ended with an unexpected error
-├── OtherFleet                            8  the queue's workers have another model, tokenizer or chat template
-└── Aborted                             130  told to stop twice
+WorkerError            base; `exit_status` is that of `penstock worker` ├── BadWorkerConfig    (also ValueError)  2  a
+value in WorkerConfig that cannot be used ├── NameTaken                             3  another live process of the queue
+uses this worker's name ├── EngineFailed                          4  the model could not be loaded, or the engine's
+thread ended with an error ├── RedisRefused                          5  Redis answers, but refuses what a worker must do
+(no permission) ├── DrainIncomplete                       6  the grace period ended and requests could not be handed
+back ├── TaskFailed                            7  a part of the service ended with an unexpected error ├── OtherFleet
+8  the queue's workers have another model, tokenizer or chat template └── Aborted                             130  told
+to stop twice
 
 After a drain `WorkerService.run` returns, and the exit status is 0. Whatever the status, no request is lost: what was
 not finished or handed back is taken over by other workers once this one's heartbeat is gone.
@@ -34,7 +33,7 @@ class WorkerError(Exception):
 
 
 class BadWorkerConfig(WorkerError, ValueError):
-    """A setting that cannot be used; the message names it and its value, `settings` has the name."""
+    """A setting that cannot be used. The message names it and its value; `settings` has the name."""
 
     exit_status = 2
 
@@ -44,9 +43,9 @@ class BadWorkerConfig(WorkerError, ValueError):
 
 
 class NameTaken(WorkerError):
-    """Another process lives under the name: this one does not start, or it drains and ends.
+    """Another live process has the name: this one does not start, or it drains and ends.
 
-    The two would take each other's requests, for pending entries are listed by name.
+    The two would take each other's requests, as pending entries are listed by name.
     """
 
     exit_status = 3

@@ -1,4 +1,4 @@
-"""What a worker says of itself once its model is there: one event of the log, and a table where people read it."""
+"""Introduces a worker once its model is loaded: as one event of the log, and as a table for people."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NO_COMPILER_HINT = "this worker is several times as slow as it could be: install
 def describe(
     model: str, info: EngineInfo | None, *, queue: str, worker: str, redis: str, health: str | None
 ) -> dict[str, Any]:
-    """The fields of the event.
+    """Returns the fields of the event.
 
     Args:
         model: its name.
-        info: of the engine; None if nothing is known of it.
+        info: of the engine; None: unknown.
         queue: that is served.
         worker: its name.
         redis: the address, without a password.
@@ -46,7 +46,7 @@ def describe(
 
 
 def as_table(fields: Mapping[str, Any]) -> str:
-    """The event for people, one field a line."""
+    """Formats the event for people, one field a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, title, form in _ROWS:
         if fields.get(name) is not None:
@@ -57,7 +57,7 @@ def as_table(fields: Mapping[str, Any]) -> str:
 
 
 def device_of(info: EngineInfo) -> str:
-    """What an engine runs on, such as `cpu` or `4 x tpu (TPU v5e)`."""
+    """Names what an engine runs on, such as `cpu` or `4 x tpu (TPU v5e)`."""
     name = info.platform if info.device_kind.lower() == info.platform else f"{info.platform} ({info.device_kind})"
     return name if info.num_devices == 1 else f"{info.num_devices} x {name}"
 

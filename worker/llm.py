@@ -51,25 +51,25 @@ Prompts: TypeAlias = (
 
 _Shown: TypeAlias = Callable[[str, str], AbstractContextManager[Progress | None]]
 
-AHEAD = 2  # times max_num_seqs: what runs, and as much that waits for a place in the batch
+AHEAD = 2  # times max_num_seqs: running requests, and as many that wait for a batch slot
 
 
 class LLM(Asking):
     """A model with an engine of its own. Arguments, replies and errors are those of `penstock.Client`.
 
-    Use it in a `with` block, or `close` it. Any number of threads may share one; what they ask for runs together.
-    Ctrl-C during a call ends what it waited for, and the LLM stays usable. A request without a seed draws other tokens
-    each time.
+    Use it in a `with` block, or `close` it. Any number of threads may share one; their requests run together. Ctrl-C
+    during a call ends what it waited for, and the LLM stays usable. A request without a seed draws other tokens each
+    time.
 
     Args:
         model: a folder with a Hugging Face checkpoint, a hub id, or `demo`.
-        progress: whether a terminal shows how far loading is.
-        options: `dtype`, `max_num_seqs`, `kv_cache_bytes`, ...: the engine settings of a worker, from here alone, not
-            from the environment or `penstock.toml`.
+        progress: whether a terminal shows the progress of loading.
+        options: `dtype`, `max_num_seqs`, `kv_cache_bytes`, ...: the engine settings of a worker, taken only from here,
+            not from the environment or `penstock.toml`.
 
     Raises:
         ConfigError: an option is unknown or out of range, or the model is not supported.
-        CheckpointError: the model's files are missing or do not hold what they should.
+        CheckpointError: the model's files are missing or have wrong contents.
     """
 
     def __init__(self, model: str | Path, *, progress: bool = True, **options: Unpack[EngineOptions]) -> None:
@@ -81,10 +81,12 @@ class LLM(Asking):
     def from_engine(
         cls, engine: StepEngine, text: TextEncoder, defaults: GenerationDefaults, grammars: Grammars | None = None
     ) -> Self:
-        """Over an engine that is loaded. The caller must not use it afterwards. Grammars are its `Engine.grammars`."""
+        """Makes an LLM from a loaded engine, which the caller must not use afterwards. Grammars are its
+        `Engine.grammars`.
+        """
         llm = cls.__new__(cls)
         preparer = Preparer(text, NO_LIMITS, grammars)
-        llm._start(engine, preparer, defaults, type(engine).__name__)  # noqa: SLF001  it is one of these
+        llm._start(engine, preparer, defaults, type(engine).__name__)  # noqa: SLF001  an instance of this class
         return llm
 
     def _start(self, engine: StepEngine, preparer: Preparer, defaults: GenerationDefaults, name: str) -> None:
@@ -131,8 +133,8 @@ class LLM(Asking):
     ) -> Reply | list[BulkResult]:
         """Continues one prompt, or many.
 
-        One prompt (text, token ids, chat messages or a GenerateRequest) gives its Reply, and raises what goes wrong. A
-        list of prompts gives a list of results in its order, each with a `reply` or an `error`, as `Client.map` does:
+        One prompt (text, token ids, chat messages or a GenerateRequest) returns its Reply, and raises any error. A list
+        of prompts returns a list of results in the same order, each with a `reply` or an `error`, as `Client.map` does:
         a prompt that fails does not end the others, and `result.text` raises its error.
 
         Args:
@@ -189,7 +191,7 @@ class LLM(Asking):
         timeout: float | None = None,
         **sampling: Unpack[Sampling],
     ) -> Reply | list[BulkResult]:
-        """Answers one conversation, or each of many, under the model's chat template. As `generate`."""
+        """Answers one conversation, or each of many, with the model's chat template. Otherwise like `generate`."""
         for chat in [messages] if _is_one(messages) else messages:
             if not _is_chat(chat):
                 raise TypeError(f"a chat is a list of messages with `role` and `content`, not {chat!r:.80}")
@@ -198,13 +200,13 @@ class LLM(Asking):
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> BlockingReplyStream:
-        """Iterates over the chunks of one reply as they are generated; its `reply` is then the whole of it.
+        """Iterates over the chunks of one reply as they are generated; afterwards, `reply` has the whole of it.
 
-        The request starts when iteration does. Leaving the loop early ends it. Chunks have no `entry_id`: there is
+        The request starts with the iteration. Leaving the loop early ends it. Chunks have no `entry_id`: there is
         nothing to continue from.
 
         Raises:
-            RequestRefused: an option is unknown or out of range. Iterating raises whatever `generate` does.
+            RequestRefused: an option is unknown or out of range. Iterating raises what `generate` raises.
         """
         if not _is_one(prompt):
             raise TypeError(f"stream takes one prompt, not {prompt!r:.80}; generate and map take many")
@@ -220,7 +222,8 @@ class LLM(Asking):
         timeout: float | None = None,
         **sampling: Unpack[Sampling],
     ) -> Iterator[BulkResult]:
-        """As `generate` for many prompts, but gives results as they come: for more prompts than memory holds.
+        """Generates like `generate` for many prompts, but yields results as they come: for more prompts than fit in
+        memory.
 
         See `Client.map`. `max_in_flight` is by default enough to keep the engine busy.
         """
@@ -236,7 +239,7 @@ class LLM(Asking):
         )
 
     def close(self) -> None:
-        """Ends what still runs and lets go of the model. Harmless when repeated."""
+        """Ends what still runs and releases the model. Calling it again does no harm."""
         self._finalizer()
         self._local = None
 
@@ -279,7 +282,7 @@ class LLM(Asking):
 
 
 class _Stream(BlockingReplyStream):
-    """Keeps the LLM that it comes from."""
+    """Keeps a reference to its LLM, so that the LLM is not closed while it is read."""
 
     def __init__(self, llm: LLM, loop: LoopThread, stream: ReplyStream) -> None:
         super().__init__(loop, stream)
@@ -299,7 +302,7 @@ def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:
 
 
 def _bar(title: str, unit: str) -> AbstractContextManager[Progress]:
-    from penstock.worker.cli.progress import shown  # only a terminal needs it, and the command line comes along
+    from penstock.worker.cli.progress import shown  # only a terminal needs it, and it imports the command line
 
     return shown(title, unit)
 
@@ -330,10 +333,10 @@ async def _collected(results: AsyncGenerator[BulkResult, None]) -> list[BulkResu
 
 
 def _is_one(prompts: object) -> bool:
-    """Whether this is one prompt. An empty list is none.
+    """Checks whether this is one prompt. An empty list is not.
 
     Raises:
-        TypeError: it is neither one nor many.
+        TypeError: it is neither one prompt nor many.
     """
     if isinstance(prompts, str | GenerateRequest):
         return True
@@ -350,7 +353,7 @@ def _is_chat(prompt: object) -> bool:
 
 @contextmanager
 def _told_of_closing() -> Iterator[None]:
-    """Whoever still waits when the loop stops, such as for a prompt to be encoded, gets the error that others get."""
+    """Raises EngineFailed for a caller that still waits when the loop stops, such as for a prompt to be encoded."""
     try:
         yield
     except CancelledError:
@@ -358,6 +361,6 @@ def _told_of_closing() -> Iterator[None]:
 
 
 def _close(loop: LoopThread, local: InProcessEngine) -> None:
-    with suppress(RuntimeError):  # the loop was stopped before
+    with suppress(RuntimeError):  # the loop was already stopped
         loop.call(local.stop())
     loop.stop()

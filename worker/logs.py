@@ -18,20 +18,20 @@ from penstock.worker.introduction import STARTED, as_table
 
 LogFormat = Literal["json", "console", "auto"]
 
-# Local variables hold prompts, so tracebacks come without them.
+# Local variables contain prompts, so tracebacks leave them out.
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
-_REQUESTS = structlog.get_logger("worker")  # what it is bound to knows how logs are configured then
+_REQUESTS = structlog.get_logger("worker")  # the bound logger takes the configuration at the time of use
 
 
 VITAL = frozenset({"operator_action", "operator_action_failed", "drained", "stopped"})
-"""Events that are no errors, and of which no line is to be lost: what operators did, and the last one."""
+"""Events besides errors whose lines must never be lost: actions of operators, and the last event."""
 
 
 @contextmanager
 def service_logs(level: str, style: LogFormat) -> Iterator[LogLines]:
-    """As `configure_logs`, for a service: who logs never waits for stderr, nor fails where it can't be written to.
+    """Configures logs for a service: logging never waits for stderr, and never fails if that can't be written to.
 
-    Raises as `configure_logs`.
+    Raises like `configure_logs`.
     """
     with log_lines.queued(sys.stderr, _say_dropped) as lines:
         configure_logs(level, style, sys.stderr, lines)
@@ -46,13 +46,13 @@ def _say_dropped(count: int) -> None:
 def configure_logs(
     level: str = "info", style: LogFormat = "auto", stream: TextIO = sys.stderr, lines: LogLines | None = None
 ) -> None:
-    """Sets structlog up for this process, once, before anything is logged.
+    """Configures structlog for this process, once, before anything is logged.
 
     Args:
         level: debug, info, warning or error.
         style: `auto` writes for people on a terminal and for machines elsewhere.
         stream: where the lines go.
-        lines: takes them instead, on their way there; None: whoever logs writes them.
+        lines: queues them on the way there; None: the logging thread writes them.
 
     Raises:
         ValueError: the level is unknown.
@@ -83,14 +83,14 @@ def configure_logs(
 
 
 class _Queued:
-    """What structlog writes to: each method is a level. False: the line was dropped."""
+    """Logger that structlog writes to: each method is a level. False: the line was dropped."""
 
     def __init__(self, lines: LogLines) -> None:
         self.debug = self.info = self.warning = self.error = self.critical = lines.put
 
 
 def _ranked(render: Any) -> Any:
-    """Renders a line, and says what it is worth."""
+    """Renders a line, and ranks its importance."""
 
     def process(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[str, Rank], dict[str, Any]]:
         level = event["level"]
@@ -102,16 +102,18 @@ def _ranked(render: Any) -> Any:
 
 
 class _ToStructlog(logging.Handler):
-    """Libraries, and the client, log with the standard library: their lines are to look like all others."""
+    """Forwards records of the standard library's logging, used by libraries and the client, so that all lines look
+    alike.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         told = {"exc_info": record.exc_info} if record.exc_info else {}
-        level = min(logging.CRITICAL, max(logging.DEBUG, record.levelno // 10 * 10))  # those that structlog has
+        level = min(logging.CRITICAL, max(logging.DEBUG, record.levelno // 10 * 10))  # structlog's levels only
         structlog.get_logger().log(level, record.getMessage(), logger=record.name, **told)
 
 
 def _take_in(threshold: int) -> None:
-    """Has what is logged elsewhere in this process come here, and nowhere else."""
+    """Routes everything that is logged elsewhere in this process to structlog only."""
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each, _ToStructlog)]:
         root.removeHandler(handler)
@@ -119,12 +121,12 @@ def _take_in(threshold: int) -> None:
 
 
 def is_for_people(style: LogFormat, stream: TextIO = sys.stderr) -> bool:
-    """Whether lines are text rather than JSON."""
+    """Checks whether lines are text rather than JSON."""
     return style == "console" or (style == "auto" and stream.isatty())
 
 
 def request_logger(request_id: str, **said: str | None) -> Any:
-    """An immutable logger that has the request's id, and what it says of itself, in every line."""
+    """Returns an immutable logger that adds the request's id and its given fields to every line."""
     known = {name: value for name, value in said.items() if value is not None}
     return _REQUESTS.bind(request_id=request_id, **known)
 
@@ -140,7 +142,7 @@ class _Quoted:
 
 
 def _quote_unprintable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Ids, messages of errors and the like come from outside: none of them may steer the terminal."""
+    """Quotes ids, error messages and the like, which come from outside: none may control the terminal."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             event[name] = _Quoted(value)
@@ -148,7 +150,7 @@ def _quote_unprintable(_logger: Any, _method: str, event: MutableMapping[str, An
 
 
 def _spread_out(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What a worker says of itself has more fields than a line takes: they become a table below it."""
+    """Renders the worker's introduction as a table below its line, as it has too many fields for one."""
     if event["event"] != STARTED:
         return event
     kept = {name: event[name] for name in ("event", "level", "timestamp")}
@@ -157,7 +159,7 @@ def _spread_out(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
 
 
 def _printable_traceback(stream: TextIO, exc_info: Any) -> None:
-    """Messages of exceptions may quote what came from outside, too."""
+    """Writes a traceback with escapes, as exceptions may quote text from outside too."""
     text = io.StringIO()
     structlog.dev.plain_traceback(text, exc_info)
     lines = text.getvalue().split("\n")

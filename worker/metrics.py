@@ -1,6 +1,6 @@
 """The worker's Prometheus metrics, in a registry of their own. Every series exists from the start, at 0.
 
-docs/metrics.md is written from here. What vLLM has too is called the same, but for the `vllm:`.
+docs/metrics.md is written from here. Metrics that vLLM has too bear the same names, without `vllm:`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ ERROR_CODES = (
     "invalid_request", "too_large", "too_long", "engine_error", "internal_error", "reply_unreadable",
     "reply_unwritable", "model_gone", "too_many_crashes",
 )  # fmt: skip
-OTHER = "other"  # in the place of a code that is none of these: series stay few, whatever the code says one day
+OTHER = "other"  # replaces unknown codes: the number of series stays small, whichever codes are added
 BANDS = ("high", "usual", "low")
 REDIS_OPERATIONS = ("claim", "measure")
 GRAMMAR_OUTCOMES = ("compiled", "refused", "failed")
 
 
 def band_of(priority: int) -> str:
-    """What a priority is called where each of them would be too many: `usual` is 0."""
+    """Maps priorities to a few names, as each priority would be too many series: `usual` is 0."""
     return "usual" if priority == 0 else "high" if priority > 0 else "low"
 
 
 class Metrics:
-    """One worker's. Counters are what this process did; gauges of the queue are what one worker measured for all."""
+    """Metrics of one worker. Counters cover this process; gauges of the queue were measured by one worker for all."""
 
     def __init__(self, queue: str = "") -> None:
         self.registry = Registry(__version__)
@@ -166,7 +166,7 @@ class Metrics:
         self.set_load(QueueLoad())
 
     def set_model(self, name: str, info: EngineInfo | None) -> None:
-        """From now on the model's name is on every sample."""
+        """Puts the model's name on every sample from now on."""
         self.registry.set_labels(model=name)
         self._engine.info = info
 
@@ -191,7 +191,7 @@ class Metrics:
         self._fleet_rate.set(load.tokens_per_s)
         for gauge in (self._oldest_wait, self._band_requests, self._band_tokens):
             gauge.clear()
-        for band in (BandLoad(0, 0, 0, 0.0), *load.bands):  # the usual priority is always there
+        for band in (BandLoad(0, 0, 0, 0.0), *load.bands):  # the usual priority is always present
             self._oldest_wait.labels(priority=band.priority).set(band.oldest_s)
             self._band_requests.labels(priority=band.priority).set(band.num_requests)
             self._band_tokens.labels(priority=band.priority).set(band.tokens)
@@ -201,7 +201,7 @@ class Metrics:
         self._engine.memory = tuple(memory)
 
     def count_error(self, code: str | None) -> None:
-        """That a request ended with an error; one without a code is no error."""
+        """Counts a request that ended with an error; without a code there was none."""
         if code is not None:
             self.errors.labels(code=code if code in ERROR_CODES else OTHER).inc()
 

@@ -1,11 +1,11 @@
-"""How those who do something long tell how far they are."""
+"""How long operations report their progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int, str], None]
-"""Called with (done, total, what is being done)."""
+"""Called with (done, total, current activity)."""
 
 
 def silent(done: int, total: int, what: str) -> None:
@@ -13,4 +13,4 @@ def silent(done: int, total: int, what: str) -> None:
 
 
 BYTES = "bytes"
-"""A unit of it that is shown in kB, MB, ..."""
+"""The unit that is shown in kB, MB, ..."""

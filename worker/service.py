@@ -1,4 +1,6 @@
-"""The long-running service: try Redis, load, join the queue, serve, drain; with its health port from the start."""
+"""The long-running service: tries Redis, loads, joins the queue, serves, drains; its health port is open from the
+start.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.worker.delivery.spans import RequestSpans
 
 _log = structlog.get_logger(__name__)
-_PART = "service"  # in readiness
+_PART = "service"  # name in readiness
 
 SCRAPE_TIMEOUT_S = 1.0
 ENGINE_STOP_TIMEOUT_S = 10.0
@@ -55,7 +57,7 @@ RELEASE_TIMEOUT_S = 1.0
 
 
 Say: TypeAlias = Callable[[str], None]
-"""Takes what a worker does before it serves, such as `warming up`. Any thread may call it."""
+"""Called with what a worker does before it serves, such as `warming up`, from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,21 @@ class Model:
     text: TextEncoder
     defaults: GenerationDefaults
     name: str = ""
-    info: EngineInfo | None = None  # None: nothing is known of the engine, as of a fake
+    info: EngineInfo | None = None  # None: nothing is known of the engine, as with a fake
     grammars: Grammars | None = None  # None: replies can't be constrained
     identity: Identity | None = None  # None: there is no checkpoint
-    chat_format: str | None = None  # how answers in chats are read; None: as plain text
-    memory: Callable[[], Sequence[DeviceMemory]] = tuple  # of its devices, as far as it is known
+    chat_format: str | None = None  # how replies in chats are parsed; None: as plain text
+    memory: Callable[[], Sequence[DeviceMemory]] = tuple  # of its devices, as far as known
 
 
 class WorkerService:
     """One worker. Made in any thread, run once in an event loop, stopped by `request_drain` from that loop.
 
     Args:
-        config: what can be set.
+        config: its settings.
         address: where Redis is.
-        load: loads and warms up the model, in a thread of its own; whoever waits for it can be told to stop meanwhile.
-        telemetry: where traces and metrics go, closed at the end; None: nowhere.
+        load: loads and warms up the model, in a thread of its own; the service can be told to stop meanwhile.
+        telemetry: takes traces and metrics, closed at the end; None: there is none.
     """
 
     def __init__(
@@ -108,21 +110,21 @@ class WorkerService:
         self._refresh = Shared(self._refresh_metrics)
 
     def request_drain(self) -> None:
-        """Asks for a drain; asked again, gives it up. Meant to be called by a signal handler of the event loop."""
+        """Asks for a drain; a second call aborts it. Meant to be called by a signal handler of the event loop."""
         if self._stop.is_set():
             self._abort.set()
         self._stop.set()
 
     @property
     def health_port(self) -> int | None:
-        """Where the health server listens once `run` has started it."""
+        """Port that the health server listens on, once `run` has started it."""
         return None if self._health is None else self._health.port
 
     async def run(self) -> None:
-        """Returns after a drain.
+        """Runs the service; returns after a drain.
 
         Raises:
-            WorkerError: what ended the worker instead; `worker.errors` lists the kinds and their exit statuses.
+            WorkerError: the worker ended for another reason; `worker.errors` lists the kinds and their exit statuses.
             BadAddress: Redis's URL can't be used.
             OSError: the health port is taken.
         """
@@ -165,7 +167,7 @@ class WorkerService:
         await self._health.start()
 
     async def _prepare(self) -> Model | None:
-        """Tries Redis, which takes a moment, before the model, which takes minutes. None: told to stop meanwhile."""
+        """Tries Redis, which is quick, before loading the model, which takes minutes. None: told to stop meanwhile."""
         redis = self._connect()
         reservation = Reservation(redis, self.config, self.readiness)
 
@@ -182,21 +184,21 @@ class WorkerService:
     async def _load_under(self, reservation: Reservation, redis: RedisClient) -> Model | None:
         reporting = Reporting(redis, self.config, self.readiness, work=None)
         hold = asyncio.create_task(reservation.hold(), name="reservation")
-        tell = asyncio.create_task(reporting.run(), name="reporting")  # where it may not, the session says so later
+        tell = asyncio.create_task(reporting.run(), name="reporting")  # if it is not permitted, the session says so
         model = None
         try:
             model = await self._load_or_stop(hold)
             return model
         finally:
             await end_tasks([hold, tell])
-            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # it lapses
+            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # else the key lapses
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):
                     await reservation.release()
                     if model is None:  # else the next report follows at once
                         await reporting.stop()
 
     async def _load_or_stop(self, hold: asyncio.Task[None]) -> Model | None:
-        """None: told to stop before the model was there. Its thread then ends with the process."""
+        """Returns None if told to stop before the model was loaded; its thread then ends with the process."""
         loop = asyncio.get_running_loop()
         self._say("loading the model")
 
@@ -210,7 +212,7 @@ class WorkerService:
             if self._stop.is_set():
                 return None
             if hold.done():
-                hold.result()  # raises: it has no other end
+                hold.result()  # raises: it cannot end otherwise
             return await _loaded(loaded)
         finally:
             self._is_loading = False
@@ -218,7 +220,7 @@ class WorkerService:
             loaded.cancel()
 
     def _say(self, doing: str) -> None:
-        if self._is_loading:  # a thread that nobody waits for any more may go on for a while
+        if self._is_loading:  # a thread that nobody waits for may still go on for a while
             self.readiness.not_ready(_PART, doing)
 
     def _introduce(self, model: Model) -> None:
@@ -283,7 +285,7 @@ class WorkerService:
         return render(self.metrics.registry, accept)
 
     async def _refresh_metrics(self) -> None:
-        """Scrapes share it, so that no number of them takes more than one connection to Redis."""
+        """Refreshes the metrics. Scrapes share one refresh, so they never take more than one connection to Redis."""
         if self._driver is not None:
             self.metrics.set_engine(self._driver.stats, self._memory())
         self.metrics.set_service(
@@ -292,12 +294,12 @@ class WorkerService:
             trouble=self.readiness.trouble,
         )
         if self._redis is not None:
-            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # the gauges keep their last values
+            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # on failure the gauges keep their last values
                 async with asyncio.timeout(SCRAPE_TIMEOUT_S):
                     await self._measure_queue(self._redis)
 
     async def _measure_queue(self, redis: RedisClient) -> None:
-        """Of what grows with the fleet it reads what one worker measures for all: each would list all others."""
+        """Reads the queue's gauges. One worker measures for all: otherwise each worker would list all others."""
         pipeline = redis.pipeline(transaction=False)
         pipeline.hgetall(keys.load(self.config.queue))
         pipeline.xlen(keys.dead(self.config.queue))
@@ -305,7 +307,7 @@ class WorkerService:
         load, letters, malformed = await pipeline.execute(raise_on_error=False)
         if isinstance(letters, int) and isinstance(malformed, int):
             self.metrics.set_letters(request=letters, malformed=malformed)
-        with suppress(ValueError):  # nobody has looked yet
+        with suppress(ValueError):  # nobody has measured yet
             self.metrics.set_load(QueueLoad.of({} if isinstance(load, Exception) else load))
 
 
@@ -319,7 +321,7 @@ async def _loaded(model: asyncio.Future[Model]) -> Model:
 
 
 def _warn_of_missing(info: EngineInfo) -> None:
-    """What makes an engine slow to serve or to start, and no answer wrong."""
+    """Warns of what makes an engine slow to serve or to start, but no answer wrong."""
     if info.fallback is not None:
         _log.warning("no_native_kernels", why=info.fallback, hint=NO_COMPILER_HINT)
     if info.unkept is not None:
@@ -327,13 +329,13 @@ def _warn_of_missing(info: EngineInfo) -> None:
 
 
 def _warn_of_ignored(defaults: GenerationDefaults) -> None:
-    """The model's authors recommend what this worker does not do: its answers differ from theirs."""
+    """Warns of settings that the model's authors recommend but this worker ignores: its answers differ from theirs."""
     if defaults.ignored:
         _log.warning("generation_config_ignored", fields=list(defaults.ignored))
 
 
 async def _in_daemon_thread(function: Callable[[], Model]) -> Model:
-    """Runs `function` in a thread that does not keep the process from ending."""
+    """Runs `function` in a thread that does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Model] = loop.create_future()
 
@@ -349,7 +351,7 @@ async def _in_daemon_thread(function: Callable[[], Model]) -> Model:
         result, error = None, None
         try:
             result = function()
-        except BaseException as caught:  # the awaiting side decides
+        except BaseException as caught:  # the waiting side decides
             error = caught
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, result, error)

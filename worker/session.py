@@ -1,4 +1,4 @@
-"""The working part of a worker's life: from joining its queue to leaving it, with the drain in between."""
+"""A worker's service of its queue: joining, serving, draining, leaving."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from penstock.worker.delivery.spans import RequestSpans
 
 _log = structlog.get_logger(__name__)
-_PART = "service"  # in readiness
+_PART = "service"  # name in readiness
 
 HAND_BACK_TIMEOUT_S = 5.0  # after the grace period: for the last tokens and for giving requests back
 GOODBYE_TIMEOUT_S = 1.0
 
 
 class Session:
-    """Owns the tasks that serve one queue. Any of them ending ends the session, with that task's reason."""
+    """Owns the tasks that serve one queue. If any task ends, the session ends, with that task's reason."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Session:
         )
         vocab_size = max(
             preparer.text.vocab_size, card.vocab_size or 0
-        )  # a model's may be padded beyond its tokenizer's
+        )  # a model's vocabulary may be padded beyond its tokenizer's
         answers = Answers(config, preparer, vocab_size, defaults, driver.check)
         answerer = Answerer(config.max_body_bytes, answers)
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
@@ -116,12 +116,12 @@ class Session:
         self.has_engine_ended = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop`, `penstock drain`, the loss of its name or Redis's refusal for too long, then drains.
+        """Serves until `stop`, `penstock drain`, the loss of its name or too long a refusal by Redis, then drains.
 
-        Cancelled, it leaves at once; others find its requests.
+        If cancelled, it leaves at once; others find its requests.
 
         Raises:
-            WorkerError: what ended it instead.
+            WorkerError: the session ended for another reason.
         """
         await self._join(stop)
         try:
@@ -151,7 +151,7 @@ class Session:
             await self._leave()
 
     async def _join(self, stop: asyncio.Event) -> None:
-        """Takes the name, waiting for Redis if it is not there."""
+        """Takes the name; waits for Redis if it is away."""
         self._readiness.not_ready(_PART, "joining the queue")
         await faults.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
@@ -166,11 +166,11 @@ class Session:
 
     @property
     def _refused(self) -> WorkerError | None:
-        """Why it must end, where Redis has refused for too long."""
+        """Error with which the worker must end, if Redis has refused for too long."""
         return None if self._refusals.refusal is None else faults.refusal(self._refusals.refusal)
 
     async def _drain_for(self, reason: WorkerError | None, intake: asyncio.Task[None]) -> None:
-        """Drains. Where there is a `reason`, it is raised, even if Redis does not take back all requests."""
+        """Drains, then raises `reason`, if there is one, even if Redis does not take back all requests."""
         try:
             await self._drain(intake)
         except DrainIncomplete as error:
@@ -181,7 +181,7 @@ class Session:
             raise reason
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
-        """Stops reading, waits for what runs as long as the grace period lasts, and gives the rest back."""
+        """Stops reading, waits for running requests within the grace period, and gives the rest back."""
         self._readiness.not_ready(_PART, "draining")
         _log.info("draining", live=len(self.requests), timeout_s=self._config.drain_timeout_s)
         give_up_s = time.monotonic() + self._config.drain_timeout_s
@@ -210,10 +210,11 @@ class Session:
         await self._publisher.wait_idle()
 
     async def _hand_back(self) -> None:
-        """Publishes what was generated and gives the rest, its progress on the reply streams, to whoever has capacity.
+        """Publishes what was generated, and gives unfinished requests to workers with capacity; their progress is on
+        the reply streams.
 
         Raises:
-            DrainIncomplete: Redis did not take it in time.
+            DrainIncomplete: Redis did not accept that in time.
         """
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
@@ -230,7 +231,7 @@ class Session:
         return task
 
     async def _while_working(self, wait_for: Awaitable[Any]) -> None:
-        """Waits for something while all tasks work.
+        """Waits for `wait_for` while all tasks work.
 
         Raises:
             WorkerError: a task ended first.
@@ -246,7 +247,7 @@ class Session:
 
     def _check_tasks(self) -> None:
         ended = [task for task in self._tasks if task.done()]
-        ended.sort(key=lambda task: task.get_name() != "engine")  # the others may have stumbled over it
+        ended.sort(key=lambda task: task.get_name() != "engine")  # the others may have failed because of it
         self.has_engine_ended = any(task.get_name() == "engine" for task in ended)
         for task in ended:
             self._tasks.discard(task)
@@ -264,7 +265,7 @@ class Session:
         self._threads.close()
 
     async def _try_goodbye(self, part: Coroutine[Any, Any, None]) -> None:
-        """As far as Redis is there: where it is not, the heartbeat's time to live does the rest."""
+        """Takes leave of Redis if it is there; otherwise the heartbeat's time to live does the rest."""
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await part

@@ -1,7 +1,7 @@
-"""What an operator can set of a worker.
+"""The settings of a worker that operators can set.
 
 A setting has one name everywhere: `max_num_seqs` in the TOML file is `PENSTOCK_MAX_NUM_SEQS` in the environment and
-`--max-num-seqs` on the command line. Ranges are checked by `WorkerConfig` and `EngineConfig`, which settings become.
+`--max-num-seqs` on the command line. `WorkerConfig` and `EngineConfig`, which are made from the settings, check ranges.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _DEFAULTS = {field.name: field.default for config in (EngineConfig, WorkerConfig
 
 
 def _engine(name: str, text: str) -> Any:
-    """A field of EngineConfig, which has its default."""
+    """Makes a setting for a field of EngineConfig, with its default."""
     return _setting("Engine", text, _DEFAULTS[name])
 
 
 def _worker(name: str, text: str, group: str = "Worker") -> Any:
-    """A field of WorkerConfig, which has its default."""
+    """Makes a setting for a field of WorkerConfig, with its default."""
     return _setting(group, text, _DEFAULTS[name])
 
 
 class Settings(Rereadable):
-    """Every setting. `load_settings` makes it; nothing changes it."""
+    """All settings, made by `load_settings` and immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
@@ -282,10 +282,10 @@ class Settings(Rereadable):
         return value
 
     def check(self) -> None:
-        """Passes if all values are in range, and go together.
+        """Checks that all values are in range, and go together.
 
         Raises:
-            BadWorkerConfig, ConfigError: some are not, which its `settings` names.
+            BadWorkerConfig, ConfigError: some are not; its `settings` names them.
         """
         self.worker_config()
         EngineConfig(**self._of_the_engine())
@@ -294,16 +294,16 @@ class Settings(Rereadable):
         return {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
 
     def worker_config(self) -> WorkerConfig:
-        """The part that configures the service. `load_settings` has seen that it can."""
+        """Returns the configuration of the service. `load_settings` has checked that it is valid."""
         values = {field.name: getattr(self, field.name) for field in fields(WorkerConfig)}
-        # They go into commands, and the packer takes an int for one only if it is no kind of it.
+        # The values go into commands, and the packer accepts only plain ints, no subclass.
         values.update({name: int(value) for name, value in values.items() if isinstance(value, ByteSize)})
         if values["name"] is None:
             del values["name"]
         return WorkerConfig(**values)
 
     def engine_config(self) -> EngineConfig:
-        """The part that configures the engine. `load_settings` has seen that it can."""
+        """Returns the configuration of the engine. `load_settings` has checked that it is valid."""
         values = self._of_the_engine()
         try:
             if self.compile_cache_dir is not None:
@@ -322,17 +322,17 @@ PROGRAMS = (WORKER, GATEWAY)
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Those of a worker. Raises as `settings_loading.load`."""
+    """Loads the settings of a worker. Raises like `settings_loading.load`."""
     return load(WORKER, PROGRAMS, flags, config)
 
 
 def variable(name: str) -> str:
-    """The environment variable of a worker's setting."""
+    """Returns the environment variable of a worker's setting."""
     return WORKER.variable(name)
 
 
 def default_text(field: FieldInfo) -> str:
-    """The default of a setting as a person writes it."""
+    """Returns the default of a setting as a person writes it."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "default" in extra:
         return str(extra["default"])
@@ -344,6 +344,6 @@ def default_text(field: FieldInfo) -> str:
 
 
 def group_of(field: FieldInfo) -> str:
-    """The heading that a setting stands under, in `--help` and in docs/configuration.md."""
+    """Returns the heading of a setting in `--help` and in docs/configuration.md."""
     extra = field.json_schema_extra
     return str(extra["group"]) if isinstance(extra, dict) else ""

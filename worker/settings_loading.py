@@ -28,18 +28,20 @@ S = TypeVar("S", bound=Rereadable)
 
 
 class SettingsError(ValueError):
-    """A setting that is unknown or cannot be used. The message names it and where it was set, never a password."""
+    """Raised for a setting that is unknown or cannot be used. The message says which and where it was set, never a
+    password.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Program(Generic[S]):
-    """What has settings of its own.
+    """A program with settings of its own.
 
     Attributes:
         settings: their class.
         prefix: of their environment variables.
         table: of the TOML file that holds them; None: its top level.
-        shared: those that are taken from the program before it in `PROGRAMS` where they are not set.
+        shared: settings that are taken from the first of `PROGRAMS` if they are not set.
     """
 
     settings: type[S]
@@ -48,7 +50,7 @@ class Program(Generic[S]):
     shared: frozenset[str] = frozenset()
 
     def variable(self, name: str) -> str:
-        """The environment variable of a setting."""
+        """Returns the environment variable of a setting."""
         return self.prefix + name.upper()
 
     @property
@@ -58,16 +60,16 @@ class Program(Generic[S]):
 
 class _Source(NamedTuple):
     values: Mapping[str, Any]
-    where: Callable[[str], str]  # as a message names the place of a setting
+    where: Callable[[str], str]  # names a setting's place for messages
 
 
 def flag(name: str) -> str:
-    """The command-line option of a setting."""
+    """Returns the command-line option of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: which known one was probably meant; empty if none is like it."""
+    """Ends a message about an unknown name with the known one that was probably meant; "" if none is similar."""
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {found[0]}?" if found else ""
 
@@ -75,13 +77,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def load(
     program: Program[S], programs: Sequence[Program[Any]], flags: Mapping[str, Any], config: Path | None = None
 ) -> S:
-    """The settings of `program`, each from the first of flags, environment and file that has it.
+    """Loads the settings of `program`, each from the first of flags, environment and file that has it.
 
-    The file is `config`, else the one PENSTOCK_CONFIG names, else `penstock.toml` in the current folder if it is there.
-    It and the environment may have settings of all `programs`, the first of which shares some with the others.
+    The file is `config`, else the one in PENSTOCK_CONFIG, else `penstock.toml` in the current folder if it exists. File
+    and environment may have settings of all `programs`, the first of which shares some with the others.
 
     Raises:
-        SettingsError: an unknown name, a value that cannot be read, or a file that cannot.
+        SettingsError: a name is unknown, or a value or the file cannot be read.
     """
     path = config or _configured_path()
     document = _read_toml(path, programs) if path is not None else {}
@@ -109,9 +111,9 @@ def load(
 def _sources(
     program: Program[Any], first: Program[Any], flags: Mapping[str, Any], document: Mapping[str, Any], path: Path | None
 ) -> list[_Source]:
-    """In the order of their precedence."""
+    """Returns the sources in order of precedence."""
     programs = [program] if program is first else [program, first]
-    common = [program.settings.model_fields, program.shared]  # what is taken from each of them
+    common = [program.settings.model_fields, program.shared]  # taken from each of them
     pairs = list(zip(programs, common, strict=False))
     fallback = {"redis_url": url} if (url := os.environ.get(FALLBACK_URL_VARIABLE)) else {}
     return [
@@ -123,7 +125,7 @@ def _sources(
 
 
 def _in_environment(program: Program[Any], names: Iterable[str]) -> Mapping[str, str]:
-    """An empty variable counts as not set."""
+    """Returns the settings in the environment. An empty variable counts as not set."""
     present = {name.upper(): value for name, value in os.environ.items() if value}
     return {name: present[variable] for name in names if (variable := program.variable(name)) in present}
 
@@ -140,15 +142,15 @@ def _place_in(program: Program[Any], path: Path | None) -> Callable[[str], str]:
 
 _KUBERNETES_BYTES = re.compile(r"\d+(\.\d+)?\s*[KMGTP]i")
 SHORTEST_S, LONGEST_S = 0.001, 1e9
-"""Of times: what Redis counts in, and some thirty years."""
+"""Bounds of times in seconds: Redis counts in milliseconds, and some thirty years are enough."""
 
 MOST_SHOWN = 600
-"""Characters of a value, and of what is said about it, that a message has."""
+"""Characters of a value, and of the text about it, that a message shows."""
 
 
 def _cleaned(name: str, kind: Any, value: Any, sources: Sequence[_Source]) -> Any:
-    """Without what surrounds a value in files, secrets and shells. `1Gi` is `1GiB`, as Kubernetes writes it."""
-    if isinstance(value, bool) and kind is not bool:  # which would be 1 or 0
+    """Strips what surrounds a value in files, secrets and shells. `1Gi` is `1GiB`, as Kubernetes writes it."""
+    if isinstance(value, bool) and kind is not bool:  # a bool would be 1 or 0
         raise SettingsError(f"{_where(name, sources)}: must not be {str(value).lower()}")
     if not isinstance(value, str):
         return value
@@ -176,12 +178,12 @@ def _where(name: str, sources: Sequence[_Source]) -> str:
 
 
 def _places(names: Iterable[str], sources: Sequence[_Source]) -> Mapping[str, str]:
-    """Where each of the settings that are set anywhere was taken from."""
+    """Returns where each of the settings that are set was taken from."""
     return {name: _where(name, sources) for name in names if any(name in source.values for source in sources)}
 
 
 def _placed(message: str, names: Sequence[str], sources: Sequence[_Source]) -> str:
-    """A message about settings that begins with where they were set; it says itself which they are."""
+    """Prefixes a message about settings with where they were set; the message names them."""
     places = ", ".join(_places(names, sources).values())
     if len(names) == 1:
         message = message.removeprefix(f"{names[0]} ")
@@ -189,7 +191,7 @@ def _placed(message: str, names: Sequence[str], sources: Sequence[_Source]) -> s
 
 
 def _explain(item: Any, sources: Sequence[_Source]) -> str:
-    """Names the place that the offending value came from; there are several if it is about several values."""
+    """Names the place that the offending value came from, or several if several values are involved."""
     message = item["msg"].removeprefix("Value error, ")
     if not item["loc"]:
         return _placed(str(message), getattr(item.get("ctx", {}).get("error"), "settings", ()), sources)
@@ -203,7 +205,7 @@ def _shown(value: object) -> str:
 
 
 def _short(text: str) -> str:
-    """A message that shows a value shows the beginning of a long one."""
+    """Cuts a message that shows a long value."""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
@@ -231,7 +233,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # a zero byte is in the name
+    except (OSError, ValueError) as error:  # ValueError: the name contains a zero byte
         raise SettingsError(f"configuration file {path} cannot be read: {error}") from error
     if len(text) > MAX_FILE_BYTES:
         raise SettingsError(f"configuration file {path} has over {MAX_FILE_BYTES} bytes: it is no file of settings")
@@ -239,7 +241,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         return tomllib.loads(text.decode("utf-8-sig"))  # some editors write a byte-order mark
     except UnicodeDecodeError as error:
         raise SettingsError(f"configuration file {path} is not TOML, which is UTF-8: {error}") from error
-    except (ValueError, RecursionError) as error:  # also of numbers too long, and of brackets too deep, for Python
+    except (ValueError, RecursionError) as error:  # also raised for too long numbers and too deep brackets
         raise SettingsError(f"configuration file {path} is not TOML: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What asyncio lacks: a signal, a pause that an event ends, one task that many share."""
+"""Adds what asyncio lacks: a signal, a pause that an event ends, a task shared by many callers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def pause(end: asyncio.Event, timeout_s: float) -> None:
 
 
 class Signal:
-    """Wakes whoever waits at the moment it fires. Check what you wait for before each wait."""
+    """Wakes everybody who waits at the moment it fires. Check your condition before each wait."""
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
@@ -33,7 +33,7 @@ class Signal:
                     waiter.set_result(None)
 
     def next(self) -> asyncio.Future[None]:
-        """Done once it fires, from now on."""
+        """Returns a future that is done when the signal fires next."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter
@@ -43,7 +43,7 @@ class Signal:
 
 
 class Shared(Generic[_T]):
-    """Does something once at a time, however many ask: who asks meanwhile gets the same outcome."""
+    """Runs something once at a time: callers that ask in the meantime get the same outcome."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
         self._work = work
@@ -52,7 +52,7 @@ class Shared(Generic[_T]):
     async def __call__(self) -> _T:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
-        return await asyncio.shield(self._task)  # the others wait for it, even if this caller is cancelled
+        return await asyncio.shield(self._task)  # others wait for it, even if this caller is cancelled
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -1,4 +1,4 @@
-"""From a request on the wire to a request of the engine: the worker's limits, the model's defaults."""
+"""Turns a request on the wire into a request of the engine: applies the worker's limits and the model's defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def check_limits(request: GenerateRequest, config: WorkerConfig) -> None:
-    """Refuses what is over this worker's limits, before any work is done for it.
+    """Refuses a request that is over this worker's limits, before any work is done for it.
 
     Raises:
         InvalidRequest: the message names the limit.
@@ -33,8 +33,10 @@ def to_engine_request(
     defaults: GenerationDefaults,
     generated: tuple[tuple[int, ...], ...] = (),
 ) -> Request:
-    """A field that the request leaves open takes the model's default. A missing seed stays missing: the engine draws it
-    from the request id, so that whoever resumes the request draws the same.
+    """Makes the engine's request. A field that the client left open takes the model's default.
+
+    A missing seed stays missing: the engine derives it from the request id, so a worker that resumes the request draws
+    the same.
 
     Raises:
         InvalidRequest: a value is out of range.

@@ -1,4 +1,4 @@
-"""Ends requests early: those somebody asked to cancel, and those whose time is up."""
+"""Ends requests early: those that somebody cancelled, and those whose deadline has passed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.worker.delivery.outbox import Outbox
 from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
 from penstock.worker.protocol import faults
 
-_PART = "cancel"  # in readiness
+_PART = "cancel"  # name in readiness
 
 
 class CancelWatch:
-    """Looks for cancel flags with one pipeline per poll, and only while it has requests. Needs no help from readers.
+    """Looks for cancel flags with one pipeline per poll, and only while there are requests. Needs no help from readers.
 
-    Deadlines wait for no answer from Redis.
+    Deadlines do not wait for an answer from Redis.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CancelWatch:
         try:
             while True:
                 while not (len(self._requests) or self._requests.parked):
-                    self._readiness.ready(_PART)  # nobody needs it
+                    self._readiness.ready(_PART)  # nothing depends on it
                     await self._requests.changed.wait()
                 await asyncio.sleep(self._until_next(time.monotonic()))
                 self._expire(time.monotonic())
@@ -73,7 +73,9 @@ class CancelWatch:
                 self._end(each, "cancelled")
 
     def _watched(self) -> list[LiveRequest | Parked]:
-        """Until its journal is read, nobody knows what a request's end would have to say."""
+        """Returns requests whose journal has been read, and parked ones: before that, nobody knows what an end must
+        say.
+        """
         lives = (live for live in self._requests if Phase.RESTORED <= live.phase <= Phase.RUNNING)
         return [*lives, *self._requests.parked.values()]
 

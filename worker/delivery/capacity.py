@@ -1,14 +1,14 @@
-"""What a worker can do, and what its requests are like. Learnt from what it does, for numbers to scale by."""
+"""Estimates a worker's capacity, and the averages of its requests, from its work. Scaling uses these numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 HALF_LIFE_S = 10.0
-"""What was measured so long ago counts half."""
+"""Age at which a measurement counts half."""
 
 LATEST = 256
-"""Requests that a mean is over, roughly."""
+"""Requests that a mean covers, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class _Look:
 
 
 class Capacity:
-    """Learnt while requests wait: a worker that could do more would have taken them. At other times nothing is learnt.
+    """Estimates slots and speed, only while requests wait: with capacity to spare, the worker would have taken them.
 
     Args:
-        slots: requests at once, as far as is known before.
+        slots: first estimate of the requests at once.
     """
 
     def __init__(self, slots: int) -> None:
@@ -31,13 +31,13 @@ class Capacity:
         self._last: _Look | None = None
 
     def note(self, now_s: float, *, num_tokens: int, num_requests: int, num_waiting: int) -> None:
-        """A look.
+        """Takes a measurement.
 
         Args:
             now_s: monotonic.
-            num_tokens: computed so far in all.
-            num_requests: that the worker has.
-            num_waiting: in its queue.
+            num_tokens: computed so far in total.
+            num_requests: held by the worker.
+            num_waiting: waiting in its queue.
         """
         before, self._last = self._last, _Look(now_s, num_tokens, num_waiting)
         if before is None or not (before.num_waiting and num_waiting) or now_s <= before.at_s:
@@ -50,7 +50,7 @@ class Capacity:
 
 
 class Ended:
-    """Means over the requests that ended lately."""
+    """Means over the requests that ended recently."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -65,10 +65,10 @@ class Ended:
 
     @property
     def reply_tokens(self) -> float:
-        """Of one request; 0 where nothing is known."""
+        """Mean length of a reply; 0 if unknown."""
         return self._reply_tokens
 
     @property
     def token_bytes(self) -> float:
-        """Of an entry, for each token of its prompt; 0 where nothing is known."""
+        """Bytes of an entry per token of its prompt; 0 if unknown."""
         return self._entry_bytes / self._prompt_tokens if self._prompt_tokens else 0.0

@@ -1,4 +1,4 @@
-"""Tells the queue what its tenants have been served, so that who has had the least is next."""
+"""Reports to the queue what its tenants have been served, so that the tenant with the least is next."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.scripts import Bill
 
-CHARGE_INTERVAL_S = 1.0  # what an entry costs in the end is said when it leaves the queue
+CHARGE_INTERVAL_S = 1.0  # the final cost of an entry is reported when it leaves the queue
 BILLS_PER_SCRIPT = 256
-_PART = "charging"  # in readiness
+_PART = "charging"  # name in readiness
 
 
 class Charging:
-    """Says from time to time what running requests have cost so far. What is not said now is said the next time."""
+    """Reports from time to time what running requests have cost so far. The next report makes up for a failed one."""
 
     def __init__(self, redis: RedisClient, config: WorkerConfig, requests: RequestTable, readiness: Readiness) -> None:
         self._redis = redis

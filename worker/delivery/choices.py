@@ -1,4 +1,4 @@
-"""What the engine has said of the choices of a request, and how much of that is published."""
+"""Buffers what the engine generated for each choice of a request, and tracks how much is published."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from penstock.engine.request import FinishReason, Output, TokenLogprob, ToolCallDelta
 
-# The reason of the whole, when choices ended differently, is the first of these that occurs.
+# If choices ended differently, the request's reason is the first of these that occurs.
 _GRAVITY: tuple[FinishReason, ...] = ("error", "cancelled", "expired", "length", "tool_calls", "stop")
 
 
 @dataclass(slots=True)
 class Pending:
-    """What waits to be published of one choice, in order."""
+    """Output of one choice that waits to be published, in order."""
 
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Pending:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     def add(self, output: Output) -> None:
-        """Raises UnicodeEncodeError if a part of a reply can't be written."""
+        """Adds an output. Raises UnicodeEncodeError if a part of it can't be written."""
         if output.tool_calls or output.reasoning:
             _check_writable(output)
         self.token_ids += output.token_ids
@@ -40,11 +40,11 @@ class Pending:
 
     @property
     def is_readable(self) -> bool:
-        """Whether there is something that a reader can show."""
+        """Whether there is anything that a reader can show."""
         return bool(self.text or self.reasoning or self.tool_calls)
 
     def then(self, later: Pending) -> Pending:
-        """Both, as one."""
+        """Joins two pending outputs."""
         return Pending(
             self.token_ids + later.token_ids,
             self.text + later.text,
@@ -57,7 +57,7 @@ class Pending:
 
 @dataclass(slots=True)
 class ChoiceBuffer:
-    """One of the `n` choices: how much of it was published, and what waits to be.
+    """One of the `n` choices: how much of it is published, and what waits.
 
     Tokens [0, num_published) are on the reply stream; the pending ones follow, in order.
     """
@@ -67,10 +67,10 @@ class ChoiceBuffer:
     pending: Pending = field(default_factory=Pending)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string, or the id of the token, that ended it
-    num_reasoning: int = 0  # tokens that are reasoning, once it has ended
-    num_drafted: int = 0  # guesses at tokens that were verified, once it has ended
-    num_accepted: int = 0  # those of them that were right
-    is_closed: bool = False  # its last chunk is on the reply stream: whatever the engine says of it now, readers know
+    num_reasoning: int = 0  # reasoning tokens, known once it has ended
+    num_drafted: int = 0  # drafted tokens that were verified, known once it has ended
+    num_accepted: int = 0  # drafted tokens that were right
+    is_closed: bool = False  # its last chunk is on the reply stream: later output for it is ignored
 
     def add(self, output: Output) -> None:
         self.finish_reason = output.finish_reason
@@ -82,26 +82,26 @@ class ChoiceBuffer:
         self.pending.add(output)
 
     def take(self) -> Pending:
-        """What is pending, which is the taker's from now on."""
+        """Takes the pending output, which belongs to the caller from then on."""
         taken, self.pending = self.pending, Pending()
         return taken
 
 
 def _check_writable(output: Output) -> None:
-    """What can't be written would fail in the write that it shares with other requests."""
+    """Raises now for text that can't be written: later it would fail a write shared with other requests."""
     (output.text + output.reasoning).encode()
     for call in output.tool_calls:
         ((call.name or "") + call.arguments).encode()
 
 
 def outcome_of(choices: Iterable[ChoiceBuffer]) -> FinishReason | None:
-    """Why a request ended, once every choice has."""
+    """Returns why a request ended; None until every choice has."""
     reasons = [choice.finish_reason for choice in choices]
     return None if None in reasons else next(reason for reason in _GRAVITY if reason in reasons)
 
 
 def merged(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """The same, with neighbours of one call joined."""
+    """Joins neighbouring deltas of the same call."""
     runs: list[list[ToolCallDelta]] = []
     for delta in deltas:
         if runs and delta.id is None and delta.index == runs[-1][0].index:

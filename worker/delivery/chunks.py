@@ -1,4 +1,4 @@
-"""What is pending of a choice, as the fields of a chunk on the reply stream."""
+"""Makes the fields of a chunk on the reply stream from the pending output of a choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity; what cannot be sampled gets this,
 
 
 def chunk_fields(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> list[str]:
-    """As `encode_reply` would make them of `chunk_entry`, without the model in between: this is the path of tokens."""
+    """Makes the fields that `encode_reply` makes of `chunk_entry`, without the model in between: every token comes by
+    here.
+    """
     ids = pending.token_ids
     tokens = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
     fields = ["type", "chunk", "index", str(choice.index), "offset", str(choice.num_published),
@@ -35,7 +37,7 @@ def chunk_fields(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) ->
 
 
 def chunk_entry(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> ChunkEntry:
-    """For a reader in this process."""
+    """Makes a chunk for a reader in this process."""
     values: dict[str, Any] = {
         "index": choice.index,
         "offset": choice.num_published,
@@ -54,7 +56,7 @@ def chunk_entry(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> 
 
 
 def stop_fields(choice: ChoiceBuffer) -> dict[str, Any]:
-    """What ended a choice, if it was a stop string or a token."""
+    """Returns what stopped a choice, if it was a stop string or a token."""
     reason = choice.stop_reason
     if reason is None:
         return {}
@@ -62,7 +64,7 @@ def stop_fields(choice: ChoiceBuffer) -> dict[str, Any]:
 
 
 def draft_fields(choices: Iterable[ChoiceBuffer]) -> dict[str, Any]:
-    """How many guesses at the tokens of a whole reply were verified, and were right, if there were any."""
+    """Returns how many drafted tokens of a reply were verified, and how many were right, if there were any."""
     num_drafted = num_accepted = 0
     for choice in choices:
         num_drafted += choice.num_drafted
@@ -84,10 +86,10 @@ def _logprob_fields(logprob: TokenLogprob) -> dict[str, Any]:
 
 
 def _top_fields(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-    value = max(MIN_LOGPROB, one.logprob)  # in this order also for NaN, which JSON has no number for either
+    value = max(MIN_LOGPROB, one.logprob)  # in this order it also covers NaN, which JSON lacks too
     return {"id": one.token_id, "token": one.token, "bytes": list(one.bytes), "logprob": value}
 
 
 def _as_json(values: Sequence[Any]) -> str:
-    """Readable in any script, and of people."""
+    """Encodes values as JSON that people can read in any script."""
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

@@ -25,13 +25,13 @@ from penstock.worker.protocol.scripts import Claim, NotClaimed
 if TYPE_CHECKING:
     from penstock.worker.delivery.spans import RequestSpans
 
-SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash tells who did it
+SUSPECT_STRIKES = 2  # from here on a request runs alone, so that the next crash shows which request caused it
 
 
 class Suspect(Exception):
-    """The request was there at several crashes: it is to be claimed again when it can run alone.
+    """Raised for a request that was present at several crashes: it is claimed again when it can run alone.
 
-    Until then it counts as queued, so that it has no part in the crash of another suspect. `live` is what it would be.
+    Until then it counts as queued, so the crash of another suspect is not held against it. `live` is the request.
     """
 
     def __init__(self, live: LiveRequest) -> None:
@@ -40,11 +40,11 @@ class Suspect(Exception):
 
 
 class Occupied(Exception):
-    """A suspect runs alone here. The request was given back, and its entry is to wait again."""
+    """Raised while a suspect runs alone here. The request was given back, and its entry has to wait again."""
 
 
 class GoesOn(Exception):
-    """The request was taken from the queue to be ended, and is not over. Nobody has claimed it; it is to wait again."""
+    """Raised for a request that was taken only to be ended, but is not over. It is unclaimed, and has to wait again."""
 
 
 class Claimer:
@@ -62,7 +62,7 @@ class Claimer:
         spans: RequestSpans | None = None,
     ) -> None:
         self._redis = redis
-        self._batcher = Batcher(redis, retries=0)  # the entries that one read brings are claimed together
+        self._batcher = Batcher(redis, retries=0)  # the entries of one read are claimed together
         self._config = config
         self._instance = instance
         self._threads = threads
@@ -71,23 +71,23 @@ class Claimer:
         self._metrics = metrics
         self._latency = metrics.redis_seconds.labels(operation="claim")
         self._digest = digest  # of the model
-        self._spans = spans  # None: nobody traces requests
+        self._spans = spans  # None: requests are not traced
 
     async def close(self) -> None:
         await self._batcher.close()
 
     async def claim(self, entry: QueueEntry, *, alone: bool = False, only_over: bool = False) -> LiveRequest | None:
-        """Makes the request of an entry this worker's. None: there is nothing to run, and the entry is on its way out.
+        """Claims the request of an entry. None: there is nothing to run, and the entry is about to leave the queue.
 
         Args:
             entry: as it was read.
-            alone: that nothing else runs, which suspects need.
-            only_over: that it is not to be run, only ended: it was cancelled, or its time is over.
+            alone: whether nothing else runs here, as suspects require.
+            only_over: whether to end the request without running it: it was cancelled, or its deadline has passed.
 
         Raises:
-            Suspect: it must run alone.
-            Occupied: nothing may run beside what runs here.
-            GoesOn: it is to be ended only, and is not over.
+            Suspect: the request must run alone.
+            Occupied: a suspect runs alone here.
+            GoesOn: `only_over` is set, and the request is not over.
             RedisError: the server is in trouble; the entry stays pending, and claiming it again is safe.
         """
         if entry.is_deleted:
@@ -111,7 +111,7 @@ class Claimer:
         return live
 
     async def _check_company(self, live: LiveRequest) -> None:
-        """Passes what may run beside others, or need not run at all; gives back what may not."""
+        """Accepts a request that may run beside others, or need not run; gives others back."""
         is_suspect = live.claim.strikes >= SUSPECT_STRIKES
         if not (is_suspect or self._requests.alone) or self._is_over(live):
             return
@@ -120,7 +120,7 @@ class Claimer:
         raise Suspect(live) if is_suspect else Occupied
 
     def _is_over(self, live: LiveRequest) -> bool:
-        """Whether it ends without a run."""
+        """Checks whether a request ends without a run."""
         claim = live.claim
         if isinstance(live.asked, WireError) or claim.is_cancelled or claim.is_of_other_model:
             return True
@@ -129,7 +129,7 @@ class Claimer:
 
     def _replace(self, live: LiveRequest) -> None:
         previous = self._requests.get(live.id)
-        if previous is not None:  # this worker was frozen, lost the request, and now has it back
+        if previous is not None:  # this worker was frozen, lost the request, and has it back
             self._requests.let_go(previous)
             observe_loss(self._metrics, previous, "fenced")
         self._requests.add(live)
@@ -137,7 +137,7 @@ class Claimer:
     async def _take_epoch(
         self, request_id: str, entry: QueueEntry, asked: Asked, *, only_over: bool = False
     ) -> Claim | None:
-        only_over = only_over and not isinstance(asked, WireError)  # that ends whenever it is looked at
+        only_over = only_over and not isinstance(asked, WireError)  # a malformed request ends whenever it is claimed
         try:
             answer = await self._try_claim(request_id, entry.id, asked, only_over=only_over)
             gone_entry = ""
@@ -167,7 +167,7 @@ class Claimer:
         elif answer.reason == "junk":
             _logger_of(request_id, asked).error("reply_unwritable", error=f"the state's {answer.field} is no number")
             self._give_up(request_id, entry, asked, NOT_OURS)
-        elif answer.reason == "dead":  # its worker died between the end and the dead letter
+        elif answer.reason == "dead":  # its worker died between writing the end and the dead letter
             self._bury(request_id, entry, "given_up", "given up by an earlier worker; the end of the reply says why")
         else:
             is_duplicate = answer.reason == "duplicate"
@@ -175,7 +175,7 @@ class Claimer:
             self._outbox.remove(entry.unbilled if is_duplicate else replace(entry.unbilled, ended_id=request_id))
 
     def _give_up(self, request_id: str, entry: QueueEntry, asked: Asked, message: str) -> None:
-        """A request that can't be claimed: its keys hold what no worker writes there."""
+        """Ends a request that can't be claimed: its keys hold something that no worker writes."""
         self._outbox.tell(unclaimed_end(request_id, asked, message, self._config))
         self._bury(request_id, entry, "reply_unwritable", message)
 
@@ -185,7 +185,7 @@ class Claimer:
         self._outbox.remove(letter)
 
     async def _set_aside(self, request_id: str, entry: QueueEntry, asked: Asked, digest: str) -> bool:
-        """Leaves a half-written reply to the workers whose model began it. False: none has been there for a while."""
+        """Leaves a half-written reply to workers with the model that began it. False: there was none for a while."""
         command = scripts.set_aside(self._config.queue, worker=self._config.name, entry_id=entry.id, digest=digest)
         is_left = bool(await execute_one(self._redis, command))
         _logger_of(request_id, asked).info("left_to_other_model" if is_left else "model_gone", digest=digest)
@@ -221,7 +221,7 @@ class Claimer:
         return scripts.parse_claim(answer, self._instance)
 
     async def _is_gone(self, other: NotClaimed) -> bool:
-        """Whether the entry that the request was first claimed with was deleted by somebody, with no end written."""
+        """Checks whether somebody deleted the request's first claimed entry before an end was written."""
         entry = other.other_entry
         return not await self._redis.xrange(keys.requests(self._config.queue), min=entry, max=entry)
 

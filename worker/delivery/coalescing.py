@@ -1,4 +1,4 @@
-"""For how long chunks are joined: as configured, and for longer while publishing takes processors from the engine."""
+"""Decides how long chunks are joined: as configured, or longer while publishing takes processors from the engine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable
 from penstock.engine.processors import num_processors
 
 WINDOW_S = 0.1  # between two looks
-SHORT_SHARE = 0.75  # of all processors: a process that uses more has none to spare
-OWN_SHARE = 0.01  # of all processors: what the event loop may use of them then
-MAX_GROWTH = 2.0  # from one look to the next, so that no gap between chunks is much longer than those before
+SHORT_SHARE = 0.75  # share of all processors: a process that uses more has none to spare
+OWN_SHARE = 0.01  # share of all processors that the event loop may then use
+MAX_GROWTH = 2.0  # factor from one look to the next, so that no gap between chunks is much longer than the last ones
 
 
 class Coalescing:
-    """Stretches the flush interval when the machine is short of processor time, as with an engine that computes on it.
+    """Stretches the flush interval when processor time is short, as with an engine that computes on the CPU.
 
-    Each chunk costs the worker, Redis and the client about as much as a step of a small model costs per token, so that
-    fewer chunks are more tokens. Where the engine has a device of its own, or waits for requests, there is processor
-    time to spare, and nothing is held back for longer than configured. Belongs to the event loop's thread, whose use of
-    the processor it measures.
+    Each chunk costs the worker, Redis and the client about as much as a step of a small model costs per token, so fewer
+    chunks mean more tokens. An engine that has its own device, or waits for requests, leaves processor time to spare:
+    then nothing is held back for longer than configured. Belongs to the event loop's thread, whose processor time it
+    measures.
 
     Args:
         shortest_s: the interval as configured; 0 is never stretched.
-        longest_s: the most it is stretched to.
-        pass_on: called with the interval, at once and after each look.
+        longest_s: upper bound of the interval.
+        pass_on: called with the interval, first on construction and then after each look.
     """
 
     def __init__(self, shortest_s: float, longest_s: float, pass_on: Callable[[float], None]) -> None:
@@ -38,11 +38,11 @@ class Coalescing:
 
     @property
     def is_stretched(self) -> bool:
-        """Whether processors are short."""
+        """Whether the interval is longer than configured, as processor time is short."""
         return self.interval_s > self._shortest_s
 
     def look(self) -> None:
-        """Adapts the interval every `WINDOW_S`; meant to be called at each flush."""
+        """Adapts the interval at most every `WINDOW_S`; meant to be called at each flush."""
         elapsed_s = time.monotonic() - self._looked_at_s
         if elapsed_s < WINDOW_S:
             return

@@ -1,4 +1,4 @@
-"""What a request says of the form of its reply, as the grammar that the reply must follow."""
+"""Makes the grammar that a reply must follow from what its request demands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from penstock.producer.wire import GenerateRequest, NamedTool, ResponseFormat
 def grammar_source(
     asked: GenerateRequest, response: ResponseSpec | None, special_token_ids: Mapping[str, int], *, has_reasoning: bool
 ) -> str | None:
-    """The source for a `GrammarCompiler`; None: nothing constrains the reply.
+    """Returns the source for a `GrammarCompiler`; None: nothing constrains the reply.
 
     Args:
         asked: the request.
-        response: how its reply is read.
+        response: how its reply is parsed.
         special_token_ids: of the tokenizer's special tokens.
         has_reasoning: whether the model reasons at all.
 
     Raises:
-        InvalidRequest: no reply can be what is asked for.
+        InvalidRequest: no reply could satisfy the request.
     """
     text = text_rule(asked)
     if text is None and not (asked.tools or asked.is_tool_required):
@@ -41,7 +41,7 @@ def grammar_source(
 
 
 def text_rule(asked: GenerateRequest) -> TextRule | None:
-    """What the text must be."""
+    """Returns the rule for the reply's text."""
     if asked.regex is not None:
         return RegexText(asked.regex)
     if asked.choice:
@@ -52,7 +52,7 @@ def text_rule(asked: GenerateRequest) -> TextRule | None:
 
 
 def call_rule(asked: GenerateRequest) -> CallRule:
-    """Which calls there may be."""
+    """Returns the rule for the reply's tool calls."""
     is_named = isinstance(asked.tool_choice, NamedTool)
     return CallRule(
         required=asked.is_tool_required,
@@ -62,7 +62,7 @@ def call_rule(asked: GenerateRequest) -> CallRule:
 
 
 def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
-    """The tools that a reply may call."""
+    """Returns the tools that a reply may call."""
     chosen = asked.chosen_tools()
     functions = [tool["function"] for tool in asked.tools]
     return tuple(
@@ -73,7 +73,7 @@ def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
 
 
 def _check_free(tools: Sequence[Tool]) -> None:
-    """Of calls in a format that is not known nothing can be promised."""
+    """Refuses strict tools: without a known format of calls, nothing can be enforced."""
     strict = [tool.name for tool in tools if tool.strict]
     if strict:
         raise InvalidRequest(f"tools: {strict[0]} is strict, but this model has no known format of calls (chat_format)")

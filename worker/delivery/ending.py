@@ -1,4 +1,4 @@
-"""How a request's end looks: to its reader, to the logs and metrics, and on the dead-letter stream."""
+"""Ends a request towards its reader, the logs and metrics, and the stream of dead letters."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from penstock.worker.protocol.scripts import Claim, LetterLimits
 
 _log = structlog.get_logger(__name__)
 
-MAX_MESSAGE_CHARS = 2000  # of an error, which may quote what the client sent
+MAX_MESSAGE_CHARS = 2000  # of an error, which may quote the client
 NOT_OURS = "the request's keys in Redis hold what no worker writes there"
-"""What a client is told; the log has what Redis says."""
+"""Message for the client; the log has Redis's words."""
 
-MALFORMED_SHARE = 10  # entries that never were a request get a tenth of what dead letters may take
+MALFORMED_SHARE = 10  # malformed entries get a tenth of what dead letters may take
 
-_MALFORMED_CODES = ("invalid_request", "too_large")  # of a dead letter; as a mere end, a limit may be meant
+_MALFORMED_CODES = ("invalid_request", "too_large")  # in a dead letter; as the code of an end they may mean a limit
 
 
 def end_entry(live: LiveRequest) -> EndEntry:
-    """The end as of now of a request that has ended, with everything that is pending counted in."""
+    """Makes the end of a request that has ended, counting everything that is still pending."""
     reason: FinishReason = live.finish_reason or "error"
     code, message = live.error or (None, None)
     reasons = tuple(choice.finish_reason or reason for choice in live.choices)
@@ -50,9 +50,9 @@ def end_entry(live: LiveRequest) -> EndEntry:
 
 
 def kept_ms(asked: Asked, config: WorkerConfig) -> int:
-    """How long the reply to `asked` is kept after its end.
+    """Returns how long the reply to `asked` is kept after its end.
 
-    What is over the limit counts as nothing: that request is refused, and so is one that cannot be read.
+    A request over the limit, or one that cannot be read, is refused: its reply is kept for the default time.
     """
     kept_s = None if isinstance(asked, WireError) else asked.keep_s
     if kept_s is None or kept_s > config.max_keep_s:
@@ -61,7 +61,7 @@ def kept_ms(asked: Asked, config: WorkerConfig) -> int:
 
 
 def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerConfig) -> Command:
-    """Tells whoever waits for a request that can't be claimed, as far as its reply can be written."""
+    """Tells the reader of a request that can't be claimed, as far as its reply can be written."""
     end = EndEntry(finish_reason="error", code="reply_unwritable", message=printable(message))
     fields = [part for item in encode_reply(end).items() for part in item]
     return scripts.end_unclaimed(config.queue, request_id, ttl_ms=kept_ms(asked, config), fields=fields)
@@ -84,13 +84,13 @@ def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
     live.log.info(
         "request_ended",
         epoch=live.claim.epoch,
-        # The message of an error may quote the request, and is for the client alone.
+        # An error's message may quote the request, and is for the client alone.
         **end.model_dump(exclude={"type", "message"}, exclude_none=True),
     )
 
 
 def _observe_tokens(metrics: Metrics, end: EndEntry) -> None:
-    """What the usage says, so that the sums over all workers are those over all replies."""
+    """Counts the tokens of the reply's usage, so that the sums over workers equal those over replies."""
     metrics.prompt_tokens.inc(end.prompt_tokens)
     metrics.cached_tokens.inc(min(end.cached_tokens, end.prompt_tokens))
     metrics.generation_tokens.inc(end.completion_tokens)
@@ -103,14 +103,14 @@ def observe_letter(metrics: Metrics, letter: Burial) -> None:
 
 
 def observe_loss(metrics: Metrics, live: LiveRequest, why: str) -> None:
-    """A request went to another owner, or its reply is gone."""
+    """Records that a request went to another owner, or that its reply is gone."""
     live.trace.lost(why)
     metrics.dropped.labels(reason=why).inc()
     live.log.warning("request_dropped", reason=why, epoch=live.claim.epoch)
 
 
 def observe_refusal(metrics: Metrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:
-    """Redis refuses, for good, what nobody waits for."""
+    """Records a write that nobody waits for and that Redis refuses for good."""
     if isinstance(write, Burial):
         metrics.lost_dead_letters.inc()
         what = {"request_id": write.request_id, "entry": write.entry_id, "code": write.code}
@@ -120,7 +120,7 @@ def observe_refusal(metrics: Metrics, write: Burial | AsideWrite | RefreshWrite,
 
 
 def dead_letter(live: LiveRequest, code: str, message: str, config: WorkerConfig) -> Burial:
-    """Moves the queue entry of `live` to the dead letters, with why and with its history."""
+    """Moves the queue entry of `live` to the dead letters, with the reason and its history."""
     return dead_letter_of(live.id, live.entry_id, live.fields, code, message, config, live.claim)
 
 
@@ -133,7 +133,7 @@ def dead_letter_of(
     config: WorkerConfig,
     claim: Claim | None = None,
 ) -> Burial:
-    """As `dead_letter`. The entry's own fields are kept as `field:<name>`, unless they are over a limit."""
+    """Makes a dead letter. The entry's own fields are kept as `field:<name>`, unless they are over a limit."""
     is_malformed = code in _MALFORMED_CODES or not _is_request(entry_id, fields, config)
     limits = _limits(config, share=MALFORMED_SHARE if is_malformed else 1)
     letter: list[str | bytes] = ["id", request_id, "entry", entry_id, "code", code, "message", printable(message),
@@ -158,7 +158,7 @@ def dead_letter_of(
 
 
 def _is_request(entry_id: str, fields: dict[bytes, bytes], config: WorkerConfig) -> bool:
-    """Whether the entry could be read. Where that is not said by the code, it is rare enough to be read again."""
+    """Checks whether the entry is a readable request. Codes that leave it open are rare enough to read it again."""
     try:
         parse_request(entry_id, fields, max_body_bytes=config.max_body_bytes)
     except WireError:
@@ -175,5 +175,5 @@ def _limits(config: WorkerConfig, *, share: int) -> LetterLimits:
 
 
 def printable(message: str) -> str:
-    """A message that Redis takes: lone surrogates, which JSON may hold and UTF-8 may not, are spelled out."""
+    """Makes a message that Redis accepts: spells out lone surrogates, which JSON may contain and UTF-8 may not."""
     return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""Reads queue entries by their size: of one that is over the limit the worker gets to know that, and not the body.
+"""Reads queue entries by size: of an entry over the limit, the worker learns only that, and never gets the body.
 
 Whoever can enqueue can send bodies of half a gigabyte (`proto-max-bulk-len`), as many as they like. So the scripts that
-hand entries out look first; a body over the limit stays on the server. Only the blocking read, which no script can do,
-may bring one, and it brings one at a time.
+hand entries out check the size first, and a body over the limit stays on the server. Only the blocking read, which no
+script can do, may bring one, and it brings one entry at a time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.worker.protocol.faults import REDIS_ERRORS
 from penstock.worker.protocol.guarded import GUARD, execute_one, make_guarded_group
 from penstock.worker.protocol.scripts import Bill
 
-BYTES_PER_READ = 8 << 20  # what one answer brings, and one entry more
+BYTES_PER_READ = 8 << 20  # of one answer, and one entry more
 LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"
-ENTRIES_PER_READ = 256  # for how long one script may hold the server
+ENTRIES_PER_READ = 256  # bounds how long one script may hold the server
 SWEPT_PER_READ = 64
-LATE_S = 0.25  # after a blocking read should have ended by the server's clock
+LATE_S = 0.25  # a blocking read that ends this much late by the server's clock is woken
 _PRIORITY = re.compile(rb"-?[0-9]{1,4}")
-BEGINNING = 1000  # as in `lanes.lua`: bytes of a prompt that is at home somewhere
+BEGINNING = 1000  # as in `lanes.lua`: bytes of a prompt that may have a home
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,47 +42,47 @@ class QueueEntry:
     """An entry of the request stream."""
 
     id: str
-    fields: Fields  # of one over the limit only `id`, and `to` of a call, if it has them
-    size: int  # bytes of all its names and values
-    is_whole: bool = True  # whether `fields` are all
+    fields: Fields  # of an entry over the limit only `id`, and for a call `to`, if present
+    size: int  # bytes of all names and values
+    is_whole: bool = True  # whether `fields` has all fields
 
     @property
     def is_deleted(self) -> bool:
-        """Somebody deleted it while it was pending."""
+        """Whether somebody deleted the entry while it was pending."""
         return self.is_whole and not self.fields
 
     @property
     def tenant(self) -> str:
-        """Whose lane it was in, as `lanes.lua` has it."""
+        """Tenant of the lane that the entry was in, as `lanes.lua` determines it."""
         text = self.fields.get(b"tenant", b"").decode(errors="replace")
         return text if ID_PATTERN.fullmatch(text) else ""
 
     @property
     def priority(self) -> int:
-        """As `lanes.lua` has it."""
+        """Priority as `lanes.lua` determines it."""
         text = self.fields.get(b"priority", b"")
         return int(text) if _PRIORITY.fullmatch(text) else 0
 
     @property
     def may_be_at_home(self) -> bool:
-        """Whether some worker is perhaps to have it before others, as `lanes.lua` has it."""
+        """Whether some worker may have precedence for the entry, as `lanes.lua` determines it."""
         return b"affinity" in self.fields or any(
             len(self.fields.get(name, b"")) >= BEGINNING for name in (b"prompt", b"messages")
         )
 
     @property
     def unbilled(self) -> Bill:
-        """To let it go when nothing more was done for it."""
+        """Bill for removing the entry without further charge."""
         return Bill(self.id, self.tenant, None)
 
     @property
     def kept(self) -> Fields:
-        """The fields as far as they are worth keeping: all or nothing."""
+        """Fields that are worth keeping: all or none."""
         return self.fields if self.is_whole else {}
 
     @classmethod
     def of(cls, entry_id: str, fields: Fields, max_bytes: int) -> Self:
-        """An entry as it came, without its body if that is over the limit."""
+        """Makes an entry from its fields, without the body if that is over the limit."""
         size = entry_size(fields)
         if size <= max_bytes:
             return cls(entry_id, fields, size)
@@ -91,16 +91,16 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What `scripts.take` answers."""
+    """Answer of `scripts.take`."""
 
     entries: list[QueueEntry]
-    has_more: bool  # new ones have no place yet
-    left_ms: int | None  # after which one that was left to its home may be taken
+    has_more: bool  # new entries have no place yet
+    left_ms: int | None  # after that time, one that was left to its home may be taken
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Entries that need not be run, as it seems, and whether there is more to sweep."""
+    """Entries that seem to need no run, and whether there is more to sweep."""
 
     entries: list[QueueEntry]
     has_more: bool
@@ -110,10 +110,10 @@ class EntryReader:
     """Takes entries of one queue for one worker. No read is sent twice.
 
     Args:
-        redis: for all reads but those that wait.
-        blocking: for those.
+        redis: for all reads that do not block.
+        blocking: for those that do.
         config: of the worker.
-        digest: of its model; what was set aside for that is taken too.
+        digest: of its model; entries that were set aside for it are taken too.
     """
 
     def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig, digest: str = "") -> None:
@@ -121,23 +121,25 @@ class EntryReader:
         self._blocking = blocking
         self._config = config
         self._digest = digest
-        self.on_broken: Callable[[], None] = lambda: None  # a script may have taken entries that no answer brought
-        self._has_more = False  # entries that have no place in a lane yet
-        self._told_room = 0  # for how many more sequences others believe that there is room here
-        self._left_ms: int | None = None  # after which an entry may be taken that was left to another worker
+        self.on_broken: Callable[[], None] = lambda: None  # a lost answer may have taken entries
+        self._has_more = False  # entries without a place in a lane yet
+        self._told_room = 0  # spare sequences here, as last told to the other workers
+        self._left_ms: int | None = None  # after that time, an entry that was left to another worker may be taken
         self._waking: asyncio.Task[None] | None = None
 
     async def make_group(self) -> None:
-        """After FLUSHALL or a failover to an empty server: at 0, so that nothing enqueued since is missed."""
+        """Makes the group, also after FLUSHALL or a failover to an empty server. It starts at 0, so that nothing is
+        missed.
+        """
         await make_guarded_group(self._redis, keys.requests(self._config.queue))
         nudges = keys.nudges(self._config.queue, self._config.name)
         await make_guarded_group(self._redis, nudges)
         await self._redis.pexpire(nudges, round(self._config.heartbeat_ttl_s * 1000))
 
     async def take(self, count: int, *, waits: bool = True) -> list[QueueEntry]:
-        """Up to `count` entries whose turn it is. If there are none it waits for a new one, shortly or not at all.
+        """Takes up to `count` entries that are next. If there are none, it waits briefly for a new one, or not at all.
 
-        Never cancel it: the entry would be pending here and known to nobody.
+        Never cancel it: an entry could be left pending here, known to nobody.
         """
         if (taken := await self._take(count)) or not waits:
             return taken
@@ -147,7 +149,7 @@ class EntryReader:
         return await self._wait_for_one(max(1, block_ms), room=count)
 
     async def take_urgent(self, count: int, lowest: int) -> list[QueueEntry]:
-        """As `take`, for a worker that has no room but for what it would make room for: a priority of `lowest` or more.
+        """Takes entries like `take` for a full worker, which makes room only for a priority of `lowest` or more.
 
         `wake` ends the wait.
         """
@@ -156,20 +158,20 @@ class EntryReader:
         return await self._wait_for_one(self._config.block_ms, lowest=lowest, room=0)
 
     async def wake(self) -> None:
-        """Has a read that waits look again whose turn it is."""
+        """Makes a blocking read return, so that the worker looks again what is next."""
         nudges = keys.nudges(self._config.queue, self._config.name)
         await execute_one(self._redis, ("XADD", nudges, "NOMKSTREAM", "MAXLEN", "=", 1, "*", "look", "again"))
 
     async def tell_full(self) -> None:
-        """Has nobody leave entries to this worker any more."""
+        """Tells the other workers to leave no more entries to this one."""
         if self._told_room:
             await execute_one(self._redis, ("ZADD", keys.room(self._config.queue), 0, self._config.name))
             self._told_room = 0
 
     async def sweep(self) -> Swept:
-        """Gives new entries their places, and takes those that need not be run: cancelled, or too late.
+        """Gives new entries their places, and takes those that need no run: they are cancelled or too late.
 
-        It returns once it has found `ENTRIES_PER_READ`, or all.
+        Returns after `ENTRIES_PER_READ` of them, or all.
         """
         found: list[QueueEntry] = []
         while True:
@@ -180,15 +182,15 @@ class EntryReader:
                 return Swept(found, bool(has_new or has_more))
 
     async def pending(self, after: str) -> list[QueueEntry]:
-        """Entries pending for this worker, from the one that follows `after` on; none when there are no more."""
-        if after == LARGEST_ID:  # the server takes what follows it for an error
+        """Returns entries pending for this worker that follow `after`; none when there are no more."""
+        if after == LARGEST_ID:  # the server rejects an id after the largest
             return []
         return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
 
     async def _take(
         self, count: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int | None = None
     ) -> list[QueueEntry]:
-        while self._has_more:  # all must have a place before one can say whose turn it is
+        while self._has_more:  # all entries must have a place before one is next
             self._has_more = (await self._read_lanes(scripts.take, 0, room=room or count)).has_more
         taken = await self._read_lanes(
             scripts.take,
@@ -205,7 +207,9 @@ class EntryReader:
     async def _wait_for_one(
         self, block_ms: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int
     ) -> list[QueueEntry]:
-        """A new entry, unless another worker should have it; none once it is time to look again whose turn it is."""
+        """Waits for a new entry that no other worker should have; returns none when it is time to look again what is
+        next.
+        """
         requests, nudges = keys.requests(self._config.queue), keys.nudges(self._config.queue, self._config.name)
         loop = asyncio.get_running_loop()
         over_s = loop.time() + block_ms / 1000 + LATE_S
@@ -215,7 +219,7 @@ class EntryReader:
                 keys.GROUP, self._config.name, {requests: ">", nudges: ">"}, count=1, block=block_ms
             )
         except UNREACHABLE:
-            loop.call_at(over_s, self.on_broken)  # until then a server that did not hear of it may go on giving to it
+            loop.call_at(over_s, self.on_broken)  # until then, a server that missed the end may still hand it entries
             raise
         finally:
             late.cancel()
@@ -231,15 +235,15 @@ class EntryReader:
         return [entry for entry in found if not await self._pass_on(entry, lowest, room)]
 
     def _wake_soon(self) -> None:
-        """The server counts for how long a read is blocked by its clock, which may have been set back."""
+        """Wakes a late read: the server times it by its own clock, which may have been set back."""
         self._waking = asyncio.create_task(self._try_to_wake(), name="wake")
 
     async def _try_to_wake(self) -> None:
-        with suppress(*REDIS_ERRORS):  # the read has a time limit of its own
+        with suppress(*REDIS_ERRORS):  # the read has its own time limit
             await self.wake()
 
     async def _pass_on(self, entry: QueueEntry, lowest: int, room: int) -> bool:
-        """Whether the entry waits for others now."""
+        """Checks whether the entry goes to other workers, and passes it on if so."""
         if room and not entry.may_be_at_home:
             return False
         return bool(

@@ -1,4 +1,4 @@
-"""Gives running requests back: what they have is on their reply streams, and whoever takes them goes on from there."""
+"""Gives running requests back: their tokens are on the reply streams, and the next worker continues from there."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
 
 HAND_OVER_TIMEOUT_S = 1.0
-GIVES_WAY_BELOW = 0  # the priority from which on a request is never given back for another
-MAX_HANDBACKS = 8  # after which a request gives way no more: each costs a prefill, and it is to end some day
+GIVES_WAY_BELOW = 0  # requests of this priority or higher are never given back for others
+MAX_HANDBACKS = 8  # most hand-backs of a request: each costs a prefill, and it has to finish some day
 
 
 class HandingBack:
-    """Lets go of requests of this worker, so that none of their tokens is lost or computed by two.
+    """Releases requests of this worker so that none of their tokens is lost or computed twice.
 
     Args:
         redis: for the steps on the requests' states and entries.
         config: the queue's and the worker's names.
-        driver: which runs them.
-        outbox: which has what they generated.
-        publisher: which writes that.
+        driver: runs them.
+        outbox: holds what they generated.
+        publisher: writes that.
         metrics: count them.
     """
 
@@ -53,11 +53,13 @@ class HandingBack:
         self._publisher = publisher
         self._requests = outbox.requests
         self._metrics = metrics
-        self._leaving: set[str] = set()  # ids of those that give way now
+        self._leaving: set[str] = set()  # ids of those that are giving way
 
     async def give_back_all(self) -> None:
-        """Everything, to whoever has room: it waits again, before what is new of its tenant and priority. While the
-        server refuses, this goes on trying.
+        """Gives everything back to workers with room; it waits again, ahead of newer requests of its tenant and
+        priority.
+
+        While the server refuses, this keeps trying.
         """
         await self._stop(self._requests)
         await self._publisher.wait_idle()
@@ -73,7 +75,7 @@ class HandingBack:
             await asyncio.sleep(backoff.next_s())
 
     async def let_wait(self, entry_ids: Sequence[str], *, has_had: bool) -> None:
-        """Has entries that are pending here wait again, before what is new of their tenant if workers have had them.
+        """Makes entries that are pending here wait again; with `has_had`, ahead of newer ones of their tenant.
 
         Raises:
             RedisError: the server is in trouble.
@@ -88,13 +90,13 @@ class HandingBack:
 
     @property
     def num_able(self) -> int:
-        """How many requests would give way."""
+        """Number of requests that would give way."""
         return sum(1 for _ in self._able())
 
     async def make_room(self, count: int) -> None:
-        """Has up to `count` requests give way to what has a higher priority: those that cost the least to begin again.
+        """Makes up to `count` requests give way to a higher priority: those that are cheapest to restart.
 
-        They wait again, before those of their tenant that came after them.
+        They wait again, ahead of later ones of their tenant.
 
         Raises:
             RedisError: the server is in trouble; they are claimed again here.
@@ -103,16 +105,17 @@ class HandingBack:
         await self._let_wait(lives[:count], handbacks=1)
 
     async def make_way(self) -> None:
-        """Has everything wait again that has not ended, so that a suspect can run alone. It counts as no hand-back.
+        """Makes everything wait again that has not ended, so that a suspect can run alone. This does not count as a
+        hand-back.
 
-        Nothing of it is this worker's when the suspect begins: whatever that does to the worker is not theirs to pay.
+        This worker holds none of it when the suspect begins, so a crash of the suspect is not held against the others.
 
         Raises:
             RedisError: the server is in trouble; they are claimed again here.
         """
         preparing = [live for live in self._requests if live.phase < Phase.RUNNING]
         for live in preparing:
-            self._requests.remove(live)  # so that none of them gets to the engine any more
+            self._requests.remove(live)  # so that none of them reaches the engine any more
         try:
             await self._let_wait([live for live in self._requests if live.is_running], preparing, handbacks=0)
         except faults.REDIS_ERRORS:
@@ -122,7 +125,7 @@ class HandingBack:
     async def _let_wait(
         self, lives: Sequence[LiveRequest], others: Sequence[LiveRequest] = (), *, handbacks: int
     ) -> None:
-        """Puts requests back that the engine has, and others that it has not."""
+        """Puts back `lives`, which the engine has, and `others`, which it has not."""
         ids = {live.id for live in lives}
         self._leaving |= ids
         try:
@@ -133,7 +136,7 @@ class HandingBack:
         except faults.REDIS_ERRORS:
             for live in lives:
                 if not live.is_gone:
-                    self._requests.let_go(live)  # the engine does not have it any more
+                    self._requests.let_go(live)  # the engine no longer has it
             raise
         finally:
             self._leaving -= ids
@@ -149,7 +152,7 @@ class HandingBack:
         )
 
     async def _stop(self, lives: Iterable[LiveRequest]) -> None:
-        """Takes over what the engine has generated so far, unless its step takes too long."""
+        """Collects what the engine has generated so far, unless its step takes too long, and stops the requests."""
         with suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                 await self._driver.hand_over()
@@ -162,7 +165,7 @@ class HandingBack:
             scripts.return_request(live.queue, live.id, epoch=live.claim.epoch, handbacks=handbacks) for live in lives
         ]
         for answer in await execute(self._redis, returns) if returns else ():
-            if isinstance(answer, Exception) and not is_junk(answer):  # whoever claims that one next ends it
+            if isinstance(answer, Exception) and not is_junk(answer):  # its next claim ends it
                 raise answer
         await self.let_wait(entry_ids, has_had=True)
         for live in lives:

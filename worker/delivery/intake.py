@@ -1,4 +1,4 @@
-"""Takes entries from the request stream: never more than the engine can run now, and none is left behind."""
+"""Takes entries from the request stream: never more than the engine can run now, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from penstock.worker.protocol.heartbeat import Heartbeat
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
-_PART = "intake"  # in readiness
+_PART = "intake"  # name in readiness
 
-SLOW_S = 0.05  # an entry that takes longer to get ready keeps those behind it waiting no more
+SLOW_S = 0.05  # an entry that takes longer to prepare no longer holds up those behind it
 
 
 class Intake:
-    """One loop: takes what is next whenever the engine has room.
+    """Takes what is next whenever the engine has room, in one loop.
 
-    The read that waits is never cancelled: an entry that arrives then would be pending here and known to nobody. It is
-    short, and `stop` waits for it. Whenever something went wrong in between, the own pending entries are read again.
+    The blocking read is never cancelled: an entry that arrives then would be pending here and known to nobody. It is
+    short, and `stop` waits for it. After any failure, the worker reads its own pending entries again.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Intake:
         self._stopping = asyncio.Event()
         self._backoff = faults.Backoff()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._passed_over: set[str] = set()  # entries that a sweep found, and that were known here
-        self._failures: list[BaseException] = []  # what ended some of them
+        self._passed_over: set[str] = set()  # entries that a sweep found but that were known here
+        self._failures: list[BaseException] = []  # errors that ended some of them
         entries.on_broken = self._requests.recover
         driver.watch_capacity(self._requests.changed.fire)
 
@@ -74,17 +74,17 @@ class Intake:
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """Lets `run` return once what was read is in the engine's hands or known to the table of requests."""
+        """Lets `run` return once every entry read is with the engine or in the table of requests."""
         self._stopping.set()
         self._requests.changed.fire()
 
     async def sweep(self) -> None:
-        """Gives new entries their places, and ends those that need not be run, whether or not the engine has room.
+        """Gives new entries their places, and ends those that need no run, whether or not the engine has room.
 
         Raises:
             RedisError: the server is in trouble.
         """
-        if self._passed_over - self._known():  # it was on its way back to the queue then, and is pending here
+        if self._passed_over - self._known():  # it was on its way back to the queue, and is pending here now
             self._passed_over.clear()
             self._requests.recover()
         has_more = True
@@ -92,7 +92,7 @@ class Intake:
             try:
                 swept = await self._entries.sweep()
             except faults.REDIS_ERRORS:
-                self._requests.recover()  # what the answer would have brought is pending here
+                self._requests.recover()  # entries of the lost answer are pending here
                 raise
             known = self._known()  # a recovery may have found them before the answer came
             tasks = [self._start_ending(entry) for entry in swept.entries if entry.id not in known]
@@ -132,8 +132,9 @@ class Intake:
             await self._take_urgent()
 
     async def _look_for_own(self) -> bool:
-        """Takes on what is pending here and not known. False: another process has the name, and what is pending under
-        it. Claiming that would fence the other one.
+        """Takes on entries that are pending here but not known.
+
+        False: another process has the name, and the entries pending under it. Claiming them would fence that process.
         """
         self._raise_failure()
         if (self._requests.must_recover or self._heartbeat.is_contested) and (left_s := await self._heartbeat.beat()):
@@ -145,9 +146,9 @@ class Intake:
         return True
 
     async def _take_on(self, entry: QueueEntry, *, alone: bool = False, only_over: bool = False) -> LiveRequest | None:
-        """The way of one entry to the engine. None: it waits, perhaps until it can run alone, or leaves the queue.
+        """Brings one entry to the engine. None: it waits, perhaps until it can run alone, or leaves the queue.
 
-        With `only_over` it leads no further than to the end, or back into the queue.
+        With `only_over`, the entry is only ended, or goes back to the queue.
         """
         try:
             live = await self._claimer.claim(entry, alone=alone, only_over=only_over)
@@ -168,8 +169,8 @@ class Intake:
         return live
 
     async def _submit(self, live: LiveRequest, request: Request) -> None:
-        """Hands a request to the engine, unless it has ended meanwhile."""
-        while self._driver.is_active(live.id):  # an earlier claim of this worker, which the engine is dropping
+        """Hands a request to the engine, unless it has ended in the meantime."""
+        while self._driver.is_active(live.id):  # an earlier claim by this worker, which the engine is dropping
             await self._requests.changed.wait()
         if live.has_ended or live.is_gone:
             return
@@ -178,9 +179,10 @@ class Intake:
             live.start()
 
     async def _take_on_all(self, entries: Iterable[QueueEntry]) -> None:
-        """Takes entries on side by side; each goes to the engine as soon as it is ready.
+        """Takes entries on concurrently; each goes to the engine as soon as it is ready.
 
-        Returns when all are, or the rest takes long (a chat template may): that goes on beside what is read next.
+        Returns when all are ready, or when the rest takes long (a chat template may): then it continues beside the next
+        read.
         """
         tasks = [self._start(entry) for entry in entries]
         if tasks:
@@ -195,7 +197,7 @@ class Intake:
         return task
 
     def _start_ending(self, entry: QueueEntry) -> asyncio.Task[LiveRequest | None]:
-        """It needs no room in the engine."""
+        """Starts a task that ends an entry, which needs no room in the engine."""
         task = asyncio.create_task(self._take_on(entry, only_over=True), name="ending")
         self._requests.ending.add(entry.id)
         task.add_done_callback(lambda _: self._requests.ending.discard(entry.id))
@@ -224,12 +226,12 @@ class Intake:
 
     @property
     def _spare(self) -> int:
-        """For how many more sequences the engine has batch slots."""
+        """Number of further sequences that the engine has batch slots for."""
         return max(0, self._driver.spare - len(self._requests.taking))
 
     @property
     def _is_interrupted(self) -> bool:
-        """Whether there is something to do before anything is taken."""
+        """Whether something has to be done before anything is taken."""
         return self._is_held_up or self._suspects.next is not None
 
     @property
@@ -237,7 +239,7 @@ class Intake:
         return self._stopping.is_set() or self._requests.must_recover
 
     async def _wait_for_capacity(self) -> None:
-        """Until the engine has batch slots, or could have: what it runs would give way."""
+        """Waits until the engine has batch slots, or could have: some of its requests would give way."""
         while not self._is_interrupted:
             self._raise_failure()
             if not self._outbox.is_stuck:
@@ -249,7 +251,7 @@ class Intake:
             await self._requests.changed.wait()
 
     async def _take_urgent(self) -> None:
-        """Takes what others here give way to. It waits for that as long as the engine has no batch slot."""
+        """Takes entries that others here give way to. It waits for one as long as the engine has no free batch slot."""
         read = asyncio.create_task(
             self._entries.take_urgent(self._handing_back.num_able, lowest=GIVES_WAY_BELOW), name="taking_urgent"
         )
@@ -262,7 +264,7 @@ class Intake:
                     await self._entries.wake()
             entries = await asyncio.shield(read)
         finally:
-            read.cancel()  # only who leaves at once comes here before its end
+            read.cancel()  # reached before its end only if the worker leaves at once
         if entries:
             self._make_room(len(entries))
         await self._take_on_all(entries)
@@ -271,10 +273,10 @@ class Intake:
         self._watch(asyncio.create_task(self._handing_back.make_room(count), name="making_room"))
 
     async def _recover(self) -> None:
-        """Takes on what is pending here and not being worked on: its reading, or its claim, failed half-way."""
+        """Takes on entries that are pending here without being worked on: their read or claim failed half-way."""
         last = "0-0"
         while not self._stopping.is_set():
-            known = self._known()  # what leaves the queue meanwhile may still be on the page
+            known = self._known()  # an entry that leaves the queue meanwhile may still be on the page
             entries = await self._entries.pending(after=last)
             if not entries:
                 return
@@ -283,14 +285,14 @@ class Intake:
             found = [entry for entry in entries if entry.id not in known]
             num_urgent = sum(entry.priority >= GIVES_WAY_BELOW for entry in found)
             if (excess := min(num_urgent - self._spare, self._handing_back.num_able)) > 0:
-                self._make_room(excess)  # as for one whose reading brought it here
+                self._make_room(excess)  # like for an entry that was read urgently
             await self._take_on_all(found)
 
     def _known(self) -> set[str]:
         return self._requests.entry_ids | self._outbox.leaving
 
     async def _run_alone(self, suspect: Parked) -> None:
-        """Runs a request that was there at several crashes, and nothing beside it, so that no other pays for it."""
+        """Runs a request that was present at several crashes, and nothing beside it, so that no other suffers."""
         requests, entry, live = self._requests, suspect.entry, None
         requests.alone = entry.id
         try:
@@ -306,10 +308,10 @@ class Intake:
             self._suspects.note_run(live)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Waits, or until `stop`. What is found pending here meanwhile ends if it may, and waits again if not."""
+        """Waits until `holds`, or `stop`. Meanwhile, pending entries found here end if they may, or wait again."""
         while not (self._stopping.is_set() or holds()):
             if self._failures or self._requests.must_recover or self._heartbeat.is_contested:
-                await self._try(self._look_for_own())  # trouble with Redis is no reason to run anything beside it
+                await self._try(self._look_for_own())  # trouble with Redis does not justify running anything beside it
             else:
                 await self._requests.changed.wait()
 
@@ -323,7 +325,7 @@ class Intake:
 
     async def _survive(self, error: Exception) -> None:
         self._requests.must_recover = True
-        if is_no_group(error) or is_junk(error):  # junk: of the two keys that no script reads, and a read waits on
+        if is_no_group(error) or is_junk(error):  # junk in the two keys that no script reads, on which a read waits
             try:
                 await self._entries.make_group()
             except (*faults.REDIS_ERRORS, OSError) as refused:

@@ -1,4 +1,4 @@
-"""What earlier claims already published of a request: the reply stream, read back as the journal that it is."""
+"""Reads back what earlier claims published of a request: the reply stream is its journal."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from penstock.engine.request import FinishReason
 from penstock.producer.redis.connection import RedisClient
 from penstock.worker.delivery.choices import ChoiceBuffer
 
-PAGE = 1000  # entries read at a time
+PAGE = 1000  # entries per read
 
 _REASONS: dict[bytes, FinishReason] = {reason.encode(): reason for reason in get_args(FinishReason)}
 
 
 class JournalError(Exception):
-    """The reply stream does not hold what workers write there, so nobody can tell where to continue."""
+    """Raised if the reply stream holds what workers do not write, so that nobody can tell where to continue."""
 
 
 @dataclass(slots=True)
 class Journal:
-    """The tokens of each choice so far, and why those that ended did."""
+    """Tokens of each choice so far, and why ended ones ended."""
 
     token_ids: list[list[int]] = field(default_factory=list)
     finish_reasons: list[FinishReason | None] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Journal:
 
     @property
     def generated(self) -> tuple[tuple[int, ...], ...]:
-        """As `penstock.engine.request.Request` takes it: empty if nothing was generated."""
+        """Tokens as `penstock.engine.request.Request` takes them: empty if nothing was generated."""
         return tuple(map(tuple, self.token_ids)) if any(self.token_ids) else ()
 
     def choices(self) -> list[ChoiceBuffer]:
@@ -42,7 +42,7 @@ class Journal:
 
 
 async def read_journal(redis: RedisClient, reply_key: str, *, n: int) -> Journal:
-    """Reads the whole reply stream. Only a claim's owner may rely on it: nobody else can append meanwhile.
+    """Reads the whole reply stream. Only the claim's owner may rely on the result, as nobody else can append meanwhile.
 
     Raises:
         JournalError: an entry is malformed, or tokens are missing.
@@ -70,7 +70,7 @@ def _add_chunk(journal: Journal, entry_id: str, fields: dict[bytes, bytes]) -> N
     known = journal.token_ids[index]
     if not 0 <= offset <= len(known):
         raise JournalError(f"reply entry {entry_id} starts at token {offset}, but only {len(known)} came before it")
-    # After a failover to a replica that lagged, a chunk may repeat tokens that a later read of the stream brought back.
+    # After a failover to a lagging replica, a chunk may repeat tokens that a later read of the stream brought back.
     known += tokens[len(known) - offset :]
     reason = fields.get(b"finish_reason")
     if reason is not None:

@@ -1,4 +1,4 @@
-"""Compiles grammars, and says in the metrics how that went."""
+"""Compiles grammars, and records the outcome in the metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredGrammars:
-    """As the `Grammars` that it stands before. Any thread may use it."""
+    """Wraps a `Grammars` and measures it. Any thread may use it."""
 
     def __init__(self, grammars: Grammars, metrics: Metrics) -> None:
         self._grammars = grammars

@@ -1,4 +1,4 @@
-"""Tells the queue what this worker can do, and with the others what the whole fleet has before it."""
+"""Reports this worker's capacity to the queue, and helps to measure the whole fleet's backlog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_EVERY_MS = 1000
 
 
 class Measuring:
-    """Once a second, give or take a quarter, so that workers do not all come at once. A worker that drains says so."""
+    """Measures every second, give or take a quarter, so that workers spread out. A draining worker reports no slots."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Measuring:
         said = scripts.say(queue, worker=worker, part=self._part(), every_ms=LOOK_EVERY_MS)
         with self._latency.time():
             num_waiting, is_due = await execute_one(self._redis, said)
-        if is_due:  # for nobody else in between: the script sees to that
+        if is_due:  # one worker measures at a time: the script ensures it
             target_s = self._config.target_wait_s
             look = scripts.measure(queue, every_ms=LOOK_EVERY_MS, target_s=target_s, max_bytes=BYTES_PER_READ)
             num_waiting = await execute_one(self._redis, look)

@@ -1,4 +1,4 @@
-"""Decides what is written to Redis and when, and what an answer means. Plain Python: it sends nothing."""
+"""Decides what is written to Redis and when, and what an answer means. Sends nothing itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.worker.protocol.scripts import Bill
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The request is not this worker's any more."""
+    """The request no longer belongs to this worker."""
 
     live: LiveRequest
     why: Literal["gone", "rolled_back"]
@@ -61,12 +61,12 @@ class Finished:
 
     live: LiveRequest
     end: EndEntry
-    letter: Burial | None  # what its entry becomes
+    letter: Burial | None  # the dead letter that its entry becomes, if any
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Redis refuses, for good, something that nobody waits for: a dead letter, an acknowledgement."""
+    """Redis refuses for good a write that nobody waits for: a dead letter, an acknowledgement."""
 
     write: Burial | AsideWrite | RefreshWrite
     error: Exception
@@ -76,44 +76,44 @@ Verdict: TypeAlias = Drop | Fence | Bury | Finished | Refused
 
 
 class Outbox:
-    """Collects outputs and hands out writes, when `FlushSchedule` says that they are due.
+    """Collects outputs, and hands out writes when `FlushSchedule` says that they are due.
 
-    Of each request at most one flush is under way: what comes meanwhile waits in the request itself, so that the
-    buffer is bounded by what the running requests may generate.
+    Each request has at most one flush under way. Later output waits in the request itself, so the buffer is bounded by
+    what the running requests may generate.
 
     Args:
         config: names, limits and times to live.
-        requests: all of this worker.
-        pace: how often chunks go.
-        has_nodes: that queue and reply may be on different servers.
+        requests: all requests of this worker.
+        pace: interval between chunks.
+        has_nodes: whether queue and reply may be on different servers.
     """
 
     def __init__(self, config: WorkerConfig, requests: RequestTable, pace: Pace, *, has_nodes: bool) -> None:
         self.requests = requests
-        self.retry_at_s = 0.0  # when what Redis did not take goes again (monotonic)
-        self.is_stuck = False  # writes wait for Redis to take them, also while they are tried again
+        self.retry_at_s = 0.0  # when writes that Redis did not take go out again (monotonic)
+        self.is_stuck = False  # whether writes wait for Redis, also while they are retried
         self.num_chunks = 0  # confirmed so far
         self.num_tokens = 0
-        self.num_absorbed = 0  # chunks sent twice
+        self.num_absorbed = 0  # chunks that were sent twice
         self._config = config
         self._schedule = FlushSchedule(pace)
         self._removals = Removals(config, has_nodes=has_nodes)
         self._aside: list[Write] = []
-        self._unsettled: list[Write] = []  # sent, or tried to; the server's answer is not known or was "not now"
+        self._unsettled: list[Write] = []  # sent, or tried: the server's answer is not known or was "not now"
 
     @property
     def news(self) -> asyncio.Event:
-        """Set when something is due earlier than `due_s` said; whoever waits clears it."""
+        """Event that is set when something is due earlier than `due_s` said; the waiter clears it."""
         return self._schedule.news
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was put in has been handed out and settled, but for what is under way."""
+        """Whether everything was handed out and settled, except for writes under way."""
         return self._schedule.is_empty and self._removals.is_empty and not (self._aside or self._unsettled)
 
     @property
     def num_unsettled(self) -> int:
-        """Writes that were handed out and go again."""
+        """Number of writes that were handed out and have to go again."""
         return len(self._unsettled)
 
     @property
@@ -121,17 +121,17 @@ class Outbox:
         """Entries that are about to leave the queue: nobody need look at them again."""
         return self._removals.entry_ids()
 
-    # What goes in.
+    # Input.
 
     def push(self, live: LiveRequest, output: Output) -> None:
-        """The engine's sink for one request."""
+        """Receives the engine's output for one request."""
         if not live.is_gone:
             self._add(live, output)
             self._schedule.note_output(live, self.requests)
         self.requests.changed.fire()
 
     def end(self, live: LiveRequest, reason: FinishReason) -> None:
-        """Ends a request that the engine does not have. One that has ended keeps its end."""
+        """Ends a request that the engine does not have. A request that has already ended keeps its end."""
         live.end(reason)
         self.flush_soon(live)
 
@@ -141,42 +141,44 @@ class Outbox:
         self.flush_soon(live)
 
     def flush_soon(self, live: LiveRequest) -> None:
-        """Writes what there is of a request without waiting for the interval."""
+        """Writes a request's output without waiting for the interval."""
         live.reply.is_urgent = True
         self._schedule.add(live)
 
     def tell(self, command: Command) -> None:
-        """Sends something that nobody waits for with the next flush."""
+        """Sends a command that nobody waits for with the next flush."""
         self._aside.append(AsideWrite(command))
         self.news.set()
 
     def remove(self, entry: Bill | Burial) -> None:
-        """Acknowledges an entry, or makes a dead letter of it, with the next flush, if it is still this worker's."""
+        """Acknowledges an entry, or makes a dead letter of it, with the next flush, if this worker still has it."""
         self._removals.add(entry)
         self.news.set()
 
     def bury(self, live: LiveRequest, code: str, message: str) -> Burial:
-        """Makes a dead letter of the entry of a request that is given up, with the next flush."""
+        """Makes a dead letter of the entry of a request that was given up, with the next flush."""
         letter = dead_letter(live, code, message, self._config)
         self.remove(letter)
         return letter
 
     def give_up(self, live: LiveRequest) -> None:
-        """Tells whoever reads that the request's keys hold what no worker writes there, as far as the reply is one."""
+        """Tells readers that the request's keys hold something that no worker writes, as far as the reply can be
+        written.
+        """
         self.tell(unclaimed_end(live.id, live.asked, NOT_OURS, self._config))
 
     def _add(self, live: LiveRequest, output: Output) -> None:
         try:
             live.add(output)
-        except Exception:  # what breaks one request is no reason to lose the outputs of others
+        except Exception:  # one broken request must not lose the outputs of others
             live.log.exception("output_failed")
             live.fail("internal_error", "the worker failed to take up what the engine generated; its log says why")
             self.requests.abort(live)
 
-    # What comes out.
+    # Output.
 
     def due_s(self) -> float | None:
-        """When there is something to write (monotonic); None while there is nothing."""
+        """Returns when the next write is due (monotonic); None if there is nothing to write."""
         if self._unsettled:
             return self.retry_at_s  # whatever stands in their way would stop the others too
         if self._aside:
@@ -185,7 +187,7 @@ class Outbox:
         return self._removals.due_s(self._schedule.next_flush_s) if due_s is None else due_s
 
     def collect(self, now_s: float) -> list[Write]:
-        """What is to be written now. Each of these comes back through `settle`, or `still_valid` drops it."""
+        """Returns the writes that are due. Each comes back through `settle`, or is dropped by `still_valid`."""
         batch = [write for write in self._unsettled if not _is_of_gone(write)]
         self._unsettled = []
         for live in self._schedule.take(now_s):
@@ -206,32 +208,32 @@ class Outbox:
         return taken
 
     def still_valid(self, batch: Iterable[Write]) -> list[Write]:
-        """Those of a batch that make sense on a server that may have forgotten the last writes.
+        """Returns the writes of a batch that make sense on a server that may have forgotten the last writes.
 
-        A write is void if its request was let go of, or if it removes an entry whose end may be unknown there. The
-        intake finds such an entry pending, and the claim tells whether its reply has ended.
+        A write is void if its request was let go, or if it removes an entry whose end may be unknown there. The intake
+        finds such an entry pending, and the claim tells whether its reply has ended.
         """
         return [write for write in batch if not self.is_void(write) or self._withdraw(write)]
 
     def is_void(self, write: Write) -> bool:
-        """Whether a write was meant for another server than the one that is connected now."""
+        """Checks whether a write was meant for another server than the current one."""
         return bool(write.entry_ids) if isinstance(write, AsideWrite | Burial) else _is_of_gone(write)
 
     def _withdraw(self, write: Write) -> Literal[False]:
         if not isinstance(write, AsideWrite | Burial) or not self._removals.doubt(write):
-            self.requests.recover()  # again: the end was perhaps not yet known when the intake looked
+            self.requests.recover()  # look again: the end was perhaps not yet known when the intake looked
         return False
 
-    # What an answer means.
+    # Answers.
 
     def settle(self, write: Write, answer: Any, now_s: float) -> Verdict | None:
-        """Takes note of the server's answer to a write, or of the error that came instead.
+        """Handles the server's answer to a write, or the error that came instead.
 
         Returns:
-            what is to be done about it elsewhere; None, as for nearly all: nothing.
+            what others have to do about it; None, as nearly always: nothing.
         """
         if isinstance(answer, Exception) and faults.must_wait(answer):
-            self._unsettled.append(write)  # as it is: it may have arrived
+            self._unsettled.append(write)  # unchanged: it may have arrived
             return None
         match write:
             case ChunkWrite():
@@ -259,7 +261,9 @@ class Outbox:
         return None
 
     def _settle_probe(self, chunk: ChunkWrite, answer: Any) -> Verdict | None:
-        """A refused chunk is there (an earlier sending arrived), or a later claim is, or it can never arrive."""
+        """Handles a probe: the refused chunk is there (an earlier sending arrived), or a later claim is, or it can
+        never arrive.
+        """
         if isinstance(answer, Exception):
             return Bury(chunk.live, answer)
         found = scripts.parse_standing(answer)
@@ -270,7 +274,7 @@ class Outbox:
         if chunk.is_in(found):
             self.num_absorbed += 1
             self._confirm(chunk)
-        elif found.entry_id == chunk.entry_id:  # written by nobody who keeps to the protocol
+        elif found.entry_id == chunk.entry_id:  # its writer did not keep to the protocol
             return Bury(chunk.live, JournalError(f"reply entry {chunk.entry_id} is not what was written there"))
         else:
             writes.put_back(chunk)

@@ -1,4 +1,4 @@
-"""What a request needs before an engine can take it: its prompt as tokens, and how its reply is to be read."""
+"""Prepares a request for the engine: its prompt as tokens, and how its reply is to be parsed."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from penstock.worker.delivery.threads import Threads, Wait, to_the_end
 if TYPE_CHECKING:
     from penstock.engine.structured import Grammar
 
-# What OpenAI's API calls no reasoning is a variable of its own to the templates that know it, by either name.
+# For "none", OpenAI's value for no reasoning, templates have a variable, under either of these names.
 _NO_THINKING = {"enable_thinking": False, "thinking": False}
 
 
 class TextEncoder(Protocol):
-    """What turns prompts into tokens; `engine.text.tokenizer.Tokenizer` is one. Called from several threads."""
+    """Turns prompts into tokens; `engine.text.tokenizer.Tokenizer` does. Called from several threads."""
 
     vocab_size: int  # token ids from here on have no text
 
     def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
-        """The tokens of a plain prompt. `check` may be told how many there are at least, before they are made."""
+        """Encodes a plain prompt. `check` may be given a lower bound of the number of tokens before they are made."""
 
     def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
-        """A conversation under the model's chat template; `check` as for `encode`.
+        """Encodes a conversation with the model's chat template; `check` as for `encode`.
 
-        It may block for as long as a template may take: not for the event loop.
+        It may block for as long as a template takes, so never call it on the event loop.
 
         Raises:
             InvalidRequest: the template refuses the messages or fails, or there is none.
         """
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens; special ones have none."""
+        """Returns the text of tokens; special tokens have none."""
 
     @property
     def special_token_ids(self) -> Mapping[str, int]:
-        """The tokens that are no text, and their ids."""
+        """Tokens that are not text, and their ids."""
 
 
 class Grammars(Protocol):
-    """What compiles grammars; `engine.structured.GrammarCompiler` is one. Called from several threads."""
+    """Compiles grammars; `engine.structured.GrammarCompiler` does. Called from several threads."""
 
     def compile(self, source: str) -> Grammar:
-        """Blocks for as long as a grammar may take.
+        """Compiles a grammar; blocks for as long as that takes.
 
         Raises:
-            InvalidRequest: the source is none, or over a limit.
+            InvalidRequest: the source is no grammar, or over a limit.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What was made of a request, beside what it says itself."""
+    """What was made of a request, besides its own fields."""
 
     prompt_token_ids: tuple[int, ...]
     response: ResponseSpec | None = None
@@ -80,37 +80,40 @@ class Preparer:
         grammars: Grammars | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        """Without `grammars`, requests that need one are refused. `max_model_len` is the engine's, if it is known."""
+        """Makes a preparer. Without `grammars`, it refuses requests that need one. `max_model_len` is the engine's, if
+        known.
+        """
         self.text = text
         self._config = config
         self._grammars = grammars
         self._max_model_len = max_model_len
 
     def prepare(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
-        """As `read`, then `compile`."""
+        """Prepares a request: `read`, then `compile`."""
         return self.compile(self.read(asked, now_s))
 
     def read(self, asked: GenerateRequest, now_s: float | None = None) -> Preparation:
-        """All but the grammar. May block for as long as a chat template takes.
+        """Prepares everything but the grammar. May block for as long as a chat template takes.
 
         Args:
-            asked: what is to be prepared.
-            now_s: when it was enqueued, in Unix time: what a chat template takes for the present, whoever renders it.
+            asked: the request.
+            now_s: when it was enqueued, in Unix time; templates take it for the present, so every worker renders the
+                same.
 
         Raises:
-            InvalidRequest: the chat template refuses the messages, or no reply can be what is asked for.
-            PromptTooLong: over max_prompt_tokens.
+            InvalidRequest: the chat template refuses the messages, or no reply could satisfy the request.
+            PromptTooLong: the prompt is over max_prompt_tokens.
         """
         preparation = self.encode(asked, now_s, self._check_fewest)
         self._check_length(len(preparation.prompt_token_ids), "")
         return preparation
 
     def encode(self, asked: GenerateRequest, now_s: float | None = None, check: Check = let_pass) -> Preparation:
-        """As `read`, of a prompt of any length that passes `check`, as `TextEncoder.encode` has it."""
+        """Reads a prompt of any length that passes `check` (see `TextEncoder.encode`)."""
         return self._read_prompt(asked, check) if asked.messages is None else self._read_chat(asked, now_s, check)
 
     def _check_fewest(self, num_tokens: int) -> None:
-        """What the engine would say of all the tokens, of those that there are for certain."""
+        """Applies the limits to a lower bound of the number of tokens, as the engine would to all of them."""
         self._check_length(num_tokens, "at least ")
         if self._max_model_len is not None and num_tokens >= self._max_model_len:
             raise PromptTooLong(
@@ -124,7 +127,7 @@ class Preparer:
             raise PromptTooLong(f"the prompt has {at_least}{num_tokens} tokens, the limit max_prompt_tokens is {limit}")
 
     def compile(self, preparation: Preparation) -> Preparation:
-        """With its grammar, if it has one. May block for as long as that takes to compile.
+        """Adds the compiled grammar, if there is one. May block for as long as the compiler takes.
 
         Raises:
             InvalidRequest: the grammar is malformed or over a limit.
@@ -159,7 +162,7 @@ class Preparer:
         return Preparation(token_ids, None, text if asked.echo else "", source)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        """A model's vocabulary may be padded beyond the tokenizer's. The engine refuses what is beyond that."""
+        """Decodes ids that have text: a model's vocabulary may be padded. The engine refuses ids beyond that."""
         return self.text.decode([id_ for id_ in token_ids if id_ < self.text.vocab_size])
 
     def _grammar_source(
@@ -176,7 +179,7 @@ async def prepare(
     now_s: float,
     wait: Wait = to_the_end,
 ) -> Preparation:
-    """As `Preparer.prepare`, off the event loop; `fields` are those of the queue entry, `wait` may give up."""
+    """Runs `Preparer.prepare` off the event loop; `fields` are the queue entry's, and `wait` may give up."""
 
     def read() -> Preparation:
         return preparer.read(asked, now_s)
@@ -189,7 +192,7 @@ async def prepare(
 
 
 def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:
-    """The chat of a request that has messages."""
+    """Makes the conversation of a request that has messages."""
     add_prompt = asked.add_generation_prompt
     return Conversation(
         [_message(message) for message in asked.messages or ()],
@@ -220,7 +223,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _last_words(asked: GenerateRequest) -> str:
-    """Of a chat only what is continued is echoed."""
+    """Returns the text of a chat that is echoed: only what is continued."""
     last = asked.messages[-1] if asked.messages else None
     if not (asked.echo and asked.continue_final_message) or last is None or last.content is None:
         return ""

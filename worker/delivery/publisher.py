@@ -1,4 +1,4 @@
-"""Sends what the outbox hands out: one pipeline per flush, and nothing lost or doubled when Redis is in trouble."""
+"""Sends the outbox's writes: one pipeline per flush; nothing is lost or doubled when Redis is in trouble."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import GUARD
 from penstock.worker.tasks import Signal
 
-_PART = "publisher"  # in readiness
+_PART = "publisher"  # name in readiness
 
 
 class Publisher:
-    """Writes what the outbox decides, and does what follows from the answers. While writes fail, none is lost."""
+    """Writes what the outbox decides, and acts on the answers. While writes fail, none is lost."""
 
     def __init__(
         self, redis: RedisClient, outbox: Outbox, coalescing: Coalescing, metrics: Metrics, readiness: Readiness
@@ -45,12 +45,12 @@ class Publisher:
         self._flushed = Signal()
 
     async def wait_idle(self) -> None:
-        """Until everything that was put into the outbox is written."""
+        """Waits until everything that was put into the outbox is written."""
         while self._is_writing or not self._outbox.is_empty:
             await self._flushed.wait()
 
     async def wait_published(self, lives: Collection[LiveRequest]) -> None:
-        """Until all that was generated of some requests is on their reply streams, or they are not this worker's."""
+        """Waits until all output of some requests is on their reply streams, or they are no longer this worker's."""
         while not all(map(is_published, lives)):
             await self._flushed.wait()
 
@@ -86,7 +86,7 @@ class Publisher:
         except (*faults.REDIS_ERRORS, OSError) as error:
             self._reconnects.note()
             lost = error if faults.must_wait(error) else exceptions.ConnectionError(f"no answer: {error}")
-            answers = [lost] * len(batch)  # no write is to blame
+            answers = [lost] * len(batch)  # no single write is to blame
         before = self._outbox.num_chunks, self._outbox.num_tokens, self._outbox.num_absorbed
         for write, answer in zip(batch, answers, strict=True):
             self._settle(write, await self._mended(write, answer))
@@ -97,7 +97,7 @@ class Publisher:
         self._metrics.flush_seconds.observe(time.monotonic() - started_s)
 
     async def _send(self, batch: Sequence[Write]) -> tuple[Sequence[Write], list[Any]]:
-        """Sends those of the writes that still make sense on this server; returns them and their answers."""
+        """Sends the writes that still make sense on this server; returns them and their answers."""
         reconnects = self._reconnects
         while True:
             await reconnects.prepare()
@@ -114,10 +114,10 @@ class Publisher:
                 continue
 
     async def _check_batch(self, batch: Sequence[Write]) -> None:
-        """For a connection that is made while `batch` is being sent.
+        """Checks a connection that is made while `batch` is being sent.
 
         Raises:
-            Reconnected: some of the writes are void on the server that it leads to.
+            Reconnected: some of the writes are void on its server.
         """
         await self._look_back()
         if any(self._outbox.is_void(write) for write in batch):
@@ -128,7 +128,7 @@ class Publisher:
             self._act(verdict)
 
     async def _mended(self, write: Write, answer: Any) -> Any:
-        """The answer, unless a key of the queue was in the way of a removal: the answer once that is set aside."""
+        """Returns the answer. If a foreign key of the queue blocked a removal, sets that aside and tries again."""
         if not isinstance(answer, Exception) or not isinstance(write, AsideWrite | Burial):
             return answer
         try:

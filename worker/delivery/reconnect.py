@@ -1,11 +1,12 @@
-"""Whether the server still remembers what this worker wrote.
+"""Checks whether the server still has what this worker wrote.
 
-After a failover to a replica that lagged it does not: the last chunks of a reply may be missing there, or the claim, or
-an acknowledgement. Appending on as if nothing had happened would leave a gap in the reply that nothing can fill later.
-So whenever a connection is made anew, which may lead to another server than the last one, the end of each running reply
-is compared with what was confirmed, and the owner with this process: a request whose reply or claim was lost is let go
-of, to be claimed and continued from what is left. Sampling gives the same tokens again; readers drop those they have
-by their offset.
+After a failover to a lagging replica it may not: the last chunks of a reply may be missing there, or the claim, or an
+acknowledgement. Appending as if nothing had happened would leave a gap in the reply that nothing can fill later.
+
+So after each new connection, which may lead to another server, the worker checks each running request: the end of its
+reply must match what was confirmed, and its owner must be this process. A request whose reply or claim was lost is let
+go, to be claimed and continued from what is left. Sampling gives the same tokens again; readers drop those they have by
+their offset.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _look: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("_look", de
 
 
 class Reconnects:
-    """Counts what may have led to another server: each new connection, also one that the Redis library makes unasked.
+    """Counts new connections, which may lead to another server, also those that the Redis library makes unasked.
 
     Args:
-        redis: whose connections.
+        redis: the client whose connections are counted.
         on_change: called after each.
     """
 
@@ -46,11 +47,11 @@ class Reconnects:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the server of the newest connection is known to have what was written."""
+        """Whether the server of the newest connection was checked."""
         return self._num_checked == self.count
 
     async def prepare(self) -> None:
-        """Has a cluster client look at the topology now, if it has to: what it connects for that can be counted."""
+        """Makes a cluster client update its topology now, if due: connections made for that can be counted."""
         if self._connects_while_sending:
             await self._redis.initialize()
 
@@ -59,15 +60,15 @@ class Reconnects:
         self._on_change()
 
     def note_checked(self, count: int) -> None:
-        """The server was asked; `count` is from before."""
+        """Notes that the server was checked; `count` is from before the check."""
         self._num_checked = count
 
     @contextmanager
     def looking(self, look: Callable[[], Awaitable[None]]) -> Iterator[None]:
-        """Has `look` called before anything is sent over a connection that a cluster client makes within the block.
+        """Calls `look` before anything is sent over a connection that a cluster client makes within the block.
 
-        It makes them while it sends, when nobody can count them any more. If `look` raises a ConnectionError, nothing
-        is sent over that connection.
+        Such a client connects while it sends, too late to count the connection. If `look` raises a ConnectionError,
+        nothing is sent over that connection.
         """
         token = _look.set(look if self._connects_while_sending else None)
         try:
@@ -79,9 +80,9 @@ class Reconnects:
         self.note()
         look = _look.get()
         if look is not None:
-            if is_looking_up():  # what `look` would ask waits until that is over
+            if is_looking_up():  # `look` would need the lookup that is under way
                 raise exceptions.ConnectionError("the cluster's topology has changed: nothing was sent")
-            token = _look.set(None)  # it needs connections too
+            token = _look.set(None)  # `look` needs connections too
             try:
                 await look()
             finally:
@@ -89,7 +90,7 @@ class Reconnects:
 
 
 async def look_back(redis: RedisClient, requests: RequestTable) -> list[Drop | Fence]:
-    """Which requests the server does not have as this worker left them.
+    """Finds the requests that the server does not have as this worker left them.
 
     Raises:
         RedisError, OSError: the connection failed.
@@ -104,13 +105,13 @@ async def look_back(redis: RedisClient, requests: RequestTable) -> list[Drop | F
     found = [
         judge(live, scripts.parse_standing(answer))
         for live, answer in zip(lives, answers, strict=True)
-        if not isinstance(answer, Exception)  # its own writes will meet the same
+        if not isinstance(answer, Exception)  # their own writes will get the same error
     ]
     return [verdict for verdict in found if verdict is not None]
 
 
 def judge(live: LiveRequest, newest: Standing) -> Drop | Fence | None:
-    """What the server says of a running request (`scripts.newest`), and what it means for the one who has it."""
+    """Compares a running request with the server's state (`scripts.newest`), and returns what follows for its owner."""
     if newest.entry_id is None:
         return Drop(live, "gone")
     if not newest.is_of(live.claim):

@@ -1,4 +1,4 @@
-"""Which entries leave the queue, and when: one goes only while its end is known to be on the reply stream."""
+"""Decides which entries leave the queue, and when: only while an entry's end is known to be on the reply stream."""
 
 from __future__ import annotations
 
@@ -12,49 +12,50 @@ from penstock.worker.delivery.writes import AsideWrite, Burial, EndCheck, Write
 from penstock.worker.protocol.scripts import Bill
 
 ENDS_SETTLE_S = 2.0
-"""In a cluster an entry is removed this long after its end was written, and if that is still there: the queue's node
-and the reply's node may lose different last writes, by a power cut (`appendfsync everysec`) or to a replica that lags,
-and an end that is lost after its entry was removed would never be made again. On one server the end is in the log
-before the removal.
+"""Delay in a cluster between writing an end and removing its entry, which also requires that the end is still there.
+
+The queue's node and the reply's node may lose different last writes, by a power cut (`appendfsync everysec`) or to a
+lagging replica. An end that is lost after its entry was removed would never be made again. On one server the end is in
+the log before the removal.
 """
 
 
 class Removals:
-    """Entries to acknowledge, and to make dead letters of. Belongs to the publisher.
+    """Holds entries to acknowledge or to turn into dead letters. Belongs to the publisher.
 
     Args:
         config: the queue's and the worker's names, and for how long ends are kept.
-        has_nodes: that queue and reply may be on different servers.
+        has_nodes: whether queue and reply may be on different servers.
     """
 
     def __init__(self, config: WorkerConfig, *, has_nodes: bool) -> None:
         self._config = config
         self._has_nodes = has_nodes
         self._ready: list[Bill | Burial] = []
-        self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; what is to be seen before)
-        self._leaving: dict[str, EndCheck | None] = {}  # entries until the server has answered, and where their end is
+        self._settling: deque[tuple[float, EndCheck]] = deque()  # (when, monotonic; check to make first)
+        self._leaving: dict[str, EndCheck | None] = {}  # entries until the server has answered, and their checks
 
     @property
     def is_empty(self) -> bool:
         return not (self._ready or self._settling)
 
     def entry_ids(self) -> set[str]:
-        """Of the entries that are about to leave: nobody need look at them again."""
+        """Returns the entries that are about to leave: nobody need look at them again."""
         return set(self._leaving)
 
     def due_s(self, next_flush_s: float) -> float | None:
-        """When there is something to write (monotonic), given when the next flush is; None while there is nothing."""
+        """Returns when the next removal is due (monotonic), given the next flush; None if there is nothing to write."""
         if self._ready:
             return next_flush_s
         return max(next_flush_s, self._settling[0][0]) if self._settling else None
 
     def add(self, entry: Bill | Burial) -> None:
-        """An entry that needs no end, or of which another worker's claim has told that it has one."""
+        """Adds an entry that needs no end, or whose end another worker's claim has confirmed."""
         self._leaving.setdefault(entry.entry_id, None)
         self._ready.append(entry)
 
     def add_ended(self, live: LiveRequest, letter: Burial | None, now_s: float) -> None:
-        """The entry of a request whose end was written just now, to become `letter` if there is one."""
+        """Adds the entry of a request whose end was just written; it becomes `letter`, if there is one."""
         check = self._leaving[live.entry_id] = EndCheck.of(live, letter or live.bill)
         if self._has_nodes:
             wait_s = min(ENDS_SETTLE_S, self._config.reply_ttl_after_end_s / 2)
@@ -63,7 +64,7 @@ class Removals:
             self._ready.append(check.removal)
 
     def collect(self, now_s: float) -> list[Write]:
-        """What is to be written now."""
+        """Returns what to write now."""
         taken: list[Write] = []
         while self._settling and self._settling[0][0] <= now_s:
             taken.append(self._settling.popleft()[1])
@@ -74,7 +75,7 @@ class Removals:
         return taken
 
     def settle_check(self, check: EndCheck, answer: object) -> bool:
-        """Whether the end was there, or can't be read, so that it can't be made again either: then the entry goes."""
+        """Lets the entry go if its end is there, or is unreadable, so it can't be remade; returns whether it goes."""
         if isinstance(answer, Exception) or EndCheck.is_there(answer):
             self._ready.append(check.removal)
             return True
@@ -82,21 +83,21 @@ class Removals:
         return False
 
     def settle(self, write: AsideWrite | Burial) -> None:
-        """The server has answered."""
+        """Forgets the entries of a write that the server has answered."""
         for entry_id in write.entry_ids:
             self._leaving.pop(entry_id, None)
 
     def give_up(self, burial: Burial) -> None:
-        """The dead letter can't be kept: the entry goes without."""
+        """Removes the entry without its dead letter, which can't be kept."""
         check = self._leaving.get(burial.entry_id)
         bill = Bill(burial.entry_id, "", None)
         self._leaving[burial.entry_id] = check and replace(check, removal=bill)
         self._ready.append(bill)
 
     def doubt(self, write: AsideWrite | Burial) -> bool:
-        """Holds a removal back that was not sent yet, as the server is another one: the end may be unknown there.
+        """Holds back an unsent removal after a change of servers: the end may be unknown to the new one.
 
-        False: nobody here knows what to look for, so whoever finds the entry pending has to claim it.
+        False: nobody here knows what to check, so whoever finds the entry pending has to claim it.
         """
         checks = [self._leaving.get(entry_id) for entry_id in write.entry_ids]
         self._settling.extendleft((0.0, check) for check in checks if check is not None)

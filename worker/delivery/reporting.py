@@ -1,4 +1,4 @@
-"""Tells operators how this worker stands and what it runs, twice a second (`producer.operations.reports`)."""
+"""Reports this worker's state and its requests to operators, twice a second (`producer.operations.reports`)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from penstock.worker.protocol import faults, scripts
 from penstock.worker.protocol.guarded import execute_one
 
 RATE_WINDOW_S = 2.0
-"""Tokens per second are a mean over so long."""
+"""Period over which tokens per second are averaged."""
 
-_PART = "reporting"  # in readiness
+_PART = "reporting"  # name in readiness
 _PHASES: dict[Phase, ReportedPhase] = {
     Phase.CLAIMED: "preparing", Phase.RESTORED: "preparing", Phase.ADMITTED: "preparing",
     Phase.RUNNING: "running", Phase.ENDED: "ending",
@@ -37,14 +37,14 @@ _PHASES: dict[Phase, ReportedPhase] = {
 
 
 class Work:
-    """What a worker with a model does, as far as operators are told.
+    """Collects what operators are told about a worker with a model.
 
     Args:
         card: of the worker.
-        device: what the engine runs on; None: not known.
+        device: that the engine runs on; None: unknown.
         driver: of the engine.
-        requests: all that the worker has.
-        intake: which knows whether it drains.
+        requests: all requests of the worker.
+        intake: says whether the worker drains.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Work:
         )
 
     def _rate(self, now_s: float, generated: int) -> float:
-        """Tokens per second, over `RATE_WINDOW_S` or as long as this is known."""
+        """Returns tokens per second, averaged over `RATE_WINDOW_S` or the shorter time known."""
         looks = self._generated
         looks.append((now_s, generated))
         while len(looks) > 2 and now_s - looks[1][0] >= RATE_WINDOW_S:
@@ -91,12 +91,13 @@ class Work:
 
 
 class Reporting:
-    """
+    """Reports the worker's state at an interval.
+
     Args:
-        redis: where to.
+        redis: to report to.
         config: of the worker.
-        readiness: what it waits for, or what is wrong.
-        work: what it does; None: it has no model yet.
+        readiness: says what the worker waits for, or what is wrong.
+        work: says what the worker does; None: it has no model yet.
     """
 
     def __init__(self, redis: RedisClient, config: WorkerConfig, readiness: Readiness, work: Work | None) -> None:
@@ -128,7 +129,7 @@ class Reporting:
         await execute_one(self._redis, said)
 
     async def stop(self) -> None:
-        """Takes the last report back, so that nobody takes the worker for a dead one."""
+        """Withdraws the last report, so that nobody takes the worker for dead."""
         await execute_one(self._redis, scripts.unreport(self._config.queue, worker=self._config.name))
 
 

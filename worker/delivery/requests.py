@@ -1,6 +1,6 @@
-"""The requests of this worker, and where each of them stands.
+"""The requests of this worker, and the phase of each.
 
-An entry of the queue goes through these phases, forwards only:
+An entry of the queue goes through these phases, in this direction only:
 
     taking -> [parked ->] CLAIMED -> RESTORED -> ADMITTED -> RUNNING -> ENDED -> GONE
 
@@ -30,46 +30,46 @@ from penstock.worker.tasks import Signal
 
 _T = TypeVar("_T")
 Asked: TypeAlias = GenerateRequest | WireError
-"""What a client wants, or why that can't be read."""
+"""The client's request, or the error that it could not be read with."""
 
 
 TOKEN_WEIGHTS = (1, 2)
-"""What a token of a prompt and one of a reply cost, as in Sheng et al., arXiv 2401.00588."""
+"""Cost of a prompt token and of a reply token, as in Sheng et al., arXiv 2401.00588."""
 
 
 class Phase(IntEnum):
-    """Where a claimed request stands."""
+    """Phase of a claimed request."""
 
-    CLAIMED = 1  # its journal is read: until then nobody knows what an end would have to say
-    RESTORED = 2  # its prompt is tokenized, its grammar compiled
+    CLAIMED = 1  # its journal is being read: until then nobody knows what an end would have to say
+    RESTORED = 2  # its prompt is being tokenized, its grammar compiled
     ADMITTED = 3  # ready for the engine
     RUNNING = 4  # the engine has it
     ENDED = 5  # nothing more will be generated; its end is to be written
-    GONE = 6  # its end is written, or it is somebody else's: nothing more may be written
+    GONE = 6  # its end is written, or it belongs to another: nothing more may be written
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A suspect: it is pending here, claimed by nobody, until it can run alone."""
+    """A suspect that is pending here, claimed by nobody, until it can run alone."""
 
     queue: str
     id: str  # of the request
     entry: QueueEntry
     priority: int
     deadline_s: float | None  # monotonic
-    due_s: float  # monotonic: when what runs has to give way to it
+    due_s: float  # monotonic: when running requests have to give way to it
 
     def is_overdue(self, now_s: float) -> bool:
         return self.deadline_s is not None and now_s >= self.deadline_s
 
 
 class Over(Exception):
-    """A request ended, or is gone, while something was made for it."""
+    """Raised when a request ends, or is gone, while something was made for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerClock:
-    """The server's time, carried on by this process's monotonic clock from one answer to the next."""
+    """The server's time, extrapolated from its last answer by this process's monotonic clock."""
 
     server_ms: int
     monotonic_s: float
@@ -83,27 +83,27 @@ class ServerClock:
 
 @dataclass(slots=True)
 class ReplyCursor:
-    """How far the reply stream of a request is written. Only the outbox moves it."""
+    """Position in the reply stream of a request. Only the outbox moves it."""
 
     key: str
     refreshed_at_s: float  # monotonic: when its time to live was last set
     next_number: int = 1  # n of the next entry `<epoch>-<n>`
     last_number: int = 0  # n of the last one that Redis has confirmed
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
-    is_urgent: bool = False  # what there is is not held back
-    has_begun: bool = False  # something readable is written, or on its way: the first is not held back, what follows is
+    is_urgent: bool = False  # its output is not held back
+    has_begun: bool = False  # something readable is written, or on its way: later output may be held back
 
 
 class LiveRequest:
-    """A claimed request. Belongs to the event loop; changed by its own methods alone.
+    """A claimed request. Belongs to the event loop; only its own methods change it.
 
     Args:
-        queue: where it came from.
-        request_id: by which clients know it.
+        queue: that it came from.
+        request_id: the clients' id for it.
         entry: of the queue.
         claim: this worker's.
         received_s: when the claim's answer came (monotonic).
-        asked: what the client wants, or why that can't be read.
+        asked: the client's request, or why it can't be read.
         log: bound to the request.
     """
 
@@ -146,7 +146,7 @@ class LiveRequest:
         log: Any,
     ) -> None:
         self.phase = Phase.CLAIMED
-        self.over: asyncio.Future[None] | None = None  # done once it has ended or is gone; of one that is waited for
+        self.over: asyncio.Future[None] | None = None  # done once the request has ended or is gone; None: nobody waits
         self.queue = queue
         self.id = request_id
         self.entry_id = entry.id
@@ -161,18 +161,18 @@ class LiveRequest:
         self.enqueued_ms = min(int(entry.id.split("-")[0]), claim.server_ms)
         self.deadline_s: float | None = None  # monotonic
         self.choices: list[ChoiceBuffer] = [ChoiceBuffer(0)]
-        self.is_resumed = False  # tokens of an earlier claim are on the reply stream
+        self.is_resumed = False  # whether tokens of an earlier claim are on the reply stream
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.has_output = False  # a token of this claim is there
+        self.has_output = False  # whether this claim has a token
         self.first_token_ms: int | None = None  # server time
         self.finish_reason: FinishReason | None = None  # from ENDED on
         self.error: tuple[str, str] | None = None  # code and message
-        self.is_dead = False  # its entry is kept among the dead letters
+        self.is_dead = False  # whether its entry goes to the dead letters
         self.trace: Trace = UNTRACED
 
     def resume(self, choices: list[ChoiceBuffer], timeout_s: float | None = None) -> None:
-        """Continues where the chunks of earlier claims end, until `timeout_s` after the enqueue."""
+        """Continues where the chunks of earlier claims end; the deadline is `timeout_s` after the enqueue."""
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
         self.reply.has_begun = self.is_resumed
@@ -180,7 +180,7 @@ class LiveRequest:
         self._move(max(self.phase, Phase.RESTORED))
 
     def deadline_of(self, timeout_s: float | None) -> float | None:
-        """`timeout_s` after the enqueue, by the server's clock as of the claim (monotonic)."""
+        """Returns the deadline, `timeout_s` after the enqueue by the server's clock as of the claim (monotonic)."""
         return None if timeout_s is None else self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
     def admit(self, num_prompt_tokens: int) -> None:
@@ -188,12 +188,12 @@ class LiveRequest:
         self._advance(Phase.ADMITTED)
 
     def start(self) -> None:
-        """The engine has it."""
+        """Notes that the engine has the request."""
         self._advance(Phase.RUNNING)
         self.trace.started(self.prompt_tokens, self.completion_tokens)
 
     def add(self, output: Output) -> None:
-        """What the engine generated; the last output of the last choice ends the request."""
+        """Adds an output of the engine; the last output of the last choice ends the request."""
         choice = self.choices[output.index]
         choice.add(output)
         self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
@@ -216,13 +216,13 @@ class LiveRequest:
             self.first_token_ms = self.clock.now_ms()
 
     def end(self, reason: FinishReason) -> None:
-        """One that has ended keeps its end."""
+        """Ends the request. One that has already ended keeps its end."""
         if self.phase < Phase.ENDED:
             self.finish_reason = reason
             self._move(Phase.ENDED)
 
     def fail(self, code: str, message: str, *, is_dead: bool = False) -> None:
-        """Ends with an error; `is_dead`: the entry goes to the dead letters."""
+        """Ends the request with an error; `is_dead`: its entry goes to the dead letters."""
         if self.phase < Phase.ENDED:
             self.error, self.is_dead = (code, message), is_dead
             self.end("error")
@@ -231,10 +231,10 @@ class LiveRequest:
         self._move(Phase.GONE)
 
     async def unless_over(self, work: asyncio.Future[_T]) -> _T:
-        """What `work` makes.
+        """Returns the result of `work`.
 
         Raises:
-            Over: this ended, or is gone: `work` is given up.
+            Over: the request ended, or is gone: `work` is given up.
         """
         self.over = self.over or asyncio.get_running_loop().create_future()
         if self.phase >= Phase.ENDED:
@@ -249,7 +249,7 @@ class LiveRequest:
             work.cancel()
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether its time is up. Once it was, it has no deadline any more: its end is under way."""
+        """Checks whether the deadline has passed. That is reported only once, as the end is then under way."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return False
         self.deadline_s = None
@@ -261,7 +261,7 @@ class LiveRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is to be written, and is not yet."""
+        """Whether the request has ended, and its end is not yet written."""
         return self.phase is Phase.ENDED
 
     @property
@@ -270,7 +270,7 @@ class LiveRequest:
 
     @property
     def outcome(self) -> FinishReason | None:
-        """Why the whole ended, once every choice has."""
+        """Reason for which the request ended; None until every choice has ended."""
         return outcome_of(self.choices)
 
     @property
@@ -279,13 +279,13 @@ class LiveRequest:
 
     @property
     def bill(self) -> Bill:
-        """What its tenant has been served with it, over all claims."""
+        """What its tenant has been served with the request, over all claims."""
         tokens = TOKEN_WEIGHTS[0] * self.prompt_tokens + TOKEN_WEIGHTS[1] * self.completion_tokens
         return Bill(self.entry_id, self.tenant, tokens, self.id)
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """None: nothing is known of any. A worker that takes over when only the end is missing reads no tokens."""
+        """Number of reasoning tokens; None: unknown. A worker that takes over for the end alone reads no tokens."""
         return sum(choice.num_reasoning for choice in self.choices) or None
 
     def _advance(self, phase: Phase) -> None:
@@ -300,7 +300,7 @@ class LiveRequest:
 
 
 class RequestTable:
-    """Everything that this worker has taken from the queue and that has not ended.
+    """Everything that this worker has taken from the queue and not finished.
 
     Args:
         abort: tells the engine that nobody wants the rest of a request.
@@ -309,13 +309,13 @@ class RequestTable:
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
         self._by_id: dict[str, LiveRequest] = {}
-        self.taking: set[str] = set()  # entries on their way from the queue to the engine
+        self.taking: set[str] = set()  # entries on their way to the engine
         self.parked: dict[str, Parked] = {}  # suspects, by entry
-        self.alone: str | None = None  # the entry of the suspect that runs alone, or is about to
+        self.alone: str | None = None  # entry of the suspect that runs alone, or is about to
         self.ending: set[str] = set()  # entries that the sweep found, on their way to their ends
         self.ended = Ended()
-        self.must_recover = True  # entries may be pending here that are not in this table
-        self.changed = Signal()  # fires when a request comes or goes, or the engine has news of one
+        self.must_recover = True  # whether entries may be pending here that are not in this table
+        self.changed = Signal()  # fires when a request comes or goes, or the engine has output of one
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -332,7 +332,7 @@ class RequestTable:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs, is about to, or has not written its end."""
+        """Whether anything runs, is about to run, or has an end that is not yet written."""
         return bool(self.taking) or any(live.phase >= Phase.RUNNING for live in self._by_id.values())
 
     def add(self, live: LiveRequest) -> None:
@@ -344,19 +344,19 @@ class RequestTable:
         self.changed.fire()
 
     def end_parked(self, suspect: Parked) -> None:
-        """It need not run any more: the intake claims it, and finds out why."""
+        """Releases a suspect that need not run any more: the intake claims it, and finds out why."""
         if self.parked.pop(suspect.entry.id, None) is not None:
             self.recover()
 
     def remove(self, live: LiveRequest) -> None:
-        """Nothing is left to do for it."""
+        """Removes a request with which nothing is left to do."""
         live.let_go()
         if self._by_id.get(live.id) is live:
             del self._by_id[live.id]
         self.changed.fire()
 
     def note_end(self, live: LiveRequest) -> None:
-        """Its end is written: nothing is left to do for it. One that was cut short says nothing about others."""
+        """Removes a request whose end is written. Only requests that were not cut short count in the averages."""
         self.remove(live)
         if live.finish_reason in ("stop", "length"):
             self.ended.add(
@@ -364,16 +364,16 @@ class RequestTable:
             )
 
     def let_go(self, live: LiveRequest) -> None:
-        """It is another owner's, or its reply is gone. Its entry may be pending here all the same."""
+        """Gives up a request that has another owner, or no reply any more. Its entry may still be pending here."""
         self.remove(live)
         self.abort(live)
         self.recover()
 
     def abort(self, live: LiveRequest) -> None:
-        """Nobody wants the rest of it."""
+        """Tells the engine that nobody wants the rest of a request."""
         self._abort(live.id)
 
     def recover(self) -> None:
-        """Has the intake look for entries that are pending here and not known."""
+        """Makes the intake look for pending entries that are not in the table."""
         self.must_recover = True
         self.changed.fire()

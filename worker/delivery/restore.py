@@ -1,4 +1,4 @@
-"""From a claimed request to one that the engine can run: what earlier claims published, and the prompt's tokens."""
+"""Turns a claimed request into one that the engine can run, from earlier claims' output and the prompt's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_JOURNAL_READS = 8  # each holds a connection
 
 
 class Restorer:
-    """Gets claimed requests ready for the engine, or ends those that need no generation."""
+    """Prepares claimed requests for the engine, or ends those that need no generation."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Restorer:
         self._outbox = outbox
 
     async def restore(self, live: LiveRequest) -> Request | None:
-        """The request for the engine. None: it needs no generation, and its end is on its way.
+        """Returns the request for the engine. None: it needs no generation, and its end is under way.
 
         Raises:
             RedisError: the server is in trouble; the entry stays pending, to be claimed again.
@@ -68,7 +68,7 @@ class Restorer:
         preparation = await prepare(
             self._preparer, self._threads, asked, live.fields, _enqueued_s(live), live.unless_over
         )
-        if live.is_gone:  # before: another owner has it
+        if live.is_gone:  # before this: another owner has it
             return None
         live.admit(len(preparation.prompt_token_ids))
         if live.outcome is not None:  # only the end is missing
@@ -99,16 +99,16 @@ class Restorer:
 
 
 def _enqueued_s(live: LiveRequest) -> float:
-    """By the entry's id alone, so that whoever takes the request over makes the same prompt."""
+    """Returns the enqueue time from the entry's id, so that every worker makes the same prompt."""
     return int(live.entry_id.partition("-")[0]) / 1000
 
 
 @contextmanager
 def ending_failed(live: LiveRequest, outbox: Outbox) -> Iterator[None]:
-    """What cannot be served, or raises what nobody expects, ends with an error; the others never notice.
+    """Ends a request that cannot be served, or fails unexpectedly, with an error; others are not affected.
 
     Raises:
-        RedisError, DriverStopped, Over: no fault of the request.
+        RedisError, DriverStopped, Over: the request is not to blame.
     """
     try:
         yield

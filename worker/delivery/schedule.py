@@ -1,4 +1,4 @@
-"""Which requests have something to write, and when. Plain Python; whoever asks says what time it is."""
+"""Decides which requests have something to write, and when. Callers pass the time in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.worker.delivery.requests import LiveRequest
 
 
 class Pace(Protocol):
-    """How often chunks are written."""
+    """Interval at which chunks are written."""
 
     @property
     def interval_s(self) -> float: ...
@@ -21,13 +21,13 @@ class Pace(Protocol):
 
 
 class FlushSchedule:
-    """What a reply begins with goes at once, the rest as often as `pace` says.
+    """Schedules flushes: the beginning of a reply goes at once, the rest at the interval of `pace`.
 
-    Ends do not wait either, unless processors are short: then they go with the chunks of what still runs.
+    Ends do not wait either, unless processors are short: then they go with the chunks of running requests.
     """
 
     def __init__(self, pace: Pace) -> None:
-        self.news = asyncio.Event()  # something is due earlier than `due_s` said
+        self.news = asyncio.Event()  # set when something is due earlier than `due_s` said
         self._pace = pace
         self._urgent: dict[LiveRequest, None] = {}
         self._waiting: dict[LiveRequest, None] = {}
@@ -39,28 +39,28 @@ class FlushSchedule:
 
     @property
     def next_flush_s(self) -> float:
-        """When what is not urgent goes (monotonic)."""
+        """When output that is not urgent goes (monotonic)."""
         return self._flushed_at_s + self._pace.interval_s
 
     def due_s(self) -> float | None:
-        """When there is something to write (monotonic); None while there is nothing."""
+        """Returns when the next write is due (monotonic); None if there is nothing to write."""
         if self._urgent:
             return 0.0
         return self.next_flush_s if self._waiting else None
 
     def note_output(self, live: LiveRequest, others: Iterable[LiveRequest]) -> None:
-        """The engine has something new of `live`, beside `others`."""
+        """Notes new output of `live`; `others` are the worker's requests."""
         if live.has_ended:
             self._note_end(live, others)
         if live.reply.is_urgent or not live.reply.has_begun or live not in self._waiting:
             self.add(live)
 
     def add(self, live: LiveRequest) -> None:
-        """Takes a request up if there is anything to write for it, and none of it is under way."""
+        """Schedules a request if it has something to write, and no write is under way."""
         if live.reply.num_unsettled or live.is_gone:
             return
         if live.reply.is_urgent or (not live.reply.has_begun and writes.can_begin(live)):
-            self._waiting.pop(live, None)  # a request is in one of the two, or it would be taken twice
+            self._waiting.pop(live, None)  # a request in both would be taken twice
             self._urgent[live] = None
             self.news.set()
         elif live.has_ended or (live.reply.has_begun and writes.has_any_news(live)):
@@ -69,7 +69,7 @@ class FlushSchedule:
             self._waiting[live] = None
 
     def take(self, now_s: float) -> list[LiveRequest]:
-        """Those that are due now."""
+        """Takes the requests that are due now."""
         due, self._urgent = self._urgent, {}
         if now_s >= self.next_flush_s or not self._waiting:
             due |= self._waiting
@@ -80,6 +80,6 @@ class FlushSchedule:
     def _note_end(self, live: LiveRequest, others: Iterable[LiveRequest]) -> None:
         if not self._pace.is_stretched:
             live.reply.is_urgent = True
-        elif all(other.has_ended for other in others):  # it leaves the engine nothing to do
+        elif all(other.has_ended for other in others):  # the engine has nothing left to do
             self._flushed_at_s = 0.0
             self.news.set()

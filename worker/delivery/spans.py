@@ -1,19 +1,17 @@
-"""The spans of a worker: what happened to a request, told in time, for the worker may be killed at any moment.
+"""The spans of a worker's requests, exported early, as the worker may be killed at any moment.
 
-    request QUEUE    CONSUMER, only of a request that came without a trace: from the enqueue to the end
-      wait QUEUE       from the enqueue to the first claim
-      claim QUEUE      CLIENT, until the request is this worker's
-      process QUEUE    CONSUMER, from the claim to the end, linked to the claim before it
-        prepare          until the engine has it: journal, template, tokens, grammar
-        prefill          until the first token of this claim
-        decode           until the end
+    request QUEUE    CONSUMER, only for a request that came without a trace: from the enqueue to the end wait QUEUE
+    from the enqueue to the first claim claim QUEUE      CLIENT, until the request is this worker's process QUEUE
+    CONSUMER, from the claim to the end, linked to the claim before it prepare          until the engine has it:
+    journal, template, tokens, grammar prefill          until the first token of this claim decode           until the
+    end
 
-A span is exported when it ends, so all but the outermost are short. The id of a `process` span is a function of the
-request and the claim's epoch: whoever claims next knows it, and where the worker died it ends the span in its place.
-So what a killed worker has exported has its parent, and nothing is kept in Redis for that. Where a request brings no
-trace, ids are made of its queue, its id and its entry: all workers make the same.
+A span is exported when it ends, so all but the outermost are short. The id of a `process` span depends only on the
+request and the claim's epoch. So the next worker to claim the request knows the id, and ends the span in place of one
+that died. The spans that a killed worker has exported thus get their parent, and nothing is kept in Redis for that. If
+a request brings no trace, ids are derived from its queue, its id and its entry: all workers derive the same.
 
-Times are the server's, as in the reply's end.
+Times are by the server's clock, as in the reply's end.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from penstock.worker.delivery.tracing import UNTRACED, Trace
 from penstock.worker.protocol.scripts import EarlierClaim
 
 CLAIM_LOST = "claim_lost"
-"""The error of a claim whose worker died, froze or lost sight of the request; whoever claimed next says so."""
+"""Error of a claim whose worker died, froze or lost the request; the next claim reports it."""
 
 HANDED_BACK = "handed_back"
 TAKEOVER = "takeover"
@@ -47,13 +45,13 @@ Values: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
 
 
 class RequestSpans:
-    """Those of one worker.
+    """Makes the spans of one worker.
 
     Args:
-        provider: where they go.
-        queue: that it serves.
+        provider: exports them.
+        queue: served by the worker.
         worker: its name.
-        model: the model's.
+        model: the model's name.
     """
 
     def __init__(self, provider: TracerProvider, queue: str, worker: str, model: str) -> None:
@@ -63,7 +61,7 @@ class RequestSpans:
         self._model = model
 
     def begin(self, live: LiveRequest, taken_s: float) -> Trace:
-        """Of a request that was just claimed; its entry was taken from the queue at `taken_s` (monotonic)."""
+        """Begins the trace of a request that was just claimed; its entry was taken at `taken_s` (monotonic)."""
         with self.recorder.harmless:
             return self._begin(live, taken_s)
         return UNTRACED
@@ -90,7 +88,7 @@ class RequestSpans:
         return RequestTrace(self.recorder, live, root, process, claimed_ns)
 
     def _root(self, live: LiveRequest) -> Span:
-        """Of a trace that no client has begun. It is ended by whoever ends the request."""
+        """Begins the root of a trace that no client has begun. Whoever ends the request ends it."""
         digest = _digest("root", live.queue, live.id, live.entry_id, size=24)
         said = {**self._of_message(live, "request", None), **self._of_request(live)}
         with chosen_ids(int.from_bytes(digest[16:], "big"), int.from_bytes(digest[:16], "big")):
@@ -99,7 +97,7 @@ class RequestSpans:
             )
 
     def _tell_before(self, live: LiveRequest, parent: Context, taken_s: float) -> None:
-        """What has passed: the wait, the claim, and the claim before it, if its worker can't say any more."""
+        """Records what has passed: the wait, the claim, and the claim before it, if its worker no longer can."""
         claim, record = live.claim, self.recorder
         claimed_ns = claim.server_ms * 10**6
         if claim.attempts == 1:
@@ -123,7 +121,7 @@ class RequestSpans:
                 SpanKind.CONSUMER,
                 parent,
                 self._of_claim(live, earlier.worker, live.claim.attempts - 1),
-                # An epoch is the server's clock in microseconds, unless that was behind. Of whole milliseconds.
+                # An epoch is the server's clock in microseconds, unless that was behind; truncated to milliseconds.
                 start_ns=min(max(earlier.epoch // 1000, live.enqueued_ms), live.claim.server_ms) * 10**6,
             )
         self.recorder.end(lost, error=CLAIM_LOST, end_ns=claimed_ns)
@@ -148,7 +146,7 @@ class RequestSpans:
 
 
 class RequestTrace(Trace):
-    """Of one claim of a request."""
+    """Traces one claim of a request."""
 
     __slots__ = ("_live", "_phase", "_process", "_recorder", "_root")
 
@@ -159,7 +157,7 @@ class RequestTrace(Trace):
         self._live = live
         self._root = root
         self._process = process
-        self._phase: Span = self._begin_phase("prepare", claimed_ns)  # the one that has not ended
+        self._phase: Span = self._begin_phase("prepare", claimed_ns)  # the current phase
 
     def started(self, prompt_tokens: int, resumed_tokens: int) -> None:
         now_ns = self._now_ns()
@@ -195,7 +193,7 @@ class RequestTrace(Trace):
         self._recorder.end(self._process, said, end_ns=now_ns)
 
     def lost(self, why: str) -> None:
-        """The end of `process` is the next claim's to tell, if there will be one."""
+        """Ends the current phase. The next claim ends `process`, if there will be one."""
         now_ns = self._now_ns()
         self._end_phase(now_ns, {names.OUTCOME: why})
         if why == "unwritable":
@@ -219,7 +217,7 @@ class RequestTrace(Trace):
 
 
 def _links(live: LiveRequest, parent: Context) -> Sequence[Link]:
-    """To the claim before, whose span has ended or is ended by this worker."""
+    """Links to the previous claim, whose span has ended or is ended by this worker."""
     earlier = live.claim.earlier
     if earlier is None:
         return ()
@@ -234,5 +232,5 @@ def _attempt_id(live: LiveRequest, epoch: int) -> int:
 
 
 def _digest(*parts: str | int, size: int) -> bytes:
-    """Never all zeros in practice: that id would be drawn instead, and only a link be lost."""
+    """Derives an id. It is never all zeros in practice: then an id would be drawn, and only a link be lost."""
     return blake2b("\n".join(map(str, parts)).encode(), digest_size=size).digest()

@@ -1,4 +1,4 @@
-"""Requests that were there at several crashes: which of them runs alone next, and when."""
+"""Decides which request that was present at several crashes runs alone next, and when."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.worker.delivery.requests import LiveRequest, Parked, RequestTable
 
 
 class Suspects:
-    """A suspect waits for a moment at which nothing else runs here, and for `wait_s` at most.
+    """Queues suspects. A suspect waits until nothing else runs here, and for `wait_s` at most.
 
-    Then what runs has to wait again, whatever its priority: once for each suspect. One that comes back after that stops
-    what is taken until nothing runs. Whenever one has run, it is the others' turn, unless another suspect's time
-    is over: that goes next, so of several none waits longer than `wait_s` and the runs of those before it.
+    Then running requests have to wait again, whatever their priority: once for each suspect. If a suspect comes back
+    after that, nothing is taken until nothing runs. After each suspect it is the other requests' turn, unless another
+    suspect's wait is over: that goes next. So no suspect waits longer than `wait_s` and the runs of those before it.
 
     Args:
         requests: of this worker.
-        driver: of the engine, which must be idle.
-        handing_back: has others wait again.
-        wait_s: how long what runs goes first.
+        driver: of the engine, which must be idle for a suspect.
+        handing_back: makes others wait again.
+        wait_s: how long running requests go first.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Suspects:
         self._made_way_for: set[str] = set()  # entries of suspects
 
     def park(self, live: LiveRequest, entry: QueueEntry) -> None:
-        """Lets a request wait until it can run alone."""
+        """Makes a request wait until it can run alone."""
         asked = live.asked if isinstance(live.asked, GenerateRequest) else None
         suspect = Parked(
             live.queue,
@@ -51,7 +51,7 @@ class Suspects:
 
     @property
     def next(self) -> Parked | None:
-        """The one whose moment has come: of the highest priority, and of those the one that was parked first."""
+        """The suspect to run now: of the highest priority, and among equals the one that was parked first."""
         parked = self._requests.parked
         if not parked:
             return None
@@ -60,7 +60,7 @@ class Suspects:
 
     @property
     def is_due(self) -> bool:
-        """Whether some have waited for as long as others may go first."""
+        """Whether a suspect has waited as long as others may go first."""
         return bool(self._due)
 
     @property
@@ -70,14 +70,14 @@ class Suspects:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing runs here, is about to, or has not written its end."""
+        """Whether nothing runs here, is about to run, or has an end that is not yet written."""
         return not self._requests.is_busy and self._driver.is_idle
 
     async def make_way(self, suspect: Parked) -> None:
-        """Has what runs wait again, once for each suspect.
+        """Makes running requests wait again, once for each suspect.
 
         Raises:
-            RedisError: the server is in trouble; what ran is claimed again here.
+            RedisError: the server is in trouble; the requests are claimed again here.
         """
         entry_id = suspect.entry.id
         if not self.is_quiet and entry_id not in self._made_way_for:
@@ -85,6 +85,6 @@ class Suspects:
             await self._handing_back.make_way()
 
     def note_run(self, live: LiveRequest | None) -> None:
-        """One has run, or was found to need no run."""
+        """Notes that a suspect has run, or needed no run."""
         if live is not None and live.finish_reason is not None:
             self._made_way_for.discard(live.entry_id)

@@ -1,4 +1,4 @@
-"""Sweeps the queue from time to time, for what has to happen to entries while no worker has room."""
+"""Sweeps the queue regularly, for what has to happen to entries while no worker has room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SWEEP_INTERVAL_S = 0.5
 
 
 async def sweep_forever(intake: Intake, readiness: Readiness) -> None:
-    """At jittered intervals, so that workers do not all look at once: what one has swept, others do not find."""
+    """Sweeps at jittered intervals, so that workers spread out: what one has swept, others do not find."""
     while True:
         await asyncio.sleep(SWEEP_INTERVAL_S * random.uniform(0.75, 1.25))
         await faults.survive(intake.sweep(), "sweeper", readiness)

@@ -1,4 +1,4 @@
-"""Threads for what would hold the event loop up: reading, tokenizing and compiling what clients sent."""
+"""Threads for work that would block the event loop: reading, tokenizing and compiling what clients sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _T = TypeVar("_T")
 
 READER_THREADS = 2
 TOKENIZER_THREADS = 2
-CHAT_THREADS = 2  # a chat template renders in as many processes at once
-GRAMMAR_THREADS = 2  # grammars are tried in as many processes at once
-SMALL_BYTES = 4096  # an entry of this size is read and tokenized sooner than a thread has taken it on
+CHAT_THREADS = 2  # chat templates render in as many processes at once
+GRAMMAR_THREADS = 2  # grammars are compiled in as many processes at once
+SMALL_BYTES = 4096  # an entry of this size is read and tokenized faster than it is handed to a thread
 
 
 class Wait(Protocol):
-    """Waits for what a thread does; it may give up. What no thread has begun by then is not done."""
+    """Waits for a thread's work, and may give up. Work that no thread has begun by then is dropped."""
 
     def __call__(self, work: asyncio.Future[_T]) -> Awaitable[_T]: ...
 
@@ -29,10 +29,10 @@ async def to_the_end(work: asyncio.Future[_T]) -> _T:
 
 
 class Threads:
-    """Chats and grammars have threads of their own: they may take long, and prompts do not wait for them.
+    """Runs work in threads. Chats and grammars have their own, as they may take long: prompts do not wait for them.
 
-    So has reading entries. Nobody knows before it what a request is called, so no deadline and no cancel acts:
-    it waits for no prompt either.
+    Reading entries has its own threads too. Before an entry is read, nobody knows the request's id, so no deadline and
+    no cancellation acts; reading must not wait for prompts.
     """
 
     def __init__(self) -> None:
@@ -46,23 +46,23 @@ class Threads:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, function: Callable[[], _T], fields: Fields) -> _T:
-        """What `function` reads in a queue entry; in a thread, unless the entry is small."""
+        """Runs a `function` that reads a queue entry; in a thread, unless the entry is small."""
         if _is_small(fields):
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._reads, function)
 
     async def run(self, function: Callable[[], _T], fields: Fields, wait: Wait = to_the_end) -> _T:
-        """What `function` makes of a queue entry; in a thread, unless the entry is small."""
+        """Runs a `function` of a queue entry; in a thread, unless the entry is small."""
         if _is_small(fields):
             return function()
         return await wait(asyncio.get_running_loop().run_in_executor(self._prompts, function))
 
     async def run_chat(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
-        """Always in a thread: a small chat may make much text."""
+        """Runs a `function` of a chat, always in a thread: a small chat may render to much text."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._chats, function))
 
     async def run_grammar(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
-        """Always in a thread: a small grammar may take long to compile."""
+        """Runs a `function` of a grammar, always in a thread: a small grammar may take long to compile."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._grammars, function))
 
 

@@ -1,7 +1,7 @@
 """Every state in which a request waits, and how soon its deadline, its cancellation and its priority act there.
 
-The table in docs/guarantees.md is made from this one (`python -m penstock.worker.delivery.waiting`), and for each of
-its cells there is a test in `tests/e2e/test_waiting_states.py`: a state without a row, or a cell without a test, fails.
+The table in docs/guarantees.md is made from this one (`python -m penstock.worker.delivery.waiting`). Each cell has a
+test in `tests/e2e/test_waiting_states.py`: a state without a row, or a cell without a test, fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class WaitingState(Enum):
-    """Where a request is that has not ended, or has and nobody has read it; by its name in the table."""
+    """State of a request that has not ended, or whose end nobody has read. The value is its name in the table."""
 
     NEW = "new in the stream"
     IN_LANE = "in a lane"
@@ -37,7 +37,7 @@ class WaitingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What holds, within which bound; or why nothing does."""
+    """A bound, or the reason why there is none."""
 
     text: str
     is_none: bool = False
@@ -114,7 +114,7 @@ TABLE: Mapping[WaitingState, Row] = {
 
 
 def table() -> str:
-    """The rows as docs/guarantees.md has them."""
+    """Returns the table as it is in docs/guarantees.md."""
     lines = [f"| state | {' | '.join(_TITLES[name] for name in COLUMNS)} |", f"|{' --- |' * (1 + len(COLUMNS))}"]
     for state, row in TABLE.items():
         lines.append(f"| {state.value} | {' | '.join(str(getattr(row, name)) for name in COLUMNS)} |")

@@ -1,7 +1,7 @@
-"""What a worker writes about its requests: chunks, the end, the acknowledgement. Each is one command, made once.
+"""The writes of a worker about its requests: chunks, the end, the acknowledgement. Each is one command, made once.
 
-A write that may or may not have reached the server is sent again as it was: chunks carry explicit ids, the scripts
-know their own work, so the second sending changes nothing.
+A write that may or may not have reached the server is sent again unchanged. Chunks carry explicit ids, and the scripts
+recognize their own work, so the second sending changes nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from penstock.worker.delivery.requests import LiveRequest
 from penstock.worker.protocol import scripts
 from penstock.worker.protocol.scripts import Bill, Standing
 
-MAX_SILENT_TOKENS = 16  # with nothing to read, that a reply begins with and that are held back together
+MAX_SILENT_TOKENS = 16  # tokens without text that are held back together at the beginning of a reply
 
 
-@dataclass(slots=True)  # one per chunk: frozen, it would take three times as long to make
+@dataclass(slots=True)  # one per chunk: a frozen one would take three times as long to make
 class ChunkWrite:
-    """New tokens of one choice. Nothing changes it."""
+    """New tokens of one choice. Nothing changes this object."""
 
     live: LiveRequest
     choice: ChoiceBuffer
     entry_id: str
-    pending: Pending  # what it says
-    is_last: bool  # of a choice among several
+    pending: Pending  # the output that it holds
+    is_last: bool  # whether it is the last of one of several choices
     command: Command
 
     @property
     def number(self) -> int:
-        """N of the entry's id, `<epoch>-<n>`."""
+        """Number n in the entry's id, `<epoch>-<n>`."""
         return int(self.entry_id.partition("-")[2])
 
     def is_in(self, found: Standing) -> bool:
-        """Whether the entry that was found is this chunk: its id alone does not tell."""
+        """Checks whether the entry that was found is this chunk: the id alone does not tell."""
         sent = tuple(str(part).encode() for part in self.command[_FIRST_FIELD:])
         return found.entry_id == self.entry_id and found.fields == sent
 
@@ -63,16 +63,16 @@ class FinishWrite:
 
     live: LiveRequest
     end: EndEntry
-    num_tokens: int  # of the last chunks
+    num_tokens: int  # in the last chunks
     command: Command
 
 
 @dataclass(frozen=True, slots=True)
 class AsideWrite:
-    """Something that nobody waits for: an acknowledgement, a count that is put right."""
+    """A write that nobody waits for: an acknowledgement, a corrected count."""
 
     command: Command
-    entry_ids: tuple[str, ...] = ()  # of the entries that it removes from the queue
+    entry_ids: tuple[str, ...] = ()  # that it removes from the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,16 @@ class Burial:
 
     @property
     def entry_ids(self) -> tuple[str, ...]:
-        """Of the entries that it removes from the queue."""
+        """Entries that it removes from the queue."""
         return (self.entry_id,)
 
 
 @dataclass(frozen=True, slots=True)
 class EndCheck:
-    """Looks whether an end that was written is still there; only then the queue entry may go."""
+    """Checks whether an end that was written is still there; only then may the queue entry go."""
 
     entry_id: str
-    removal: Bill | Burial  # of the entry, or the dead letter that it becomes
+    removal: Bill | Burial  # of the entry, or its dead letter
     command: Command
 
     @classmethod
@@ -105,10 +105,10 @@ class EndCheck:
 
     @staticmethod
     def is_there(answer: Any) -> bool:
-        """What the server's answer says."""
+        """Reads the server's answer."""
         if not answer:
             return False
-        fields = answer[0][1]  # a cluster client makes a mapping of them
+        fields = answer[0][1]  # a cluster client returns a mapping
         return bool((fields if isinstance(fields, dict) else pairs(fields)).get(b"type") == b"end")
 
 
@@ -119,30 +119,31 @@ class RefreshWrite:
     command: Command
 
 
-_FIRST_FIELD = 4  # of a chunk's command: XADD, key, NOMKSTREAM, id, fields
+_FIRST_FIELD = 4  # in a chunk's command: XADD, key, NOMKSTREAM, id, fields
 
 Write: TypeAlias = ChunkWrite | ProbeWrite | FinishWrite | EndCheck | Burial | AsideWrite | RefreshWrite
 
 
 def has_news(live: LiveRequest, choice: ChoiceBuffer) -> bool:
-    """Whether readers are still to be told of tokens, of what they said, or that one of several choices has ended."""
+    """Checks whether readers are still to get tokens or text, or the end of one of several choices."""
     if choice.pending.token_ids or choice.pending.is_readable:
         return True
     return choice.finish_reason is not None and len(live.choices) > 1 and not choice.is_closed
 
 
 def is_published(live: LiveRequest) -> bool:
-    """Whether all that was generated is on the reply stream, and of a request that has ended its end too."""
+    """Checks whether all output is on the reply stream, and for a request that has ended also its end."""
     if live.is_gone:
         return True
     return not (live.has_ended or live.reply.num_unsettled or any(has_news(live, each) for each in live.choices))
 
 
 def can_begin(live: LiveRequest) -> bool:
-    """Whether a reply that has not begun has something for readers: text, reasoning, a call, an end, or many tokens.
+    """Checks whether a reply that has not begun has something for readers: text, reasoning, a call, an end, or many
+    tokens.
 
-    A first token often has no text: it is a special one, or a part of a character. It goes with those that follow it,
-    so that the first chunk is one that a reader can show.
+    A first token often has no text: it is a special token, or a part of a character. It goes with those that follow it,
+    so that readers can show the first chunk.
     """
     return any(
         choice.pending.is_readable
@@ -153,7 +154,7 @@ def can_begin(live: LiveRequest) -> bool:
 
 
 def has_any_news(live: LiveRequest) -> bool:
-    """Whether `has_news` holds for any choice. A plain loop: it runs for every chunk, several times."""
+    """Checks `has_news` for any choice. A plain loop: it runs several times for every chunk."""
     for choice in live.choices:  # noqa: SIM110
         if has_news(live, choice):
             return True
@@ -161,7 +162,7 @@ def has_any_news(live: LiveRequest) -> bool:
 
 
 def take_chunk(live: LiveRequest, choice: ChoiceBuffer) -> ChunkWrite:
-    """Turns what is pending of a choice into a write, which then holds it until Redis has confirmed it."""
+    """Turns the pending output of a choice into a write, which holds it until Redis has confirmed it."""
     pending = choice.take()
     fields = chunk_fields(choice, pending, num_choices=len(live.choices))
     entry_id = f"{live.claim.epoch}-{live.reply.next_number}"
@@ -178,12 +179,12 @@ def take_chunk(live: LiveRequest, choice: ChoiceBuffer) -> ChunkWrite:
 
 
 def put_back(write: ChunkWrite) -> None:
-    """Undoes `take_chunk` for a chunk that is known not to be on the reply stream, to be taken again under a new id."""
+    """Undoes `take_chunk` for a chunk that is known not to be on the reply stream; it is taken again under a new id."""
     write.choice.pending = write.pending.then(write.choice.pending)
 
 
 def take_end(live: LiveRequest, end: EndEntry, *, ttl_ms: int) -> FinishWrite:
-    """Everything that is pending of a request, and its end."""
+    """Takes everything that is pending of a request, and its end."""
     entries, num_tokens = [], 0
     for choice in live.choices:
         if has_news(live, choice):

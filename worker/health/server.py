@@ -26,7 +26,7 @@ _JSON = "application/json"
 _PROBES = frozenset({"/healthz", "/readyz"})
 
 LIMITS = Limits(max_connections=64, probes=_PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
-"""Of scrapes; whoever probes the process comes on top. The worker needs its descriptors itself."""
+"""Limits of scrapes; probes come on top. The worker needs its file descriptors itself."""
 
 
 class HealthApp:
@@ -76,7 +76,7 @@ class HealthServer:
             app,
             LIMITS,
             log_config=None,
-            log_level="error",  # a warning for each malformed request would let a stranger fill the log
+            log_level="error",  # at `warning`, a stranger could fill the log with malformed requests
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
@@ -85,11 +85,11 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on, once started."""
+        """Port that the server listens on, once started."""
         return self._port
 
     async def start(self) -> None:
-        """Begins to listen.
+        """Starts to listen.
 
         Raises:
             OSError: the address can't be listened on.
@@ -109,7 +109,7 @@ class HealthServer:
 class _Server(GuardedServer):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves the process's signals to the worker."""
+        """Leaves the signals of the process to the worker."""
         yield
 
 

@@ -1,4 +1,4 @@
-"""What an `LLM` tells about prompts, as a client is told by a worker."""
+"""Answers questions about prompts for an `LLM`, as a worker does for a client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.producer.wire import AnswerEntry, Call, CallName
 
 
 class Asking(ABC):
-    """The calls of `Client`, but for their time-outs: nothing here waits for somebody else."""
+    """The calls of `Client`, without their time-outs: nothing here waits for others."""
 
     def count_tokens(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:
-        """How many tokens a prompt has, a chat in the model's template; also of one that is too long.
+        """Counts the tokens of a prompt, or of a chat in the model's template; it may be too long to run.
 
         Raises:
             RequestRefused: an option is unknown or out of range, or the chat template refuses the messages.
@@ -24,20 +24,22 @@ class Asking(ABC):
         return self._about("count_tokens", prompt, sampling).prompt_tokens or 0
 
     def tokenize(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> tuple[int, ...]:
-        """The tokens of a prompt, with those that the tokenizer or the template adds. Raises as `count_tokens`."""
+        """Returns the tokens of a prompt, including those that the tokenizer or template adds. Raises like
+        `count_tokens`.
+        """
         return self._about("tokenize", prompt, sampling).tokens or ()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens; special ones have none. Raises as `count_tokens`."""
+        """Returns the text of tokens; special ones have none. Raises like `count_tokens`."""
         request = request_of_tokens(token_ids, fresh_id=new_id())
         return (self._ask(Call("detokenize", request)).text or "") if request.prompt_token_ids else ""
 
     def validate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:
-        """Whether `generate` would take this request; the number of tokens of its prompt.
+        """Checks that `generate` would take this request, and returns the number of tokens of its prompt.
 
         Raises:
-            RequestRefused: it would not, for this reason.
-            EngineFailed: as `count_tokens`.
+            RequestRefused: it would not; the message says why.
+            EngineFailed: the engine has ended, or the LLM is closed.
         """
         return self._about("validate", prompt, sampling).prompt_tokens or 0
 

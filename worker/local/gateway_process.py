@@ -1,4 +1,4 @@
-"""A gateway as a process of its own on this machine, for trying with nothing set up before."""
+"""Runs a gateway in its own process on this machine, for trying it without any setup."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SETTINGS = {"host": "127.0.0.1", "port": 0, "workers": 1, "log_format": "json",
 
 
 class GatewayEnded(Exception):
-    """The gateway's process ended before it could be used. The message ends with the last that it said."""
+    """The gateway's process ended before it could be used. The message ends with its last words."""
 
 
 @contextlib.asynccontextmanager
 async def local_gateway(redis_url: str, **settings: Any) -> AsyncIterator[str]:
-    """Runs `penstock gateway` on a free port; its URL. It ends with the block, or if this process is killed.
+    """Runs `penstock gateway` on a free port and yields its URL. It ends with the block, or if this process is killed.
 
     Raises:
         GatewayEnded: it did not start.
@@ -37,7 +37,7 @@ async def local_gateway(redis_url: str, **settings: Any) -> AsyncIterator[str]:
 
 
 async def _listening(lines: asyncio.StreamReader) -> str:
-    """Where it listens, from its log."""
+    """Reads from its log where the gateway listens."""
     last = "nothing"
     async for line in lines:
         last = line.decode(errors="replace").strip()
@@ -49,6 +49,6 @@ async def _listening(lines: asyncio.StreamReader) -> str:
 
 
 async def _drop(lines: asyncio.StreamReader) -> None:
-    """A pipe that nobody reads would stop the process that writes to it."""
+    """Reads and drops the log: a full pipe would block the process that writes to it."""
     while await lines.read(1 << 16):
         pass

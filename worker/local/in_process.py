@@ -1,6 +1,6 @@
-"""Requests on an engine in this process: what a worker does with them, and what a client reads, with no queue between.
+"""Runs requests on an engine in this process: does a worker's part and a client's, without a queue between them.
 
-A request comes and goes in the forms of the wire, so that limits, defaults, chunks and errors are those of a client.
+Requests and replies have the wire's form, so that limits, defaults, chunks and errors are the same as a client's.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from penstock.worker.delivery.chunks import chunk_entry, draft_fields, stop_fiel
 from penstock.worker.delivery.preparation import Preparation, Preparer
 from penstock.worker.errors import EngineFailed
 
-ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for those
-HAND_OVER_S = 0.02  # outputs wait so long for each other: less than a reader sees, more than a step of a small model
+ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for chats
+HAND_OVER_S = 0.02  # how long outputs are batched: less than a reader notices, more than a step of a small model
 
 _OF_WORKERS = {
     "keep_s": "replies in Redis",
@@ -39,12 +39,12 @@ _OF_WORKERS = {
     "tracestate": "a worker's traces",
 }
 
-# A worker's limits are for strangers.
+# A worker's limits guard against strangers.
 NO_LIMITS = WorkerConfig(max_n=sys.maxsize, max_stop_strings=sys.maxsize, max_stop_chars=sys.maxsize)
 
 
 class InProcessEngine:
-    """Runs requests on one engine. Belongs to the event loop that `start` ran on."""
+    """Runs requests on one engine. Belongs to the event loop of `start`."""
 
     def __init__(self, engine: StepEngine, preparer: Preparer, defaults: GenerationDefaults) -> None:
         self.max_num_seqs = engine.max_num_seqs
@@ -55,8 +55,8 @@ class InProcessEngine:
         self._answers = Answers(NO_LIMITS, preparer, preparer.text.vocab_size, defaults, self._driver.check)
         self._threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="penstock-tokenizer")
         self._runs: set[_Run] = set()
-        self._left: dict[str, _Run] = {}  # by id: nobody follows them any more, and the engine is about to end them
-        self._failure: tuple[str, Exception | None] | None = None  # message and cause of EngineFailed, once it is over
+        self._left: dict[str, _Run] = {}  # by id: abandoned requests, which the engine is about to end
+        self._failure: tuple[str, Exception | None] | None = None  # message and cause of EngineFailed, once it ended
 
     async def start(self) -> None:
         """Starts the engine's thread."""
@@ -64,19 +64,19 @@ class InProcessEngine:
         self._watch = asyncio.create_task(self._watch_driver(), name="watch")
 
     async def stop(self) -> None:
-        """Ends what still runs, which gets EngineFailed, then the thread after the step that it is in."""
+        """Ends running requests with EngineFailed, then the thread after its current step."""
         self._fail("the LLM is closed")
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._driver.stop()
         await self._watch
 
     def stream(self, request: GenerateRequest, *, timeout_s: float | None, whole: bool = False) -> ReplyStream:
-        """The chunks of a request that starts when iteration does; leaving early ends it.
+        """Streams the chunks of a request, which starts with the iteration; leaving early ends it.
 
         Args:
             request: with an id.
             timeout_s: from the start to the end of the reply.
-            whole: that nobody looks at the chunks: all text of a choice is then one.
+            whole: whether nobody looks at the chunks: then all text of a choice is one chunk.
 
         Raises (while iterating):
             RequestRefused: the request cannot be served.
@@ -88,10 +88,10 @@ class InProcessEngine:
         return ReplyStream(request.id or "", self._chunks(request, assembler, timeout_s, whole), assembler)
 
     async def ask(self, call: Call) -> AnswerEntry:
-        """What the model's tokenizer and limits say of a request; nothing is generated.
+        """Answers a call from the model's tokenizer and limits; nothing is generated.
 
         Raises:
-            RequestRefused: it cannot be served.
+            RequestRefused: the request cannot be served.
             EngineFailed: the engine has ended.
         """
         self._check_running()
@@ -102,11 +102,11 @@ class InProcessEngine:
         except RequestError as error:
             raise RequestRefused(call.request.id, error.code, str(error)) from None
         except asyncio.CancelledError:
-            self._check_running()  # `stop` cancels what waits for its threads
+            self._check_running()  # `stop` cancels work that waits for its threads
             raise
         return AnswerEntry.model_validate({"id": call.request.id, "worker": "", **answer})
 
-    # What it needs comes as arguments, and not in a ReplyStream: see `penstock.producer.handle`.
+    # Everything needed comes as arguments rather than in a ReplyStream: see `penstock.producer.handle`.
     async def _chunks(
         self, request: GenerateRequest, assembler: Assembler, timeout_s: float | None, whole: bool
     ) -> AsyncGenerator[tuple[Chunk], None]:
@@ -133,7 +133,7 @@ class InProcessEngine:
             self._leave(run)
 
     async def _admit(self, run: _Run) -> None:
-        """Brings a request to the engine, as `penstock.worker.delivery.claiming` does."""
+        """Brings a request to the engine, like `penstock.worker.delivery.claiming`."""
         _check_honoured(run.request)
         try:
             preparation = await self._prepare(run.request)
@@ -146,13 +146,13 @@ class InProcessEngine:
         except RequestError as error:
             raise RequestRefused(run.id, error.code, str(error)) from None
         except asyncio.CancelledError:
-            self._check_running()  # `stop` cancels what waits for its threads
+            self._check_running()  # `stop` cancels work that waits for its threads
             raise
         except DriverStopped as error:
             self._check_running()
-            raise EngineFailed("the engine has ended") from error  # a moment ago: `_watch_driver` is about to say why
-        except Exception as error:  # of a text encoder that stumbles: the affair of this request alone
-            self._check_running()  # or of threads that `stop` has closed
+            raise EngineFailed("the engine has ended") from error  # just now: `_watch_driver` is about to say why
+        except Exception as error:  # a failing text encoder concerns this request alone
+            self._check_running()  # or the threads were closed by `stop`
             run.end("error", "internal_error", f"the request could not be prepared: {error!r}", error)
         else:
             run.submitted_s = run.now_s()
@@ -167,20 +167,20 @@ class InProcessEngine:
             self._driver.abort(run.id, "expired")
 
     def _push(self, run: _Run, output: Output) -> None:
-        """The engine's sink."""
+        """Receives the engine's output."""
         run.push(output)
         if run.outcome is not None:
             self._left.pop(run.id, None)
 
     def _leave(self, run: _Run) -> None:
-        """Waits for nothing: whoever goes away may ask for it while the loop is already at it."""
+        """Abandons a request without waiting: the loop may already be running when a caller leaves."""
         self._runs.discard(run)
         if run.submitted_s is not None and run.outcome is None and self._failure is None:
             self._left[run.id] = run
             self._driver.abort(run.id)
 
     async def _wait_let_go(self, request_id: str) -> None:
-        """Until the engine holds nothing of a request that was left: its id may come again."""
+        """Waits until the engine has dropped an abandoned request: its id may be used again."""
         while (left := self._left.get(request_id)) is not None:
             left.news.clear()
             await left.news.wait()
@@ -205,21 +205,21 @@ class InProcessEngine:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """A request on its way, with what nobody has taken of it yet."""
+    """A request under way, with the output that is not yet taken."""
 
     request: GenerateRequest
-    is_whole: bool  # to be taken when it has ended, and not before
+    is_whole: bool  # output is taken only at the end
     now_s: Callable[[], float]
     choices: list[ChoiceBuffer] = field(init=False)
     started_s: float = field(init=False)
     first_token_s: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    submitted_s: float | None = None  # the engine has it from then on
+    submitted_s: float | None = None  # when the engine got it
     is_expired: bool = False
     error: tuple[str, str] | None = None  # code and message
     cause: Exception | None = None  # of the error
-    timeout: ReplyTimeout | None = None  # the caller waits no longer
+    timeout: ReplyTimeout | None = None  # set when the caller has stopped waiting
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -232,7 +232,7 @@ class _Run:
 
     @property
     def outcome(self) -> FinishReason | None:
-        """Why it ended, once it has."""
+        """Reason for which it ended; None until it has."""
         return outcome_of(self.choices)
 
     def push(self, output: Output) -> None:
@@ -249,7 +249,7 @@ class _Run:
     def end(
         self, reason: FinishReason, code: str | None = None, message: str = "", cause: Exception | None = None
     ) -> None:
-        """Ends a request that the engine never had."""
+        """Ends a request that never reached the engine."""
         for choice in self.choices:
             choice.finish_reason = reason
         if code is not None:
@@ -261,16 +261,16 @@ class _Run:
         self.news.set()
 
     async def wait(self) -> None:
-        """Until there may be something to take."""
+        """Waits until there may be something to take."""
         await self.news.wait()
         self.news.clear()
         if self.timeout is not None:
             raise self.timeout
 
     def take(self) -> Iterator[ChunkEntry | EndEntry]:
-        """What came since the last time, as the worker's publisher would write it, and the end once it is there.
+        """Yields the new output, as the worker's publisher would write it, and the end once it is there.
 
-        Tokens wait for something to read, except at the end: what a reader shows is never empty.
+        Tokens without text wait for text, except at the end, so that readers never get an empty chunk.
         """
         outcome = self.outcome
         for choice in self.choices:
@@ -311,7 +311,9 @@ class _Run:
 
 
 def _fed(assembler: Assembler, run: _Run, entry: ChunkEntry | EndEntry) -> Chunk | None:
-    """What is new in an entry; an error comes with what the engine raised. There is no entry to continue from."""
+    """Feeds an entry to the assembler; an error gets the engine's exception as cause. Entries have no id to continue
+    from.
+    """
     try:
         return assembler.feed("", entry)
     except RequestFailed as failed:

@@ -1,4 +1,4 @@
-"""`penstock` in processes of its own on this machine."""
+"""Runs `penstock` in processes of its own on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def running(
         *flags,
         stdin=asyncio.subprocess.DEVNULL,
         stderr=stderr,
-        start_new_session=True,  # Ctrl-C is for this process, which then stops the other
+        start_new_session=True,  # this process handles Ctrl-C, and then stops the other
     )
     try:
         yield process

@@ -1,4 +1,4 @@
-"""A worker as a process of its own on this machine, for trying and measuring with nothing set up before."""
+"""Runs a worker in its own process on this machine, for trying and measuring without any setup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def wait_joined(process: asyncio.subprocess.Process, url: str, queue: str,
     """Waits until the worker serves its queue, its model loaded and warmed up.
 
     Raises:
-        WorkerEnded: it did not get so far.
+        WorkerEnded: the worker's process ended before that.
     """
     redis = connect(url, decode=False)
     try:

@@ -1,4 +1,4 @@
-"""What an error from Redis means for the worker: wait and try again, give up the one request, or not start."""
+"""What an error from Redis means for the worker: try again later, give up the one request, or not start."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from penstock.worker.errors import RedisRefused
 from penstock.worker.tasks import pause
 
 REDIS_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException)
-"""All that the Redis library raises of its own: no node of a cluster in reach is no RedisError."""
+"""All errors of the Redis library: an unreachable cluster raises one that is no RedisError."""
 
 
 def must_wait(error: BaseException) -> bool:
-    """Whether the same command is to be tried again by a worker that serves: the server's refusal may pass, or be
-    cured by people. Otherwise it is about what was sent, or about the key.
+    """Checks whether a serving worker should try the same command again: the refusal may pass, or people may fix it.
+
+    Any other error is about the command itself, or about the key.
     """
     return may_pass(error) or is_refused(error)
 
@@ -30,10 +31,10 @@ def refusal(error: BaseException) -> RedisRefused:
 
 
 async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: Readiness, stop: asyncio.Event) -> None:
-    """What a worker starts with: it tries until it works or `stop` comes; meanwhile the worker is not ready.
+    """Retries a step of the start until it works or `stop` comes; meanwhile the worker is not ready.
 
     Raises:
-        RedisRefused: the server will go on refusing.
+        RedisRefused: the server's refusal is permanent.
     """
     backoff = Backoff()
     while not stop.is_set():
@@ -52,15 +53,15 @@ async def persist(work: Callable[[], Awaitable[object]], part: str, readiness: R
 async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> bool:
     """Runs one round of a periodic task; trouble with Redis makes the worker unready, and the next round tries again.
 
-    No answer of the server ends a worker that serves: `Refusals` has it drain after a while.
+    No answer of the server ends a serving worker at once: `Refusals` makes it drain after a while.
 
     Returns:
-        Whether there was none.
+        Whether there was no trouble.
     """
     try:
         await work
     except (*REDIS_ERRORS, OSError) as error:
-        if is_no_group(error):  # the intake makes it
+        if is_no_group(error):  # the intake makes the group
             return True
         readiness.lost_redis(part, error)
         return False
@@ -69,7 +70,7 @@ async def survive(work: Awaitable[object], part: str, readiness: Readiness) -> b
 
 
 class Backoff:
-    """Growing, jittered waits between tries, until `reset`."""
+    """Computes growing, jittered waits between tries, until `reset`."""
 
     def __init__(self, *, first_s: float = 0.05, longest_s: float = 1.0) -> None:
         self._first_s = first_s
@@ -80,7 +81,7 @@ class Backoff:
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """How long to wait before the next try."""
+        """Returns the wait before the next try."""
         delay_s = self._next_s * random.uniform(0.5, 1.0)
         self._next_s = min(self._longest_s, self._next_s * 2)
         return delay_s

@@ -1,4 +1,4 @@
-"""What a worker asks Redis for one by one. What is no worker's in the keys of its queue is set aside on the way."""
+"""Sends a worker's single commands to Redis, and sets aside foreign data in the queue's keys on the way."""
 
 import asyncio
 import re
@@ -16,8 +16,9 @@ _PLACES = re.compile(r"penstock:\{([^{}]+)\}:lanes:(?:bands|band:.*|tenant:.*|du
 
 
 async def _relane(redis: RedisClient, moved: Sequence[str]) -> None:
-    """Where what says whose turn it is was set aside: all that waits gets its place again, page by page. Nobody would
-    do it later, so it is tried again while the server refuses.
+    """Gives waiting entries their places again, page by page, if the keys that hold the order were set aside.
+
+    It keeps trying while the server refuses, as nobody would do it later.
     """
     backoff = faults.Backoff()
     for queue in {found[1] for key in moved if (found := _PLACES.fullmatch(key)) is not None}:
@@ -32,13 +33,13 @@ async def _relane(redis: RedisClient, moved: Sequence[str]) -> None:
 
 
 GUARD = Guard(_STAYS, after=_relane)
-"""The request stream alone is no worker's to make anew; and what a request's keys hold ends that request."""
+"""Workers can recreate every key but the request stream; foreign data in a request's keys ends that request."""
 
 execute_one = GUARD.execute_one
 
 
 async def make_guarded_group(redis: RedisClient, stream: str) -> None:
-    """As `make_group` of the client's.
+    """Makes the group like the client's `make_group`, but sets aside foreign data in the key.
 
     Raises:
         JunkFound: the key of the requests is no stream.

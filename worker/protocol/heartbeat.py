@@ -1,4 +1,4 @@
-"""The lease that says a worker lives, and what becomes of the entries of those that do not."""
+"""The lease that proves that a worker lives, and the takeover of entries from workers that do not."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)
-_PART = "heartbeat"  # in readiness
+_PART = "heartbeat"  # name in readiness
 
-RETIRE_COUNT = 100  # entries moved by one script
-BEATS_PER_READ = 500  # heartbeats that one command asks for
+RETIRE_COUNT = 100  # entries moved per script
+BEATS_PER_READ = 500  # heartbeats checked per command
 BEATS_PER_TTL = 3
-AGAIN_S = 1.0  # within which a worker that could not beat, or not look, tries again
-SETTLES_S = 1.5  # in which all that live have beaten again, where none could
-SOONEST, LATEST = 0.75, 1.25  # after which part of its interval a worker looks for dead ones again
+AGAIN_S = 1.0  # a worker whose beat or look failed tries again within this time
+SETTLES_S = 1.5  # after an outage, all live workers have beaten again within this time
+SOONEST, LATEST = 0.75, 1.25  # parts of its interval after which a worker looks for dead ones again
 
 
 class Heartbeat:
-    """A key with a time to live: while it exists, nobody touches this worker's entries. Its value names the process.
+    """A key with a time to live: while it exists, no other worker takes this one's entries. Its value names the
+    process.
 
-    Of two processes of one name, the one whose instance is in the key keeps running. The other, which was frozen or cut
-    off for longer than the time to live, waits until that key lapses: Redis may have failed over to a replica that
-    still has the key of a process that is gone. Once it sees the key renewed it stops, by `must_drain`.
+    If two processes have the same name, the one whose instance is in the key keeps running. The other, which was frozen
+    or cut off for longer than the time to live, waits until that key lapses: Redis may have failed over to a replica
+    that still has the key of a process that is gone. Once it sees the key renewed, it stops, through `must_drain`.
 
-    The same round trip asks whether somebody wants this process to drain (`penstock drain`), and says whether it serves
-    the queue, and what, which clients look at. Of two processes that would join an empty queue with other models, the
-    first to beat has it; the other waits until the first one's card lapses, and stops once it sees that renewed. So
+    The same round trip asks whether somebody wants this process to drain (`penstock drain`), and tells clients whether
+    it serves the queue, and with which model. If two processes would join an empty queue with different models, the
+    first to beat has it. The other waits until the first one's card lapses, and stops once it sees that renewed. So
     does a process whose key has lapsed meanwhile: others may have taken the queue over, with another model.
     """
 
@@ -60,14 +61,14 @@ class Heartbeat:
         self._model_ttl_ms = self._ttl_ms + round(config.model_wait_s * 1000)
         self._interval_s = config.heartbeat_ttl_s / BEATS_PER_TTL
         self._is_serving = False
-        self._served_ms = 0  # for how long somebody serves the queue, for certain
+        self._served_ms = 0  # how long the queue is certainly served
         self._is_announced = False
-        self._num_unannounced = 0  # tries in a row that failed
+        self._num_unannounced = 0  # failed announcements in a row
         self._announcing: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._rival: scripts.Rival | None = None
         self.must_drain = asyncio.Event()
-        self.must_end: WorkerError | None = None  # why this process must stop, once another was seen to live
+        self.must_end: WorkerError | None = None  # why this process must stop, once another was seen alive
 
     @property
     def is_contested(self) -> bool:
@@ -80,8 +81,8 @@ class Heartbeat:
         A process of the same name that died keeps it until its heartbeat expires, so this may wait.
 
         Raises:
-            NameTaken: its owner lives.
-            OtherFleet: those that serve the queue serve other tokens.
+            NameTaken: the name's owner lives.
+            OtherFleet: the queue's workers serve other tokens.
         """
         while (left_s := await self.beat()) and not stop.is_set():
             if self.must_end is not None:
@@ -89,12 +90,12 @@ class Heartbeat:
             await pause(stop, min(left_s, self._interval_s))
 
     def set_serving(self, is_serving: bool) -> None:
-        """Whether this worker takes requests from now on. `run` says so at once."""
+        """Sets whether this worker takes requests from now on. `run` announces it at once."""
         self._is_serving = is_serving
         self._beat_now.set()
 
     async def run(self) -> None:
-        """Beats until cancelled. While Redis is away it goes on trying: the others notice by the missing key."""
+        """Beats until cancelled. While Redis is away it keeps trying: the others notice the missing key."""
         backoff, wait_s = faults.Backoff(longest_s=AGAIN_S), self._interval_s
         while True:
             await pause(self._beat_now, wait_s)
@@ -106,7 +107,7 @@ class Heartbeat:
                 wait_s = min(self._interval_s, backoff.next_s())
 
     async def stop(self) -> None:
-        """Leaves the group: what is still pending here may be taken at once."""
+        """Leaves the group: entries that are still pending here may be taken at once."""
         if self._announcing is not None:
             await end_tasks([self._announcing])
         command = scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
@@ -118,14 +119,14 @@ class Heartbeat:
         """Renews the key, or sets it if it has lapsed or was lost with Redis's data.
 
         Returns:
-            0 if the name is this process's, else the seconds until the key of the one that has it lapses.
+            0 if this process has the name, else the seconds until the key of the process that has it lapses.
         """
         answer = scripts.parse_beat(await execute_one(self._redis, self._command()))
         if isinstance(answer, scripts.Rival):
             self._look_at(answer)
             return answer.left_s
         self._rival = None
-        if answer.drain_mark == self._instance:  # a mark for an earlier process of this name means nothing
+        if answer.drain_mark == self._instance:  # a mark for an earlier process of this name is ignored
             self.must_drain.set()
         self._served_ms = answer.served_ms
         if self._is_serving or (self._is_announced and not answer.served_ms):
@@ -145,7 +146,9 @@ class Heartbeat:
         )
 
     def _announce_soon(self) -> None:
-        """Beside the beat: the list may be on another node of a cluster, whose trouble must not cost the lease."""
+        """Announces the queue beside the beat: the list may be on another cluster node, whose trouble must not cost the
+        lease.
+        """
         if self._announcing is None or self._announcing.done():
             self._announcing = asyncio.create_task(self._try_announce(), name="announce")
 
@@ -155,14 +158,14 @@ class Heartbeat:
                 await self._announce(is_served=self._is_serving)
         except (OSError, *faults.REDIS_ERRORS) as error:  # the next beat tries again
             self._num_unannounced += 1
-            if self._num_unannounced == 2:  # while beats are taken: otherwise it is part of what others notice too
+            if self._num_unannounced == 2:  # only if beats succeed: otherwise the trouble shows elsewhere too
                 _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
         else:
             self._num_unannounced = 0
 
     async def _announce(self, *, is_served: bool) -> None:
-        """In the list of all queues. It is not in the queue's slot, and so no part of the beat."""
-        self._is_announced = True  # where it is on the list, or may be
+        """Updates the list of all queues. It is not in the queue's slot, and so not part of the beat."""
+        self._is_announced = True  # whether it is on the list, or may be
         ttl_ms = self._served_ms if is_served else 0
         await execute_one(self._redis, scripts.announce(self._config.queue, ttl_ms=ttl_ms))
         self._is_announced = is_served
@@ -183,9 +186,9 @@ class Heartbeat:
 
 
 class Reclaimer:
-    """Has the entries of consumers wait again whose heartbeat is gone, for a takeover. Any worker does it.
+    """Makes entries of consumers without a heartbeat wait again, for a takeover. Any worker does it.
 
-    Whether their worker had died on them is known from each request's own state, when it is claimed again.
+    Each request's own state tells whether its worker died with it, when it is claimed again.
     """
 
     def __init__(self, redis: RedisClient, config: WorkerConfig, metrics: Metrics, readiness: Readiness) -> None:
@@ -197,8 +200,10 @@ class Reclaimer:
         self._lost_s: float | None = None  # when Redis was first seen to be away, or to refuse (monotonic)
 
     async def run(self) -> None:
-        """Looks around until cancelled. Whoever of the workers comes first in an interval does it for all: so what they
-        cost the server together grows with their number, and not with its square.
+        """Looks around until cancelled.
+
+        The first worker to look in an interval does it for all. So the total cost to the server grows with the number
+        of workers, and not with its square.
         """
         interval_s = self._config.reclaim_interval_s
         while True:
@@ -213,17 +218,17 @@ class Reclaimer:
 
     @property
     def _may_all_have_lapsed(self) -> bool:
-        """Whether Redis took no beats for so long that those who live may look dead."""
+        """Whether Redis took no beats for so long that live workers may look dead."""
         lasted_s = 0.0 if self._lost_s is None else time.monotonic() - self._lost_s
         return lasted_s >= self._config.heartbeat_ttl_s / BEATS_PER_TTL
 
     async def _settle(self) -> None:
-        """Sees that Redis takes something again, and leaves those who live the time to say so."""
+        """Checks that Redis takes writes again, and gives live workers the time to beat."""
         await execute_one(self._redis, scripts.look(self._config.queue, worker=self._config.name, rest_ms=1))
         self._rest_s = SETTLES_S
 
     async def look(self, shortest_s: float) -> None:
-        """Looks unless another worker did, less than `shortest_s` ago."""
+        """Scans, unless another worker did less than `shortest_s` ago."""
         rest_ms = max(1, round(1000 * shortest_s))
         command = scripts.look(self._config.queue, worker=self._config.name, rest_ms=rest_ms)
         is_first, left_ms = await execute_one(self._redis, command)
@@ -240,7 +245,7 @@ class Reclaimer:
                 await execute_one(self._redis, scripts.redate_calls(self._config.queue))
 
     async def _lapsed(self, consumers: list[str]) -> list[str]:
-        """Those of `consumers` whose heartbeat is gone."""
+        """Returns the `consumers` without a heartbeat."""
         others = [name for name in consumers if name not in (self._config.name, *keys.HOLDERS)]
         found = []
         for start in range(0, len(others), BEATS_PER_READ):
@@ -253,7 +258,7 @@ class Reclaimer:
         try:
             consumers = await self._redis.xinfo_consumers(stream, keys.GROUP)
         except exceptions.ResponseError as error:
-            if is_no_group(error):  # whoever reads the stream makes it
+            if is_no_group(error):  # its readers make it
                 return []
             raise
         return [consumer["name"].decode(errors="surrogateescape") for consumer in consumers]

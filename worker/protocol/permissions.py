@@ -1,4 +1,4 @@
-"""What a worker's Redis user must be allowed to do, and whether it is. Nothing is done to find out."""
+"""Checks what a worker's Redis user must be allowed to do, without doing any of it."""
 
 from __future__ import annotations
 
@@ -72,21 +72,21 @@ OPTIONAL = {
     "INFO": "a gateway bounds what it keeps as if Redis had 1 GiB, and doctor sees no version and no memory",
     "CONFIG GET": "doctor sees no settings of the server",
 }
-"""What our programs send and go on without, and what is missing then. docs/operations.md has it too."""
+"""Commands that our programs can do without, and what is missing then. docs/operations.md has them too."""
 
 
 async def optional_denied(redis: RedisClient) -> list[str]:
-    """Those of `OPTIONAL` that this connection's user may not run. Raises as `denied`."""
+    """Returns the commands in `OPTIONAL` that this connection's user may not run. Raises like `denied`."""
     missing = await _denied(redis, [("", f"{name} x" if " " in name else name) for name in OPTIONAL])
     return [name.removesuffix(" x") for name in missing]
 
 
 async def check_permissions(redis: RedisClient, queue: str) -> None:
-    """Passes if a worker's whole work in `queue` is allowed.
+    """Checks that everything that a worker does in `queue` is allowed.
 
     Raises:
-        RedisRefused: it is not; the message has the first commands that are missing.
-        RedisError: as `denied`.
+        RedisRefused: it is not; the message names the first missing commands.
+        RedisError: see `denied`.
     """
     missing = await denied(redis, queue)
     if missing:
@@ -96,10 +96,11 @@ async def check_permissions(redis: RedisClient, queue: str) -> None:
 
 
 async def denied(redis: RedisClient, queue: str) -> list[str]:
-    """What of a worker's work in `queue` this connection's user may not do, such as `XADD on penstock:{q}:requests`.
+    """Returns what a worker does in `queue` but this connection's user may not, such as `XADD on
+    penstock:{q}:requests`.
 
     Raises:
-        RedisError: it may not even run scripts, or the server can't be asked.
+        RedisError: the user may not even run scripts, or the server can't be asked.
     """
     needs = [
         (key, command)
@@ -134,7 +135,7 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
     yield keys.passed(queue), _ON_PASSED
     yield keys.homes(queue), _ON_HOMES
     yield keys.room(queue), _ON_ROOM
-    both = f"XREADGROUP GROUP g c STREAMS {keys.requests(queue)} {{}} > >"  # one selector has to allow all keys
+    both = f"XREADGROUP GROUP g c STREAMS {keys.requests(queue)} {{}} > >"  # one selector must allow all keys
     yield keys.nudges(queue, _PROBE), (*_ON_NUDGES, both)
     yield keys.heartbeat(queue, _PROBE), ("MGET {}",)
     yield keys.looked(queue), ("SET {} v", "STRLEN {}", "PTTL {}")
@@ -156,7 +157,7 @@ def _of_queue(queue: str) -> Iterator[tuple[str, Iterable[str]]]:
 
 def _set_aside(key: str) -> Iterator[str]:
     place = GUARD.place_for(key)
-    if place is not None and ":report:" not in key:  # which is written over, and for operators alone to read
+    if place is not None and ":report:" not in key:  # reports are overwritten, and only operators read them
         yield f"RENAMENX {{}} {place}"
 
 
@@ -171,10 +172,10 @@ async def _denied(redis: RedisClient, needs: list[tuple[str, str]]) -> list[str]
     for key, command in needs:
         words = [word.replace("{}", key) for word in command.split()]
         arguments += (len(words), *words)
-    places = await redis.execute_command(*call(_DENIED, (), arguments))  # nothing is touched: no keys to name
+    places = await redis.execute_command(*call(_DENIED, (), arguments))  # no keys to name, as nothing is touched
     return [_described(*needs[place]) for place in places]
 
 
 def _described(key: str, command: str) -> str:
-    name = command.partition(" {}")[0].partition(" GROUP ")[0].partition(" s ")[0]  # without what it is given
+    name = command.partition(" {}")[0].partition(" GROUP ")[0].partition(" s ")[0]  # without its arguments
     return f"{name} on {key}" if key else name

@@ -13,15 +13,15 @@ from penstock.worker.protocol.guarded import execute_one
 from penstock.worker.protocol.heartbeat import BEATS_PER_TTL
 from penstock.worker.tasks import pause
 
-_PART = "name"  # in readiness
+_PART = "name"  # name in readiness
 
 
 class Reservation:
-    """A key beside the heartbeat's, renewed like it, while the model is loaded and warmed up.
+    """Holds a key besides the heartbeat's, renewed like that, while the model is loaded and warmed up.
 
-    It is no heartbeat: where a worker died and was started again under its name, the others take its requests over as
-    soon as its heartbeat has lapsed, and not only once the new process is there to do it. Only a second process of the
-    name looks at this key, and does not load anything.
+    The key is no heartbeat. If a worker died and was restarted under its name, the others take its requests over as
+    soon as its heartbeat has lapsed; they need not wait for the new process. Only a second process of the same name
+    looks at this key, and then does not load anything.
     """
 
     def __init__(self, redis: RedisClient, config: WorkerConfig, readiness: Readiness) -> None:
@@ -33,16 +33,16 @@ class Reservation:
         self._rival: scripts.Rival | None = None
 
     async def take(self, stop: asyncio.Event) -> None:
-        """Takes the name, unless `stop` comes first. It waits for what a dead process of the name left to lapse.
+        """Takes the name, unless `stop` comes first. Waits until the keys of a dead process of that name have lapsed.
 
         Raises:
-            NameTaken: another process of the name lives.
+            NameTaken: another process of that name lives.
         """
         while (left_s := await self._renew()) and not stop.is_set():
             await pause(stop, min(left_s, self._interval_s))
 
     async def hold(self) -> None:
-        """Renews it until cancelled.
+        """Renews the key until cancelled.
 
         Raises:
             NameTaken: another process took the name, while Redis or this process was away for too long.
@@ -52,12 +52,12 @@ class Reservation:
             await faults.survive(self._renew(), _PART, self._readiness)
 
     async def release(self) -> None:
-        self._readiness.ready(_PART)  # whatever comes of it: nobody looks at this key from here on
+        self._readiness.ready(_PART)  # whatever comes of the release: nobody looks at this key from here on
         config = self._config
         await execute_one(self._redis, scripts.release(config.queue, worker=config.name, instance=self._instance))
 
     async def _renew(self) -> float:
-        """0 if the name is this process's, else the seconds until the key of the one that has it lapses."""
+        """Renews the key; returns 0 if this process has the name, else the seconds until its owner's key lapses."""
         config = self._config
         ttl_ms = round(config.heartbeat_ttl_s * 1000)
         command = scripts.reserve(config.queue, worker=config.name, instance=self._instance, ttl_ms=ttl_ms)

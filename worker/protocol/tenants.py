@@ -1,4 +1,4 @@
-"""The tenants of a queue: who waits, what they have been served, and the weights that an operator gives them."""
+"""The tenants of a queue: their waiting requests, what they have been served, and the weights set by operators."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from penstock.producer import keys
 from penstock.producer.queue_load import priorities
 from penstock.producer.redis.connection import RedisClient
 
-FLOOR = b"/floor"  # a field of the hash of weights that is no tenant
+FLOOR = b"/floor"  # a field of the hash of weights that is not a tenant
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One that waits, or has a weight."""
+    """A tenant that waits, or has a weight."""
 
-    name: str  # "": those that name nobody
+    name: str  # "": requests without a tenant
     num_waiting: int
     priority: int | None  # of its next request; None: it does not wait
-    served: float  # tokens over its weight: whoever has the least is next. 0 where it is not known any more
+    served: float  # tokens over its weight: the least served is next. 0 if no longer known
     weight: float
 
 
 async def tenants(redis: RedisClient, queue: str) -> list[Tenant]:
-    """By name, for a client that does not decode. What workers have not given a place yet is not counted."""
+    """Returns the tenants by name; for a client that does not decode. Entries without a place yet are not counted."""
     texts: Any = await redis.hgetall(keys.weights(queue))
     weights: dict[bytes, float] = {name: _weight(text) for name, text in texts.items() if name != FLOOR}
     served: dict[bytes, tuple[int | None, float]] = dict.fromkeys(weights, (None, 0.0))
@@ -49,10 +49,10 @@ async def tenants(redis: RedisClient, queue: str) -> list[Tenant]:
 
 
 async def set_weight(redis: RedisClient, queue: str, tenant: str, weight: float) -> None:
-    """Of two tenants that wait, one with twice the weight is served twice as much. It holds from now on.
+    """Sets a tenant's weight from now on. Of two tenants that wait, one with twice the weight is served twice as much.
 
     Raises:
-        ValueError: it is out of range.
+        ValueError: the weight is out of range.
     """
     if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"a weight is {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {weight:g}")
@@ -63,7 +63,7 @@ async def set_weight(redis: RedisClient, queue: str, tenant: str, weight: float)
 
 
 def _weight(text: bytes) -> float:
-    """As `lanes.lua` has it."""
+    """Parses a weight like `lanes.lua`."""
     try:
         weight = float(text)
     except ValueError:

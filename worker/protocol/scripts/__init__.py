@@ -1,11 +1,11 @@
 """The multi-key steps of the delivery protocol: Lua scripts in `../lua`, each on keys of one hash slot.
 
 Every function here returns one command, ready for `execute_command` or a pipeline, that holds the whole script (EVAL),
-so that no server must be prepared. `producer.redis.pipeline.execute` sends its hash to servers that know it. Chunks
+so that no server needs preparation. `producer.redis.pipeline.execute` sends its hash to servers that know it. Chunks
 need no script at all.
 
-`claims` has the steps on a request's state and reply, `entries` those on the queue's entries, `lanes` those on what
-waits, `presence` those on a worker's heartbeat, `calls` those on the stream of calls.
+`claims` has the steps on a request's state and reply, `entries` those on a worker's pending entries, `lanes` those on
+waiting entries, `presence` those on a worker's heartbeat, `calls` those on the stream of calls.
 """
 
 from penstock.worker.protocol.scripts.calls import answer_call, redate_calls, take_calls

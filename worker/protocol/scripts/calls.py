@@ -1,4 +1,4 @@
-"""The steps on the stream of calls: taking them, and answering each once."""
+"""Steps on the stream of calls: taking them, and answering each once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TAKE = load("penstock.worker.protocol", "clock", "overdue", "owned", "sized", "
 _REDATE = load("penstock.worker.protocol", "redate")
 _ANSWER = load("penstock.worker.protocol", "clock", "junk", "overdue", "owned", "answer_call")
 
-MAX_DROPPED = 256  # overdue calls in one script
-MAX_REDATED = 1000  # in one script
+MAX_DROPPED = 256  # overdue calls per script
+MAX_REDATED = 1000  # calls per script
 
 
 def take_calls(
@@ -27,15 +27,15 @@ def take_calls(
     idle_ms: int,
     in_hand: Iterable[str],
 ) -> Command:
-    """Takes up to `count` calls, and holds on to those `in_hand`; `worker.calls.server` reads the answer.
+    """Takes up to `count` calls, and renews the hold on those `in_hand`; `worker.calls.server` reads the answer.
 
     Args:
-        queue: whose.
+        queue: of the calls.
         worker: the consumer's name.
         count: of calls at most.
-        max_body_bytes: of a larger call the answer holds only the size, `id` and `to`.
-        max_bytes: no call is taken once those before it have so many together.
-        idle_ms: a call that its worker has not held on to for so long is taken over.
+        max_body_bytes: for a larger call the answer holds only the size, `id` and `to`.
+        max_bytes: no further call is taken once the calls so far have that many.
+        idle_ms: a call whose hold was not renewed for that long is taken over.
         in_hand: the entries of the calls that this worker is answering.
     """
     limits = (count, max_body_bytes, max_bytes, idle_ms, DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, MAX_DROPPED)
@@ -43,19 +43,20 @@ def take_calls(
 
 
 def redate_calls(queue: str) -> Command:
-    """Has calls in hand that seem to be taken in the future, by a clock that was set back, count as taken now."""
+    """Redates calls in hand that seem to be taken in the future, as a clock was set back: they count as taken now."""
     return call(_REDATE, (keys.calls(queue),), (keys.GROUP, MAX_REDATED))
 
 
 def answer_call(
     queue: str, envelope: Envelope, *, worker: str, entry_id: str, ttl_ms: int, fields: Mapping[str, str]
 ) -> Command:
-    """Writes the answer and removes the call: 1, or 0 if it is another worker's by now, gone, or its time is over.
+    """Writes the answer and removes the call. Answers 1, or 0 if another worker has it by now, or it is gone or too
+    late.
 
     Args:
-        queue: whose.
+        queue: of the call.
         envelope: of the call.
-        worker: who answers.
+        worker: the name of the one that answers.
         entry_id: of the call's entry.
         ttl_ms: how long the answer is kept.
         fields: of the answer.

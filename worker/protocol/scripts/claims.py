@@ -1,26 +1,20 @@
-"""The steps on one request: claim, finish, hand back, and who owns it.
+"""Steps on one request: claim, finish, hand back, and look up its owner.
 
-On the state hash of a request:
-    entry             the queue entry this request came with; another entry with the same id is a duplicate
-    epoch             of the last claim, the fencing token: reply entries are `<epoch>-<n>`, so Redis refuses those of
-                      earlier claims
-    worker, instance  who claimed it last; the instance tells a restarted worker from the one that died
-    status            running, queued (handed back), done, dead
-    claimed_ms        server time of the first claim
-    attempts          claims
-    crashes           claims that ended with the worker's death, as far as it has not come back
-    strikes           crashes in a row between which the reply did not grow, counting the first
-    handbacks         claims that a draining worker gave back
-    tenant            whom the request is for, where it says so
-    digest            of the model of who claimed it last, or of who began the reply, once it is begun
-    begun             the reply has more than claims: only that model continues it
-    alive:<epoch>     the owner of that claim was frozen, not dead
+On the state hash of a request: entry             the queue entry this request came with; another entry with the same id
+is a duplicate epoch             of the last claim, the fencing token: reply entries are `<epoch>-<n>`, so Redis refuses
+those of earlier claims worker, instance  the last claim's; the instance tells a restarted worker from the one that died
+status            running, queued (handed back), done, dead claimed_ms        server time of the first claim attempts
+claims crashes           claims that ended with the worker's death, as far as it has not come back strikes crashes in a
+row between which the reply did not grow, counting the first handbacks         claims that a draining worker gave back
+tenant            whom the request is for, if it says so digest            of the model that claimed it last, or once
+the reply is begun, of the model that began it begun             the reply has more than claims: only that model
+continues it alive:<epoch>     the owner of that claim was frozen, not dead
 
-An epoch is the server's clock in microseconds. Redis may forget its last writes, by a failover or a power cut; an epoch
-counted up from what is left would be given a second time, and two owners would take each other's entries for their own.
-Where the clock is behind what the reply or the state holds, the epoch leaps ahead of that by a random distance instead.
-So epochs rise, and no two claims share one, whatever was rolled back; and since two servers' clocks could agree to the
-microsecond, an owner is always asked for its instance too.
+An epoch is the server's clock in microseconds. Redis may lose its last writes in a failover or a power cut. An epoch
+counted up from what is left would then be given a second time, and two owners would take each other's entries for their
+own. If the clock is behind what the reply or the state holds, the epoch leaps ahead of that by a random distance
+instead. So epochs rise, and no two claims share one, whatever was rolled back. As two servers' clocks could agree to
+the microsecond, an owner's instance is always checked too.
 """
 
 from __future__ import annotations
@@ -38,9 +32,9 @@ FlatFields: TypeAlias = Sequence[str]
 """Field, value, field, value, ..."""
 
 MAX_EPOCH = 2**53 - 2**30
-"""No claim takes a higher one: Lua's numbers are exact up to 2**53, which the clock reaches in the year 2255."""
+"""Highest epoch of a claim: Lua's numbers are exact up to 2**53, which the clock reaches in the year 2255."""
 
-_LEAP_BITS = 26  # 67 s: epochs are of the clock again soon after
+_LEAP_BITS = 26  # 67 s: soon after, epochs follow the clock again
 
 _CLAIM = load("penstock.worker.protocol", "claim")
 _FINISH = load("penstock.worker.protocol", "finish")
@@ -57,50 +51,51 @@ class EarlierClaim:
 
     epoch: int
     worker: str
-    was_held: bool  # nobody gave it back: its worker died, froze or lost sight of it
+    was_held: bool  # it was not given back: its worker died, froze or lost the request
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the claim script answered when the request is now this worker's."""
+    """The claim script's answer if this worker has claimed the request."""
 
     epoch: int
     instance: str  # of the process that claimed
-    has_journal: bool  # the reply had entries before: what earlier claims published
+    has_journal: bool  # the reply already had entries, from earlier claims
     is_cancelled: bool
     server_ms: int  # the server's clock at the claim
-    first_server_ms: int  # the server's clock at the first claim of all
+    first_server_ms: int  # the server's clock at the request's first claim
     attempts: int
     crashes: int
     strikes: int
     handbacks: int
-    is_of_other_model: bool = False  # which began the reply, so that this one may only end it
+    is_of_other_model: bool = False  # another model began the reply, so this one may only end it
     earlier: EarlierClaim | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """Why there is nothing to run: the reply has ended, another entry has the same request id, the reply holds an entry
-    id that no claim can go above, another model began it, a number of its state is none, or it was only to be ended and
-    is not over.
+    """The claim script's answer if there is nothing to run.
+
+    The reply has ended, another entry has the same request id, the reply holds an entry id that no claim can exceed,
+    another model began it, a number in its state is not one, or it was to be ended only and is not over.
     """
 
     reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk", "goes_on"]
     other_entry: str = ""
-    field: str = ""  # of the state, that is no number
+    field: str = ""  # of the state, that is not a number
     digest: str = ""  # of the other model
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the server says of a request: its owner, and one entry of its reply."""
+    """The server's record of a request: its owner, and one entry of its reply."""
 
     owner: tuple[str, str] | None  # (epoch, instance) of the last claim
-    entry_id: str | None  # of the reply entry that was asked for
+    entry_id: str | None  # of the requested reply entry
     fields: tuple[bytes, ...] = ()  # of that entry
 
     def is_of(self, claim: Claim) -> bool:
-        """Whether no other claim came after this one."""
+        """Checks that no other claim came after this one."""
         return self.owner == (str(claim.epoch), claim.instance)
 
 
@@ -119,10 +114,10 @@ def claim(
     timeout_ms: int | None = None,
     only_over: bool = False,
 ) -> Command:
-    """Takes a request under a higher epoch, its fencing token. Read the answer with `parse_claim`.
+    """Claims a request with a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
     Args:
-        queue: where the entry was read.
+        queue: that the entry was read from.
         request_id: names the state, the reply stream and the cancel flag.
         entry_id: of the queue entry.
         worker: the consumer's name.
@@ -130,10 +125,11 @@ def claim(
         ttl_ms: the state and the reply stream expire after this.
         gone_entry: an earlier answer's `other_entry`, once it is known that no such entry exists.
         tenant: whom the request is for.
-        digest: of the worker's model; "": not known, and compared with nothing.
-        any_model: that a reply which another model began is taken too, to be ended.
-        timeout_ms: after its enqueue the request is over; one that is over, or cancelled, is taken with any model.
-        only_over: that one which is neither is left alone.
+        digest: of the worker's model; "": unknown, and not compared.
+        any_model: whether to claim, and end, a reply that another model began.
+        timeout_ms: time after the enqueue when the request is over; one that is over or cancelled is claimed with any
+            model.
+        only_over: whether to leave a request alone that is neither.
     """
     leap = secrets.randbits(_LEAP_BITS)
     of_claim = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant, digest, int(any_model))
@@ -142,7 +138,7 @@ def claim(
 
 
 def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
-    """What the claim script answered to the process `instance`."""
+    """Parses the claim script's answer to the process `instance`."""
     reason = answer[0].decode()
     if reason == "ok":
         epoch, has_journal, is_cancelled, now_ms, first_ms, *rest = answer[1:]
@@ -171,15 +167,15 @@ def finish(
 ) -> Command:
     """Appends the last entries of a reply and closes it, all or nothing.
 
-    Answers ok or already; fenced, if the request is another owner's; lost, if the reply does not end with what this
-    owner wrote last.
+    Answers ok or already; fenced, if the request has another owner; lost, if the reply does not end with this owner's
+    last entry.
 
     Args:
-        queue: where the request came from.
+        queue: that the request came from.
         request_id: names the keys.
         claim: this worker's.
         last_number: n of the last entry that Redis has confirmed.
-        status: what the request ends as.
+        status: final status of the request.
         ttl_ms: how long the reply and the state are kept.
         entries: (n of `<epoch>-<n>`, fields) of each entry, the `end` last.
     """
@@ -195,33 +191,33 @@ def end_unclaimed(queue: str, request_id: str, *, ttl_ms: int, fields: FlatField
 
 
 def return_request(queue: str, request_id: str, *, epoch: int, handbacks: int) -> Command:
-    """Hands the request back: 1, or 0 if `epoch` is not the owner's.
+    """Hands the request back. Answers 1, or 0 if `epoch` is not the owner's.
 
-    A later death of the worker is no crash of this request. `handbacks` is added to its count.
+    A later death of the worker does not count as a crash of this request. `handbacks` is added to its count.
     """
     return call(_RETURN, (keys.state(queue, request_id),), (epoch, handbacks))
 
 
 def absolve(queue: str, request_id: str, *, epoch: int) -> Command:
-    """Takes back the crash that was counted when another worker claimed the request: its owner was only slow.
+    """Uncounts the crash that was counted when another worker claimed the request: its owner was only slow.
 
-    Answers 1, or 0 if it was taken back already, or the request has ended.
+    Answers 1, or 0 if that was done already, or the request has ended.
     """
     return call(_ABSOLVE, (keys.state(queue, request_id),), (epoch,))
 
 
 def newest(queue: str, request_id: str) -> Command:
-    """Who owns a request and how far its reply goes; read the answer with `parse_standing`."""
+    """Asks for a request's owner and the end of its reply; read the answer with `parse_standing`."""
     return call(_NEWEST, _request_keys(queue, request_id)[:2], ())
 
 
 def find(queue: str, request_id: str, entry_id: str) -> Command:
-    """As `newest`, with the first entry of the reply from `entry_id` on instead of the last one, and its fields."""
+    """Asks like `newest`, but for the reply's first entry from `entry_id` on, with its fields."""
     return call(_FIND, _request_keys(queue, request_id)[:2], (entry_id,))
 
 
 def parse_standing(answer: Any) -> Standing:
-    epoch, instance, *entry = answer  # without the entry, if there is none: a nil in Lua ends the list
+    epoch, instance, *entry = answer  # without an entry if there is none: a nil in Lua ends the list
     return Standing(
         owner=None if epoch is None or instance is None else (_text(epoch), _text(instance)),
         entry_id=entry[0].decode() if entry else None,

@@ -1,4 +1,4 @@
-"""The steps on the entries that a worker has: finding them again, and making dead letters of them."""
+"""Steps on the entries that a worker has: finding them again, and making dead letters of them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _BURY = load("penstock.worker.protocol", "junk", "owned", "forget", "bury")
 
 @dataclass(frozen=True, slots=True)
 class LetterLimits:
-    """What a stream of dead letters holds at most. The newest letter stays, whatever it takes."""
+    """Limits of a stream of dead letters. The newest letter stays, whatever its size."""
 
     max_entries: int
     max_bytes: int  # names and values of all letters
-    ttl_ms: int  # of a letter; where no other follows, it is kept for up to twice as long
+    ttl_ms: int  # of a letter; if no other follows, it is kept for up to twice as long
 
 
 def pending(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int, after: str) -> Command:
-    """The entries pending for `worker`, up to `count`, from the one that follows `after` on.
+    """Asks for up to `count` entries pending for `worker` that follow `after`.
 
     `worker.delivery.entries` reads the answer.
 
     Args:
-        queue: whose.
+        queue: of the entries.
         worker: the consumer's name.
         count: of entries at most.
-        max_body_bytes: of a larger entry the answer holds only the size and the `id`.
-        max_bytes: no entry follows once those before it have so many together.
+        max_body_bytes: for a larger entry the answer holds only the size and the `id`.
+        max_bytes: no further entry is answered once those so far have that many.
         after: the id of an entry.
     """
     arguments = (keys.GROUP, worker, count, max_body_bytes, max_bytes, after)
@@ -49,15 +49,16 @@ def bury(
     limits: LetterLimits,
     fields: Sequence[str | bytes],
 ) -> Command:
-    """Moves an entry that is pending for `worker` to a stream of dead letters: 1, or 0 if it is not pending for it.
+    """Moves an entry that is pending for `worker` to a stream of dead letters. Answers 1, or 0 if it is not pending for
+    it.
 
     Args:
-        queue: where the entry is.
-        worker: whose it is.
-        request_id: whose reply has its end, if that is known.
+        queue: of the entry.
+        worker: that has it.
+        request_id: of the request, if its reply is known to have its end.
         entry_id: of the queue entry.
         letters: `keys.dead` or `keys.malformed` of the queue.
-        limits: what that stream may hold.
+        limits: of that stream.
         fields: of the letter, at most some hundred.
     """
     size = sum(len(part) if isinstance(part, bytes) else len(part.encode()) for part in fields)

@@ -1,4 +1,4 @@
-"""The steps on entries that wait, and on what their tenants have been served. docs/lanes.md has the whole."""
+"""Steps on waiting entries, and on what their tenants have been served. docs/lanes.md describes all of it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _ACK = load("penstock.worker.protocol", "accounts", "forget", "ack")
 
 LOWEST_PRIORITY = -1000
 MAX_OVERTAKES = 20
-NEW_PER_SCRIPT = 256  # entries that get a place in one run, which holds up the whole server
-WISHES_PER_SCRIPT = 500  # to cancel, that are looked at in one run
-BYTES_PER_SCRIPT = 8 << 20  # of bodies that one run reads, and one entry more
+NEW_PER_SCRIPT = 256  # entries placed per run, which blocks the whole server
+WISHES_PER_SCRIPT = 500  # cancellations looked at per run
+BYTES_PER_SCRIPT = 8 << 20  # of bodies read per run, and one entry more
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one worker can do, and what the requests that it ended lately were like. 0: not known yet."""
+    """Capacity of one worker, and averages of the requests that it ended recently. 0: not yet known."""
 
     slots: float  # requests at once; 0: it takes none
     tokens_per_s: float = 0.0  # while requests wait
     reply_tokens: float = 0.0
-    token_bytes: float = 0.0  # of an entry, for each token of its prompt
+    token_bytes: float = 0.0  # of an entry, per token of its prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What an entry has cost in all, however often its tokens were computed."""
+    """Total cost of an entry, however often its tokens were computed."""
 
     entry_id: str
     tenant: str
-    tokens: int | None  # weighted; None: as was charged
+    tokens: int | None  # weighted; None: as charged before
     ended_id: str = ""  # of the request, if its reply has ended
 
 
@@ -64,22 +64,23 @@ def take(
     steal_after_ms: int = 0,
     digest: str = "",
 ) -> Command:
-    """Gives new entries their places, and takes up to `count` of those whose turn it is.
+    """Gives new entries their places, and takes up to `count` entries that are next.
 
-    Answers the entries, which `worker.delivery.entries` reads; whether there are more new ones than got a place in this
-    run; and after how many ms an entry that was left to its home may be taken by any, or None if none was left.
+    Answers the entries, which `worker.delivery.entries` reads; whether some new ones got no place in this run; and in
+    how many ms any worker may take an entry that was left to its home, or None if none was left.
 
     Args:
-        queue: whose.
+        queue: of the entries.
         worker: the consumer's name.
         count: of entries at most.
-        max_body_bytes: of a larger entry the answer holds only the size and the `id`.
-        max_bytes: no entry is taken once those before it have so many together.
-        max_overtakes: of the oldest entry that has waited for some seconds, by entries that all workers take.
+        max_body_bytes: for a larger entry the answer holds only the size and the `id`.
+        max_bytes: no further entry is taken once those so far have that many.
+        max_overtakes: times that the oldest entry, once it has waited some seconds, may be overtaken, counting all
+            workers.
         lowest: no entry of a lower priority is taken.
-        room: how many more sequences the worker could run; `count` where it is not said.
-        steal_after_ms: for how long an entry is left to a worker that it is at home with, and that has room.
-        digest: of the worker's model: what was set aside for that is taken too.
+        room: number of further sequences that the worker could run; None: `count`.
+        steal_after_ms: how long an entry is left to the worker that is its home, if that has room.
+        digest: of the worker's model: entries that were set aside for it are taken too.
     """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
     more = (NEW_PER_SCRIPT, max_overtakes, lowest, count if room is None else room, steal_after_ms, digest)
@@ -87,10 +88,10 @@ def take(
 
 
 def pass_on(queue: str, *, worker: str, entry_id: str, lowest: int, room: int, steal_after_ms: int = 0) -> Command:
-    """Lets an entry wait that `worker` has, where another one should have it. Answers whether it does.
+    """Makes an entry of `worker` wait again if another worker should have it. Answers whether it does.
 
-    That is if the entry is at home with another that has room or soon will, if this worker has none and another one
-    has, or if its priority is under `lowest`. Arguments are as of `take`.
+    Another should have it if the entry's home has room or soon will, if only this worker has no room, or if its
+    priority is under `lowest`. Arguments are as for `take`.
     """
     return call(_PASS_ON, _home_keys(queue), (keys.GROUP, worker, 0, 0, 0, entry_id, lowest, room, steal_after_ms))
 
@@ -98,33 +99,35 @@ def pass_on(queue: str, *, worker: str, entry_id: str, lowest: int, room: int, s
 def put_back(
     queue: str, *, worker: str, entry_ids: Iterable[str], has_had: bool = True, max_bytes: int = BYTES_PER_SCRIPT
 ) -> Command:
-    """Lets those of `entry_ids` that are pending for `worker` wait again, in their order.
+    """Makes those of `entry_ids` that are pending for `worker` wait again, in their order.
 
-    Answers how many of `entry_ids` it looked at, from the first on, and how many wait now. It looks at fewer than all
-    where it had to read bodies of `max_bytes`.
+    Answers how many of `entry_ids` it looked at, from the first on, and how many wait now. It stops early once it has
+    read bodies of `max_bytes`.
 
     Args:
-        queue: whose.
-        worker: which has the entries.
+        queue: of the entries.
+        worker: that has the entries.
         entry_ids: of the queue, at most some hundred.
-        has_had: whether workers have worked on them: then they go before what is new of their tenant and priority.
-        max_bytes: of bodies that are read; that is necessary only where no script knows an entry.
+        has_had: whether workers have worked on them: then they go ahead of new ones of their tenant and priority.
+        max_bytes: of bodies that are read, which is necessary only for entries that no script knows.
     """
     bounds = (keys.GROUP, worker, 0, 0, max_bytes, int(has_had))
     return call(_PUT_BACK, (*_lane_keys(queue), keys.backlog(queue)), (*bounds, *entry_ids))
 
 
 def set_aside(queue: str, *, worker: str, entry_id: str, digest: str) -> Command:
-    """Hands an entry to the workers whose model has this digest: 1, or 0 if none has served the queue for a while."""
+    """Hands an entry to workers with a model of this digest: 1, or 0 if none has served the queue for a while."""
     key_names = (*_lane_keys(queue), keys.heartbeat(queue, set_aside_for(digest)), keys.backlog(queue))
     return call(_SET_ASIDE, key_names, (keys.GROUP, worker, 0, 0, BYTES_PER_SCRIPT, digest, entry_id))
 
 
 def retire(queue: str, *, stream: str, consumer: str, count: int, max_bytes: int = BYTES_PER_SCRIPT) -> Command:
-    """Lets up to `count` entries wait again of a consumer whose heartbeat is gone, and removes it once it has none.
+    """Makes up to `count` entries of a consumer without a heartbeat wait again, and removes the consumer once it has
+    none.
 
-    `stream` is that of the requests or of the calls of `queue`. Answers how many were freed, 0 once there are no more,
-    or -1 if the consumer lives. It frees fewer where it had to read bodies of `max_bytes`. The name is as in `lapsed`.
+    `stream` is the request stream or the stream of calls of `queue`. Answers how many were freed, 0 once there are no
+    more, or -1 if the consumer lives. It stops early once it has read bodies of `max_bytes`. The name is as in
+    `lapsed`.
     """
     of_queue = (keys.digests(queue), keys.room(queue), keys.serving(queue))
     of_worker = (keys.nudges(queue, consumer), keys.report(queue, consumer))
@@ -137,7 +140,7 @@ def retire(queue: str, *, stream: str, consumer: str, count: int, max_bytes: int
 
 
 def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes: int) -> Command:
-    """As `take`, of the entries that need not be run any more: their time is over, or they were cancelled.
+    """Takes entries, like `take`, that need no run any more: their time is over, or they were cancelled.
 
     Answers the entries, whether there are more new ones, and whether there is more to look at.
     """
@@ -147,11 +150,12 @@ def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes
 
 
 def say(queue: str, *, worker: str, part: Part, every_ms: int) -> Command:
-    """Says what `worker` can do. Answers how many requests waited at the last look, and whether the next one is due.
+    """Reports the capacity of `worker`. Answers how many requests waited at the last look, and whether the next look is
+    due.
 
     Args:
-        queue: whose.
-        worker: the name.
+        queue: of the worker.
+        worker: its name.
         part: of the worker.
         every_ms: between two looks.
     """
@@ -161,32 +165,32 @@ def say(queue: str, *, worker: str, part: Part, every_ms: int) -> Command:
 
 
 def relane(queue: str, *, after: str) -> Command:
-    """Gives what waits behind the entry `after` its place again; answers behind which to go on, or None at the end."""
+    """Places waiting entries after `after` again; answers after which to go on, or None at the end."""
     bounds = (keys.GROUP, "", NEW_PER_SCRIPT, 0, BYTES_PER_SCRIPT)
     return call(_RELANE, (*_lane_keys(queue), keys.backlog(queue)), (*bounds, after))
 
 
 def measure(queue: str, *, every_ms: int, target_s: float, max_bytes: int) -> Command:
-    """Looks how the queue stands and writes `keys.load`, if nobody has for `every_ms`. Answers how many requests wait.
+    """Measures the queue and writes `keys.load`, if nobody has for `every_ms`. Answers how many requests wait.
 
     Args:
-        queue: whose.
+        queue: to measure.
         every_ms: between two looks.
-        target_s: within which what waits is to have begun.
-        max_bytes: of bodies that are read where what waits has to be counted anew.
+        target_s: time within which waiting requests should begin.
+        max_bytes: of bodies that are read if the waiting entries must be recounted.
     """
     key_names = (*_lane_keys(queue), keys.load(queue), keys.workers(queue), keys.backlog(queue))
     return call(_MEASURE, key_names, (keys.GROUP, "", 0, 0, max_bytes, every_ms, f"{target_s:.6g}"))
 
 
 def charge(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
-    """Charges the tenants of entries that are pending for `worker`: what is said last holds. Answers how many."""
+    """Charges the tenants of entries that are pending for `worker`: the last bill holds. Answers how many."""
     return call(_CHARGE, _account_keys(queue), (keys.GROUP, worker, *_flat(bills)))
 
 
 def ack(queue: str, *, worker: str, bills: Iterable[Bill]) -> Command:
-    """Acknowledges and deletes those entries that are pending for `worker`, and settles them; answers how many."""
-    bills = list(bills)  # nobody can have enqueued a request under the id of the entry that it was to become
+    """Acknowledges, deletes and settles those entries that are pending for `worker`; answers how many."""
+    bills = list(bills)  # under its own entry's id, nobody can have enqueued a request
     seen = (keys.seen(queue, bill.ended_id) for bill in bills if bill.ended_id not in ("", bill.entry_id))
     return call(_ACK, (*_account_keys(queue), *seen), (keys.GROUP, worker, *_flat(bills)))
 
@@ -197,7 +201,7 @@ def _flat(bills: Iterable[Bill]) -> list[str | int]:
 
 
 def _account_keys(queue: str) -> tuple[str, ...]:
-    """What `accounts.lua` names."""
+    """Returns the keys that `accounts.lua` names."""
     return (
         keys.requests(queue),
         keys.lane(queue),

@@ -1,4 +1,4 @@
-"""The steps on a worker's heartbeat, which holds its name."""
+"""Steps on a worker's heartbeat, which holds its name."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _UNREPORT = load("penstock.worker.protocol", "unreport")
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another process in the key that holds this one's name."""
+    """Another process that holds this one's name."""
 
     instance: str
-    expires_ms: int  # server time, later with each of its beats
+    expires_ms: int  # server time; each of its beats postpones it
     server_ms: int  # the server's clock now
 
     @property
     def left_s(self) -> float:
-        """Until the name is free, unless the rival beats again."""
+        """Seconds until the name is free, unless the rival beats again."""
         return max(1, self.expires_ms - self.server_ms) / 1000
 
     def is_seen_to_live(self, before: Rival | None) -> bool:
-        """Whether it has renewed its key since it was seen `before`; a dead one's key just lapses."""
+        """Checks whether the rival has renewed its key since `before`; a dead one's key just lapses."""
         if before is None or before.instance != self.instance:
             return False
         return self.expires_ms > before.expires_ms
@@ -45,27 +45,27 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class OtherModel(Rival):
-    """The workers of the queue, of which `instance` is one by name, serve what this one does not."""
+    """The workers of the queue, of which `instance` names one, serve another model."""
 
-    field: str  # of the card, in which the two differ first
+    field: str  # of the card, the first in which the two differ
     theirs: str
     own: str
 
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """The heartbeat was renewed."""
+    """The answer to a renewed heartbeat."""
 
     drain_mark: str  # the instance that is to drain, "" for none
-    served_ms: int  # until the last heartbeat of the queue lapses, whatever its worker's time to live; 0: nobody serves
+    served_ms: int  # until the queue's last heartbeat lapses, whatever its time to live; 0: nobody serves
 
 
 def new_instance(ttl_ms: int) -> str:
-    """A name for this process, of which no other has the same. It says for how long the process's keys last at most.
+    """Makes a unique name for this process. It says how long the process's keys last at most.
 
-    Time to live is the server's to count. Where its clock is set back, the keys of a process that died would outlive
-    it by that much. So whoever looks at them cuts them to what the name says (`cut.lua`): processes of one queue may
-    differ, and nobody but a key's owner knows it otherwise.
+    The server counts a time to live. If its clock is set back, the keys of a dead process would outlive it by that
+    much. So every reader cuts them to the time in the name (`cut.lua`): it may differ within a queue, and otherwise
+    only a key's owner would know it.
     """
     return f"{secrets.token_hex(8)}/{ttl_ms}"
 
@@ -81,19 +81,19 @@ def beat(
     card: Mapping[str, str],
     model_ttl_ms: int,
 ) -> Command:
-    """Renews the heartbeat of `instance`, or sets it where there is none. Read the answer with `parse_beat`.
+    """Renews the heartbeat of `instance`, or sets it if there is none. Read the answer with `parse_beat`.
 
-    The same step tells clients whether the worker serves the queue (`keys.serving`), and what (`keys.card`).
+    The same step tells clients whether the worker serves the queue (`keys.serving`), and with what (`keys.card`).
 
     Args:
-        queue: whose.
-        worker: the name.
+        queue: of the worker.
+        worker: its name.
         instance: of the process.
         ttl_ms: how long the heartbeat lasts.
         is_serving: whether the worker takes requests.
-        must_match: nothing is done if the heartbeat is not there (any more) and the queue's card is of another model.
-        card: the fields of this worker's.
-        model_ttl_ms: for so long after a worker served the queue, half-written replies wait for another with its model.
+        must_match: whether to do nothing if there is no heartbeat (any more) and the queue's card is of another model.
+        card: fields of this worker's card.
+        model_ttl_ms: how long after a worker served the queue half-written replies wait for another with its model.
     """
     digest = card.get("digest", "")
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
@@ -115,7 +115,7 @@ def beat(
 
 
 def parse_beat(answer: Any) -> Beaten | Rival:
-    """How it went; else why not: the process that holds the name, or `OtherModel`."""
+    """Parses the answer: the renewed heartbeat, else the process that holds the name, or `OtherModel`."""
     texts: list[Any] = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in answer]
     if len(texts) == 2:
         return Beaten(texts[0], texts[1])
@@ -125,55 +125,55 @@ def parse_beat(answer: Any) -> Beaten | Rival:
 def look(queue: str, *, worker: str, rest_ms: int) -> Command:
     """Asks whether `worker` is to look for the dead, and after how many milliseconds to ask again, `rest_ms` at most.
 
-    It is, with 1, unless another did so less than `rest_ms` ago.
+    The answer's first part is 1 if it is: no other did so less than `rest_ms` ago.
     """
     return call(_LOOK, (keys.looked(queue),), (worker, rest_ms))
 
 
 def lapsed(queue: str, workers: Sequence[str]) -> Command:
-    """Asks for the places, from 1 on, of those `workers` whose heartbeat is gone. There must be one at least.
+    """Asks for the places, from 1 on, of the `workers` without a heartbeat. There must be at least one worker.
 
-    Bytes of a name that are no UTF-8 are surrogates in it, as a stranger may have named a consumer.
+    Bytes of a name that are not UTF-8 are surrogates in it, as strangers may have named a consumer.
     """
     return call(_LAPSED, [keys.heartbeat(queue, worker).encode(errors="surrogateescape") for worker in workers], ())
 
 
 def announce(queue: str, *, ttl_ms: int) -> Command:
-    """Puts `queue` on the list of those that are served, for so long; with 0, takes it off."""
+    """Puts `queue` on the list of served queues for `ttl_ms`; with 0, takes it off."""
     return call(_ANNOUNCE, (keys.queues(),), (queue, ttl_ms))
 
 
 def reserve(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
-    """Takes the name for a process that does not serve yet, or renews that. Read the answer with `parse_reserve`."""
+    """Reserves the name for a process that does not serve yet, or renews that. Read the answer with `parse_reserve`."""
     key_names = (keys.heartbeat(queue, worker), keys.starting(queue, worker))
     return call(_RESERVE, key_names, (instance, ttl_ms))
 
 
 def parse_reserve(answer: Any) -> Rival | None:
-    """The process that holds the name instead."""
+    """Parses the answer: the process that holds the name instead, if any."""
     return Rival(answer[0].decode(errors="replace"), *answer[1:]) if len(answer) == 3 else None
 
 
 def release(queue: str, *, worker: str, instance: str) -> Command:
-    """Undoes `reserve`: 1, or 0 if the name was not reserved for `instance`."""
+    """Undoes `reserve`. Answers 1, or 0 if the name was not reserved for `instance`."""
     return call(_RELEASE, (keys.starting(queue, worker),), (instance,))
 
 
 def report(queue: str, *, worker: str, text: str, ttl_ms: int, listed_ms: int) -> Command:
-    """Says how `worker` stands, to operators.
+    """Reports the state of `worker` to operators.
 
     Args:
-        queue: whose.
-        worker: the name.
-        text: the report, as `WorkerReport.encode` has it.
-        ttl_ms: for how long it can be read.
-        listed_ms: for how long it can be seen when that was.
+        queue: of the worker.
+        worker: its name.
+        text: the report, from `WorkerReport.encode`.
+        ttl_ms: how long it can be read.
+        listed_ms: how long operators can see when it was made.
     """
     return call(_REPORT, _report_keys(queue, worker), (worker, text, ttl_ms, listed_ms))
 
 
 def unreport(queue: str, *, worker: str) -> Command:
-    """Takes back what `worker` said last: it leaves."""
+    """Withdraws the last report of `worker`, which leaves."""
     return call(_UNREPORT, _report_keys(queue, worker), (worker,))
 
 
@@ -184,7 +184,7 @@ def _report_keys(queue: str, worker: str) -> tuple[str, str]:
 def leave(queue: str, *, worker: str, instance: str) -> Command:
     """Removes the heartbeat of `instance`, its drain mark, and its consumers if nothing is pending.
 
-    Answers 0 if the name is another process's, 2 if nobody serves the queue now, else 1.
+    Answers 0 if another process has the name, 2 if nobody serves the queue now, else 1.
     """
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
     of_queue = (keys.serving(queue), keys.card(queue), keys.calls(queue), keys.digests(queue))
