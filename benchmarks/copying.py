@@ -1,11 +1,11 @@
-"""What prompt lookup does end to end for a model that copies what it is given, with an edit on the way.
+"""Measures prompt lookup end to end on a model that copies its prompt, with one edit.
 
     python -m benchmarks.copying
 
 Trains a model of 10 million parameters first, for some minutes, and keeps it under `.cache/copying`. A prompt is two
-words and a text of random words; the reply is the text with the one word in place of the other. Each round gives all
-prompts one after the other to an engine without speculation, then to the same engine with it; the ratio is the median
-of the rounds' times. Appends one JSON line to `benchmarks/results/copying.jsonl`.
+words and a text of random words; the reply is the text with one word replaced by the other. Each round runs all prompts
+one after the other on an engine without speculation, then on the same engine with it; the ratio is the median of the
+rounds' times. Appends one JSON line to `benchmarks/results/copying.jsonl`.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ FOLDER = Path(".cache/copying")
 SIZES = {**CONFIG_JSON, "hidden_size": 384, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 6}
 MODEL = QWEN3.config(SIZES, "float32")
 WORDS, SEPARATOR = range(16, 80), 8  # token ids
-ROWS, LENGTH = 16, 96  # of each batch, and of every text, in words: copying over one distance is learnt in minutes
+ROWS, LENGTH = 16, 96  # in each batch, and in every text, in words: copying over a single distance is learnt in minutes
 
 
 def example(numbers: Random) -> tuple[list[int], list[int]]:
-    """A prompt, and the reply to it without its end."""
+    """Draws a prompt, and the reply to it without its end."""
     words = numbers.choices(WORDS, k=LENGTH)
     old, new = numbers.choice(words), numbers.choice(WORDS)
     return [old, new, SEPARATOR, *words, SEPARATOR], [new if word == old else word for word in words]
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and targets, i32 `[ROWS, 2 * LENGTH + 4]`; only targets of replies count."""
+    """Draws token ids and targets, i32 `[ROWS, 2 * LENGTH + 4]`; only targets of replies count."""
     numbers = Random(step)
     tokens = np.zeros((ROWS, 2 * LENGTH + 5), np.int32)
     for row in range(ROWS):
@@ -93,7 +93,7 @@ def train(num_steps: int, folder: Path) -> None:
 
 
 def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> tuple[float, list[list[int]]]:
-    """Seconds for all of them, one after the other, and their replies."""
+    """Runs all requests one after the other; returns the seconds and their replies."""
     engine.speculate(drafter)
     replies: list[list[int]] = []
     start = time.perf_counter()

@@ -1,5 +1,5 @@
-"""The C++ kernels for CPU against XLA's own form, in turn: matmuls, those of experts, and a layer's attention; and
-matmuls with quantized weights against those in bf16, and against the rate at which memory can be read.
+"""Measures the C++ kernels for CPU against XLA's own form, in turn: matmuls, matmuls of experts, and a layer's
+attention. Matmuls with quantized weights run against bf16, and against the rate at which memory can be read.
 
     python -m benchmarks.cpu_kernels
 
@@ -38,17 +38,17 @@ from penstock.worker.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
 GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}
-EXPERTS = ((64, 8, 512, 256), (32, 4, 1024, 768))  # how many, those of a token, features in and out
+EXPERTS = ((64, 8, 512, 256), (32, 4, 1024, 768))  # experts, experts per token, features in and out
 QUANTIZED = {
     "int8": Packing("int8", 0),
     "int4, groups of 32": Packing("int4", 32, scale="float16", offset="minimums"),
     "int4, groups of 128": Packing("int4", 128, scale="float16", offset="zeros"),
     "W8A8": Packing("int8", 0, has_int8_activations=True),
 }
-QUANTIZED_SHAPES = ((1024, 3072), (3072, 1024), (1024, 4096), (1024, 151936))  # of `qwen06`, the last one its head
-STREAMED_BYTES = 2**27  # of weights that are read behind one another: more than caches hold
+QUANTIZED_SHAPES = ((1024, 3072), (3072, 1024), (1024, 4096), (1024, 151936))  # of `qwen06`; the last is its head
+STREAMED_BYTES = 2**27  # of weights that are read one after the other: more than caches hold
 NUM_SEQS, LENGTH = 64, 256
-CONTEXTS = ((64, 256), (1, 4096), (1, 16384), (4, 4096))  # sequences that decode, and tokens of each
+CONTEXTS = ((64, 256), (1, 4096), (1, 16384), (4, 4096))  # decoding sequences, and tokens of each
 PAGES = (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))  # types of the model and of its pages
 _READ_BYTES = 2**28
 _BUILD_DIR = DEFAULT_BUILD_DIR / "native"
@@ -88,7 +88,7 @@ def matmuls() -> list[dict[str, Any]]:
 
 
 def grouped_matmuls() -> list[dict[str, Any]]:
-    """A matrix of each expert; and beside it one matrix that has as many bytes as those that were read."""
+    """Times a matrix per expert, and one matrix of as many bytes as those that were read."""
     width, rows = panel_width(load_library(_BUILD_DIR)), []
     for dtype in ("float32", "bfloat16"):
         for num_experts, num_chosen, features_in, features_out in EXPERTS:
@@ -116,7 +116,7 @@ def grouped_matmuls() -> list[dict[str, Any]]:
 
 
 def quantized_matmuls() -> list[dict[str, Any]]:
-    """Each form in turn. `of memory` is the bytes of weights per second over the rate of reading, of one row alone."""
+    """Times each form in turn. `of memory` is the weights' bytes per second over the read rate, for a single row."""
     rows = []
     for features_in, features_out in QUANTIZED_SHAPES:
         for num_tokens in (1, 4, 16, 64, 512):
@@ -138,7 +138,7 @@ def quantized_matmuls() -> list[dict[str, Any]]:
 
 
 def _streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
-    """By form: what multiplies by several layers one after the other, how many they are, and the bytes of each."""
+    """Returns by form: the function that multiplies by several layers in a row, their number, and the bytes of each."""
     width, found = panel_width(load_library(_BUILD_DIR)), {}
     linear = Linear(features_in, features_out, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
     for name in ("bf16", *QUANTIZED):
@@ -155,7 +155,7 @@ def _streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, 
 
 def _through(graph: nnx.GraphDef[Any], copies: list[Any], x: jax.Array) -> jax.Array:
     for state in copies:
-        x += 0 * nnx.merge(graph, state)(x)[:, :1]  # one begins where the one before has ended
+        x += 0 * nnx.merge(graph, state)(x)[:, :1]  # each begins when the previous one has ended
     return x
 
 
@@ -168,7 +168,7 @@ def _quantized(features_in: int, features_out: int, packing: Packing) -> Quantiz
 
 
 def _in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tuple[dict[str, float], float]:
-    """Seconds of each in its quickest round; and bytes per second of reading, in the quickest of the same rounds."""
+    """Returns the seconds of each form in its fastest round, and the fastest read rate of those rounds, in bytes/s."""
     seconds: dict[str, list[float]] = {name: [fastest_s(form, 1, 1)] for name, form in forms.items()}
     memory, rates = np.ones(2**28, np.uint8), []
     parts = np.split(memory.view(np.int64), os.cpu_count() or 1)
@@ -183,14 +183,14 @@ def _in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tup
 
 
 def _group_sizes(num_tokens: int, num_experts: int, num_chosen: int) -> jax.Array:
-    """Of tokens that choose at random."""
+    """Returns the group sizes of tokens that choose experts at random."""
     rng = np.random.default_rng(0)
     chosen = [rng.choice(num_experts, num_chosen, replace=False) for _ in range(num_tokens)]
     return jnp.asarray(np.bincount(np.concatenate(chosen), minlength=num_experts), jnp.int32)
 
 
 def _with_weights(layer: nnx.Module) -> Callable[..., jax.Array]:
-    """Compiled, with the weights as an argument: the compiler folds what it can of constants."""
+    """Compiles a layer with its weights as an argument: the compiler would fold constants."""
     graph, state = nnx.split(layer)
     return partial(jax.jit(lambda state, *inputs: nnx.merge(graph, state)(*inputs)), state)
 
@@ -201,7 +201,7 @@ def _dense_s(x: jax.Array, features_out: int, width: int) -> float:
 
 
 def attention() -> list[dict[str, Any]]:
-    """A decode step of sequences of one length; and a prompt of as many tokens, alone."""
+    """Times a decode step of sequences of one length, and a single prompt of as many tokens."""
     rows = []
     for title, heads in GEOMETRIES.items():
         for dtype in ("float32", "bfloat16"):
@@ -215,7 +215,7 @@ def attention() -> list[dict[str, Any]]:
 
 
 def decode() -> list[dict[str, Any]]:
-    """Bytes of the pages that a step has to read, by what the processor's threads together read of one long array."""
+    """Compares the page bytes that a step reads per second with what all threads together read from one long array."""
     rows = []
     for title, heads in GEOMETRIES.items():
         for num_seqs, length in CONTEXTS:
@@ -231,7 +231,7 @@ def decode() -> list[dict[str, Any]]:
 
 
 def read_rate() -> float:
-    """Bytes per second, of all threads together."""
+    """Returns the read rate of all threads together, in bytes per second."""
     num_threads = os.cpu_count() or 1
     parts = np.array_split(np.ones(_READ_BYTES // 4, np.int32), num_threads)
     seconds = []
@@ -252,7 +252,7 @@ def _attention_s(
     length: int = LENGTH,
     kv_dtype: str | None = None,
 ) -> tuple[float, int]:
-    """Seconds, and bytes of the sequences' keys and values."""
+    """Returns seconds, and bytes of the sequences' keys and values."""
     num_heads, num_kv_heads, head_dim = heads
     page_size, rng = 32, np.random.default_rng(0)
     pages_per_seq = length // page_size
@@ -290,7 +290,7 @@ def _random(rng: np.random.Generator, array: jax.Array) -> jax.Array:
 
 
 def fastest_s(run: Callable[[], jax.Array], repeats: int = 8, calls: int = 5) -> float:
-    """Seconds of a call, of several behind one another, in the quickest of the repeats."""
+    """Returns the seconds of one call, among several in a row, in the fastest of the repeats."""
     run().block_until_ready()
     seconds = []
     for _ in range(repeats):

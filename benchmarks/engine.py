@@ -1,4 +1,4 @@
-"""Offline throughput of the bare engine on the shared workload, with random weights.
+"""Measures the offline throughput of the bare engine on the shared workload, with random weights.
 
     python -m benchmarks.engine --model tiny --dtype float32 --repeats 3
 
@@ -32,7 +32,7 @@ COMPILE_CACHE = preset_root().parent / "compile"
 
 
 def loaded_engine(arguments: argparse.Namespace, **options: Any) -> tuple[Engine, float]:
-    """A warmed-up engine with random weights, and the seconds its warm-up took. Prompts are not cached."""
+    """Returns a warmed-up engine with random weights and no prefix cache, and the seconds of its warm-up."""
     settings = EngineConfig(
         dtype=arguments.dtype,
         max_num_seqs=64,
@@ -52,7 +52,7 @@ def loaded_engine(arguments: argparse.Namespace, **options: Any) -> tuple[Engine
 
 
 def shared_load(model: str, count: int, **options: Any) -> Load:
-    """The workload that engines are compared on."""
+    """Returns the workload that engines are compared on."""
     return LoadOptions(requests=count, **options).load(GEOMETRIES[model].vocab_size)
 
 

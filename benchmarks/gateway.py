@@ -1,4 +1,4 @@
-"""What the gateway costs over the native client, and over a server that streams the same events from memory.
+"""Measures what the gateway costs over the native client, and over a server that streams the same events from memory.
 
     python -m benchmarks.gateway latency    # time to the first token, one request after the other
     python -m benchmarks.gateway streams    # tokens per second of 64 streams at once

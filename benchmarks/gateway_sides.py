@@ -27,11 +27,11 @@ from penstock.worker.logs import configure_logs
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
 NUM_STREAMS = 64
-NUM_LATENCIES = 150  # on each side, in a round
+NUM_LATENCIES = 150  # on each side, per round
 
 
 class Site(NamedTuple):
-    """A gateway in front of a worker, both at work."""
+    """A gateway in front of a worker, both running."""
 
     redis_url: str
     port: int
@@ -39,7 +39,7 @@ class Site(NamedTuple):
 
 
 class Run(NamedTuple):
-    first_s: float  # to the first piece of text
+    first_s: float  # to the first text
     num_chunks: int
 
 
@@ -79,7 +79,9 @@ async def _tokens_per_s(ask: Callable[[], Awaitable[Run]], num_tokens: int) -> f
 
 
 async def chunks(rounds: int) -> list[dict[str, Any]]:
-    """Each token is a chunk, as the worker joins none, and they come faster than the gateway can serve them."""
+    """Compares processor time per chunk. Each token is a chunk, as the worker joins none, faster than the gateway can
+    serve.
+    """
     rows = []
     async with _site(step_s=0.002, flush_interval_ms=0) as site, _bare_server() as (bare_port, bare_pid):
         for number in range(rounds):
@@ -90,7 +92,7 @@ async def chunks(rounds: int) -> list[dict[str, Any]]:
 
 
 async def _cpu_per_chunk(port: int, pid: int, num_tokens: int) -> float:
-    """In microseconds."""
+    """Returns processor time per chunk, in microseconds."""
     before = process_cpu_s(pid)
     runs = await asyncio.gather(*(_over_http(port, num_tokens) for _ in range(NUM_STREAMS)))
     return 1e6 * (process_cpu_s(pid) - before) / sum(run.num_chunks for run in runs)
@@ -106,7 +108,7 @@ async def _native(client: AsyncClient, num_tokens: int) -> Run:
 
 
 async def _over_http(port: int, num_tokens: int) -> Run:
-    """A bare client: it looks for pieces of text in the bytes that come."""
+    """Sends a request as a bare client, which looks for text in the bytes that arrive."""
     body = json.dumps({"model": QUEUE, "messages": MESSAGES, "max_tokens": num_tokens, "stream": True}).encode()
     start = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -176,12 +178,12 @@ async def _work(url: str, options: dict[str, Any]) -> None:
 
 
 async def _stream_from_memory(asked: Request) -> Response:
-    """Events as those of the gateway."""
+    """Streams the same events as the gateway."""
     num_tokens = (await asked.json())["max_tokens"]
 
     async def events() -> AsyncIterator[bytes]:
         for number in range(num_tokens):
-            await asyncio.sleep(0)  # as between two chunks that have come by themselves
+            await asyncio.sleep(0)  # as between two chunks that arrive separately
             document = {
                 "id": "chatcmpl-rAbCdEfGhIjKlMnOpQrStUvWx",
                 "object": "chat.completion.chunk",

@@ -1,10 +1,10 @@
-"""How much of a GPU the engine's steps use, against what the same card was just measured to do.
+"""Measures how much of a GPU the engine's steps use, against what the same card was just measured to do.
 
     python -m benchmarks.gpu          # Llama-3.1-8B's geometry in bf16, random weights
     python -m benchmarks.gpu peers    # the engine beside transformers' continuous batching, on the shared workload
 
 The first measures how fast the card copies and how fast it multiplies in bf16, then whole steps of the engine's runner,
-the head and greedy sampling included, as the engine dispatches them: the next before the last one's tokens are read.
+the head and greedy sampling included, dispatched as in the engine: the next before the last one's tokens are read.
 
 - decode: weights and live KV over the time of a step, as a share of the copy rate; the bar is 0.80.
 - prefill: FLOPs over the time of a step, as a share of the card's matmul rate; the bar is 0.60.
@@ -57,7 +57,7 @@ _WARM_UP_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What it was measured to do."""
+    """Measured rates of a card."""
 
     copy_bytes_per_s: float  # read and written
     bf16_flops_per_s: float
@@ -65,15 +65,15 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One kind of step."""
+    """Figures of one kind of step."""
 
     step: str  # decode or prefill
     sequences: int
-    tokens: int  # of the step
-    context: int  # tokens of each sequence, with those of the step
+    tokens: int  # in the step
+    context: int  # tokens of each sequence, including those of the step
     step_ms: float
     rate: float  # bytes or FLOPs per second
-    share: float  # of the card's
+    share: float  # of the card's rate
     bar: float
 
 
@@ -142,7 +142,7 @@ def describe_device() -> dict[str, Any]:
 
 
 def measure_card(copy_mib: int, size: int, repeats: int) -> Card:
-    """How fast it copies a large array, and multiplies large square matrices."""
+    """Measures how fast the card copies a large array, and multiplies large square matrices."""
     words = jnp.zeros(copy_mib * 2**18, jnp.uint32)
     change = jax.jit(lambda x: x ^ 1)  # not a plain copy, which XLA may leave out
     copy_s = median_s(lambda: change(words), 10, repeats)
@@ -154,7 +154,7 @@ def measure_card(copy_mib: int, size: int, repeats: int) -> Card:
 
 
 def median_s(call: Callable[[], jax.Array], count: int, repeats: int) -> float:
-    """Seconds of one call, of `count` dispatched together: the median over the repeats."""
+    """Returns the seconds of one call, of `count` dispatched together: the median over the repeats."""
     call().block_until_ready()
     found = []
     for _ in range(repeats):
@@ -207,7 +207,7 @@ def loaded_runner(deployment: Deployment, geometry: Geometry, spec: CacheSpec) -
 
 
 def packed(geometry: Geometry, rows: list[tuple[int, int]]) -> Batch:
-    """A step of sequences with (tokens of this step, tokens in all) each, on pages of their own, sampled greedily."""
+    """Packs a step of sequences with (tokens of this step, tokens in total) each, on own pages, sampled greedily."""
     page_size = geometry.page_size
     num_real = sum(q_len for q_len, _ in rows)
     num_tokens = next(bucket for bucket in geometry.token_buckets if bucket >= num_real)
@@ -233,7 +233,9 @@ def packed(geometry: Geometry, rows: list[tuple[int, int]]) -> Batch:
 
 
 def step_s(runner: Runner, batch: Batch, steps: int, repeats: int) -> float:
-    """Seconds of one step, the median over the repeats. Each is dispatched before the last one's tokens are read."""
+    """Returns the seconds of one step: the median over the repeats. Each is dispatched before the last one's tokens are
+    read.
+    """
 
     def run(count: int) -> None:
         last: InFlight | None = None
@@ -269,7 +271,7 @@ def table(title: str, card: Card, figures: list[Figure]) -> Table:
 
 
 def run_peers(arguments: argparse.Namespace) -> None:
-    """In processes of their own, among which the card's memory is shared out. This one must not take any of it."""
+    """Runs the peers in processes that share the card's memory. This process must not take any of it."""
     asked = subprocess.run(
         [sys.executable, "-c", "import jax; print(jax.default_backend())"],
         stdout=subprocess.PIPE,

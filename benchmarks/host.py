@@ -1,4 +1,4 @@
-"""What a step costs the host: planning, packing, committing and detokenising, with a device that takes no time.
+"""Measures the host's part of a step: planning, packing, committing and detokenising, with a device that takes no time.
 
     python -m benchmarks.host
 
@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class InstantStep:
-    """A step whose tokens are there at once."""
+    """A step whose tokens are ready at once."""
 
     def __init__(self, num_sampled: int) -> None:
         self._tokens = [[7] * num_sampled]
@@ -45,7 +45,7 @@ class InstantStep:
 
 
 class InstantRunner:
-    """Stands for the device."""
+    """Stands in for the device."""
 
     compiles_after_warmup = 0
 
@@ -54,7 +54,7 @@ class InstantRunner:
 
 
 def word_tokenizer(vocab_size: int) -> Tokenizer:
-    """One word per token: what text costs is part of the measurement, what it says is not."""
+    """Makes a tokenizer with one word per token: the cost of text is measured, its content does not matter."""
     backend = Backend(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def small_model(max_position: int) -> ModelConfig:
 
 
 def step_ms(num_seqs: int, num_prompt: int, steps: int) -> float:
-    """CPU milliseconds of one decode step of `num_seqs` sequences behind prompts of `num_prompt` tokens."""
+    """Returns the CPU milliseconds of one decode step of `num_seqs` sequences after prompts of `num_prompt` tokens."""
     max_len = num_prompt + steps + 40
     config = EngineConfig(
         max_num_seqs=num_seqs,

@@ -1,11 +1,11 @@
-"""Decode of models whose layers keep states beside dense ones of as many bytes, in turn, on CPU.
+"""Measures decoding of models whose layers keep states against dense ones of as many bytes, in turn, on CPU.
 
     python -m benchmarks.hybrids
 
-Of each model: the seconds of a decode step of the engine, over those that its bytes and operations would take at the
-rates of memory and of matmuls, which are measured in the same rounds. What reads weights takes the longer of the two;
-states and pages, which no matmul is computed beside, take theirs after it. `r` is that ideal over what was measured,
-and `of dense` what a hybrid has of the `r` of the dense model. Prints tables and appends them to
+For each model, the seconds of a decode step of the engine are compared with an ideal: the time of its bytes and
+operations at the rates of memory and of matmuls, measured in the same rounds. Reading weights takes the longer of the
+two times; states and pages, which overlap with no matmul, come on top. `r` is that ideal over the measured time, and
+`of dense` the hybrid's `r` over the dense model's. Prints tables and appends them to
 `benchmarks/results/hybrids.jsonl`.
 """
 
@@ -53,12 +53,12 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "full_attn_idxs": [2, 5, 8, 10, 12, 14],
     },
 }  # fmt: skip
-"""Sizes as published, but for a smaller vocabulary, whose head both models of a pair have."""
+"""Sizes as published, but with a smaller vocabulary; both models of a pair have the same head."""
 
 ITEM_BYTES, PROMPT, STEPS = 2, 3, 48
-TOGETHER = 2  # steps of one model before it is the other one's turn
+TOGETHER = 2  # steps of one model before the other one's turn
 _MATMUL = (1024, 4096)  # features in and out
-_MATMULS = 24  # one after the other: more bytes than caches hold
+_MATMULS = 24  # in a row: more bytes than caches hold
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def pair(name: str, counts: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Rows of a hybrid and of a dense model with as many parameters, which take turns, a few steps each."""
+    """Measures a hybrid and a dense model with as many parameters, a few steps of each in turn."""
     hybrid = FAMILIES[HYBRIDS[name]["model_type"]].config(dict(HYBRIDS[name]), "bfloat16")
     models = {"dense": dense_of(hybrid), name: hybrid}
     measured = {key: Measured(model, *engine_of(model, max(counts))) for key, model in models.items()}
@@ -102,7 +102,7 @@ def pair(name: str, counts: list[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def dense_of(hybrid: ModelConfig) -> ModelConfig:
-    """Qwen3 with as many layers, and a feed-forward such that it has as many parameters."""
+    """Returns a Qwen3 with as many layers, and a feed-forward that gives it as many parameters."""
     layers, hidden = hybrid.num_layers, hybrid.hidden_size
     fields = {
         "vocab_size": hybrid.vocab_size, "hidden_size": hidden, "intermediate_size": 64, "num_hidden_layers": layers,
@@ -116,7 +116,7 @@ def dense_of(hybrid: ModelConfig) -> ModelConfig:
 
 
 def engine_of(model: ModelConfig, max_num_seqs: int) -> tuple[Engine, Deployment]:
-    """With random weights, packed as those of a checkpoint are; one step in a dispatch."""
+    """Makes an engine with random weights, packed like a checkpoint's; one step per dispatch."""
     config = EngineConfig(
         max_num_seqs=max_num_seqs, max_batch_tokens=256, page_size=32, num_pages=3 * max_num_seqs + 1,
         max_model_len=64 + STEPS, prefix_caching=False, decode_steps=1, speculation="off",
@@ -131,7 +131,7 @@ def engine_of(model: ModelConfig, max_num_seqs: int) -> tuple[Engine, Deployment
 
 @dataclass
 class Rates:
-    """The best that were seen."""
+    """The best rates so far."""
 
     bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
@@ -143,7 +143,7 @@ class Rates:
 
 
 def matmul_of() -> Any:
-    """64 rows by several weights, one after the other."""
+    """Returns a function that multiplies 64 rows by several weights in a row."""
     width = panel_width(load_library(DEFAULT_BUILD_DIR / "native"))
     linear = Linear(*_MATMUL, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
     graph, state = nnx.split(PackedLinear.of(width, linear))
@@ -160,20 +160,20 @@ def matmul_of() -> Any:
 
 @dataclass
 class Measured:
-    """A model's steps, and what they have to move and compute."""
+    """A model's steps, and the bytes and operations that they need."""
 
     model: ModelConfig
     engine: Engine
     deployment: Deployment
     seconds: dict[int, list[float]] = field(default_factory=dict)  # of decode steps, by sequences
-    left: int = 0  # steps that the present sequences may still make
+    left: int = 0  # steps that the current sequences may still make
 
     def step_s(self, count: int) -> float:
-        """The lower quartile: others use the machine too."""
+        """Returns the lower quartile: others use the machine too."""
         return sorted(self.seconds[count])[len(self.seconds[count]) // 4]
 
     def take(self, count: int) -> None:
-        """The time of a few steps behind one that is not counted: the one before may have been the other model's."""
+        """Times a few steps after an uncounted one: the step before that may have been the other model's."""
         if self.left <= TOGETHER:
             self.let_go(count)
             self._begin(count)
@@ -201,7 +201,7 @@ class Measured:
         self.left = 0
 
     def state_bytes(self, count: int) -> int:
-        """Read and written."""
+        """Returns the bytes of states that a step reads and writes."""
         return 2 * count * self.deployment.state_bytes
 
     def ideal_s(self, count: int, rates: Rates) -> float:
@@ -211,7 +211,7 @@ class Measured:
         return max(weights / rates.bytes_per_s, flops / rates.flops_per_s) + kept / rates.bytes_per_s
 
     def _delta_sizes(self) -> int:
-        """Elements of the matrices of a sequence."""
+        """Returns the number of elements in a sequence's state matrices."""
         nets = [block.mixer for block in self.model.blocks if isinstance(block.mixer, DeltaNetConfig)]
         return sum(net.num_value_heads * net.key_dim * net.value_dim for net in nets)
 

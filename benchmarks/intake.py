@@ -1,4 +1,5 @@
-"""What a queue costs: small requests through one worker whose engine takes no time, beside another version of Penstock.
+"""Measures what a queue costs: small requests through one worker whose engine takes no time, against another version of
+Penstock.
 
     git worktree add ../before HEAD~1
     python -m benchmarks.intake --against ../before
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--tenants", type=int, default=1, help="that the requests are of, in turn")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)  # one round, in its own process
     arguments = parser.parse_args()
     if arguments.once:
         print(json.dumps(asyncio.run(measure(arguments.requests, arguments.tenants))))
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def in_process(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """One round of the version in `folder`, by this file: that version need not have it."""
+    """Runs one round of the version in `folder` with this file, which that version need not have."""
     command = [sys.executable, __file__, "--once", "--requests", str(arguments.requests)]
     command += ["--tenants", str(arguments.tenants)]
     path = os.pathsep.join([str(folder.resolve()), str(Path(__file__).parents[1])])
@@ -94,7 +95,7 @@ async def measure(num_requests: int, num_tenants: int) -> dict[str, float]:
         config = {"queue": QUEUE, "health_port": None, "reply_ttl_after_end_s": 60.0}
         worker = FakeWorker(server.url, Path(logs) / "log", {"max_num_seqs": SLOTS}, config)
         left = num_requests
-        while left == num_requests:  # the worker starts
+        while left == num_requests:  # the worker is starting
             await asyncio.sleep(0.01)
             left = int(await redis.xlen(keys.requests(QUEUE)))
         begun_s, begun_cpu_s, first = time.perf_counter(), await cpu_s(redis), left
@@ -109,7 +110,7 @@ async def measure(num_requests: int, num_tenants: int) -> dict[str, float]:
 
 
 async def cpu_s(redis: RedisClient) -> float:
-    """Of the server, so far."""
+    """Returns the server's processor seconds so far."""
     info: Any = await redis.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 

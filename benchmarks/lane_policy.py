@@ -1,13 +1,12 @@
-"""The lanes at the size of a large service: the policy simulated, and what its calls cost one slot of Redis.
+"""Simulates the lanes' policy at the size of a large service, and measures what its calls cost one slot of Redis.
 
     python -m benchmarks.lane_policy
     python -m benchmarks.lane_policy --workers 1000 --per-day 10e6 --seconds 120
 
 Minutes of traffic with a burst of ten tenants and the death of one worker in a hundred are played through the model of
-the lanes, and first in, first out beside it; then with homes for prompts that begin alike. What each call costs the
-server is measured in the same run, with as many consumers as there are workers; calls per second are counted in the
-simulation where requests make them, and are arithmetic where workers make them by the clock. Appends to
-`benchmarks/results/lane_policy.jsonl`.
+the lanes, then through first in, first out, then with homes for prompts that begin alike. The same run measures what
+each call costs the server, with as many consumers as workers. Calls that requests cause are counted in the simulation;
+the rates of calls that workers make by the clock are computed. Appends to `benchmarks/results/lane_policy.jsonl`.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from benchmarks.tables import table_of
 from penstock.worker.bench.report import append_result
 
 DEATHS = 0.01  # of the fleet, in the middle of the burst
-SCAN_S = 1.5  # at the soonest, from one look for dead workers to the next
-AFTER_S = 30.0  # the burst, in which waits still count as its
-MOST_LOAD = 0.5  # of one core, that a slot's server should be asked for
+SCAN_S = 1.5  # at the earliest, between two looks for dead workers
+AFTER_S = 30.0  # after the burst, waits still count as part of it
+MOST_LOAD = 0.5  # of one core: most load that a slot's server should get
 RUNS: tuple[tuple[str, bool, Homes], ...] = (
     ("lanes", True, "none"),
     ("first in, first out", False, "none"),
@@ -90,14 +89,14 @@ def main() -> None:
 
 
 def waits(name: str, run: Simulation) -> list[dict[str, Any]]:
-    """From the arrival to a slot."""
+    """Returns the waits from the arrival to a slot."""
     traffic: Traffic = run.traffic
     at_s, tenant, priority = np.array(traffic.at_s), np.array(traffic.tenant), np.array(traffic.priority)
     waits_s = np.array(run.waits_s)
     first_s, last_s = run.size.burst_s
     is_counted = (at_s >= first_s) & (at_s < last_s + AFTER_S) & (at_s < run.size.seconds)
     began = waits_s >= 0
-    waited_s = np.where(began, waits_s, run.size.seconds - at_s)  # of those that still wait, so far
+    waited_s = np.where(began, waits_s, run.size.seconds - at_s)  # for requests that still wait, the wait so far
     is_bursting = (tenant >= BURSTING.start) & (tenant < BURSTING.stop)
     classes = {
         "interactive": (priority == INTERACTIVE) & ~is_bursting,
@@ -135,9 +134,10 @@ def summary(name: str, run: Simulation, took_s: float) -> dict[str, Any]:
 
 
 def service_bound(run: Simulation) -> list[dict[str, Any]]:
-    """By priority: between any two tenants that waited in every second of the second half of the burst.
+    """Checks the service bound by priority, between any two tenants that waited in every second of the burst's second
+    half.
 
-    The bound is twice what can run at once costs, counted in mean requests.
+    The bound is twice the cost of everything that can run at once, counted in mean requests.
     """
     first_s, last_s = run.size.burst_s
     samples = [each for each in run.samples if (first_s + last_s) / 2 <= each[0] <= last_s]
@@ -161,7 +161,9 @@ def service_bound(run: Simulation) -> list[dict[str, Any]]:
 
 
 def slot_load(size: Size, run: Simulation, found: Mapping[str, Cost]) -> list[dict[str, Any]]:
-    """Calls per second in the queue's slot. Microseconds are measured, and so are rates of what requests cause."""
+    """Returns the calls per second in the queue's slot. Microseconds are measured, and so are rates that requests
+    cause.
+    """
     per_s = {name: run.calls[name] / size.seconds for name in ("enqueue", "take", "take, none", "blocked read", "ack")}
     workers = size.workers
     rates: list[tuple[str, str, float, str]] = [
@@ -192,7 +194,7 @@ def slot_load(size: Size, run: Simulation, found: Mapping[str, Cost]) -> list[di
 
 
 def split(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How loaded a slot is where the same work is shared by so many queues."""
+    """Returns the load of a slot if the same work is shared by that many queues."""
     by = {kind: sum(row["cores"] for row in rows if row["grows with"] == kind) for kind in _KINDS}
     found = []
     for queues in (1, 2, 4, 8, 16, 32, 64, 128):

@@ -1,4 +1,4 @@
-"""What `benchmarks.neighbours` puts beside streams: requests and questions that take much work, of one kind each."""
+"""The work that `benchmarks.neighbours` runs beside streams: expensive requests and questions, one kind at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATE = (
 
 
 class Site(NamedTuple):
-    """Where everything is."""
+    """Addresses and names of all parts."""
 
     redis_url: str
     queue: str
@@ -39,10 +39,10 @@ Work = Callable[[Site], Awaitable[None]]
 
 
 def do(name: str, site: Site) -> float:
-    """One of `WORK`, in a process of its own; seconds of that process."""
+    """Does one of `WORK`, in a process of its own; returns that process's seconds."""
     try:
         return asyncio.run(_timed(WORK[name](site)))
-    except Exception as error:  # many errors of libraries do not reach another process whole
+    except Exception as error:  # many library errors can't be pickled whole
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
@@ -111,7 +111,7 @@ def _chat(**fields: Any) -> Callable[[str], dict[str, Any]]:
 
 
 def words(num_bytes: int) -> str:
-    """Text in which hardly two words are the same."""
+    """Makes text in which hardly any two words are the same."""
     words, length, place = [], 0, 1
     while length < num_bytes:
         place = place * 1103515245 + 12345 & 0x7FFFFFFF

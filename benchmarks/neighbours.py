@@ -1,12 +1,12 @@
-"""What one request's work does to others: the longest gap of streams, and first tokens of short prompts, beside it.
+"""Measures what one request's work does to others: the longest gap of streams, and first tokens of short prompts.
 
     python -m benchmarks.neighbours
 
 A server, a worker (`tiny`, bfloat16, steps of 256 tokens) and a gateway, each in a process of its own. Streams run
-through the gateway, prompts of 20 tokens come through Redis one after the other, and a further process does the work of
-`neighbour_work.py`, kind after kind. A step is what a prompt of 256 tokens takes alone. Bars, on two quiet cores: a gap
-at most 0.25 s beyond one step, the short prompt at most 3 steps later than beside nothing, and no heartbeat late.
-Appends to `benchmarks/results/neighbours.jsonl`.
+through the gateway, prompts of 20 tokens come through Redis one after the other, and another process does the work of
+`neighbour_work.py`, one kind after the other. A step is the time of a prompt of 256 tokens alone. Bars, on two quiet
+cores: a gap at most 0.25 s beyond one step, the short prompt at most 3 steps later than without other work, and no
+heartbeat late. Appends to `benchmarks/results/neighbours.jsonl`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ QUEUE, NAME = "neighbours", "w"
 CONTEXT, STEP_TOKENS, SHORT_TOKENS = 65_536, 256, 20
 TTL_S = 3.0
 PAUSE_S = 0.3  # between two short prompts
-AFTER_S = 1.5  # that is watched once the work is done
+AFTER_S = 1.5  # watched after the work is done
 GAP_BAR_S, SHORT_BAR_STEPS, BEAT_BAR_S = 0.25, 3, 0.25
 
 
@@ -89,7 +89,7 @@ def _misses(found: dict[str, float], quiet: dict[str, float], step_s: float) -> 
 
 
 class Watch:
-    """Notes when tokens and beats come."""
+    """Records when tokens and beats come."""
 
     def __init__(self) -> None:
         self.gaps_s: list[float] = []
@@ -140,7 +140,7 @@ class Watch:
 
 
 async def _watched(site: Site, client: AsyncClient, pool: Executor, name: str, num_streams: int) -> Watch:
-    """One kind of work, beside streams that run before it, during it and after it."""
+    """Runs one kind of work, beside streams that run before, during and after it."""
     watch, run = Watch(), asyncio.Semaphore(0)
     async with _tasks(*(watch.stream(site, place, run.release) for place in range(num_streams))):
         for _ in range(num_streams):
@@ -166,7 +166,7 @@ async def _tasks(*works: Any) -> AsyncIterator[None]:
 
 
 async def _first_token_s(client: AsyncClient, num_tokens: int) -> float:
-    """Of a prompt that no other begins like."""
+    """Returns the time to the first token of a prompt with a unique beginning."""
     prompt = tuple(random.randrange(1, VOCAB_SIZE) for _ in range(num_tokens))
     start_s = time.perf_counter()
     await client.generate(prompt, max_tokens=1, timeout=600.0)
@@ -201,7 +201,7 @@ async def _site(stack: AsyncExitStack, arguments: argparse.Namespace) -> Site:
 
 @contextlib.contextmanager
 def _checkpoint(model: str, dtype: str) -> Iterator[Path]:
-    """The preset, with a longer context, and a template that shows tools and can be made to loop."""
+    """Copies the preset, with a longer context and a template that shows tools and can be made to loop."""
     preset = preset_dir(model, dtype, preset_root())
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / preset.name
@@ -220,7 +220,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _one_process() -> ProcessPoolExecutor:
-    """For the work; it has started, and imported what it needs."""
+    """Makes the process for the work, already started and with its imports done."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     pool.submit(words, 1).result()
     return pool

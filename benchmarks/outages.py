@@ -1,14 +1,14 @@
-"""How soon work goes on after Redis refused, or answered nothing: seconds from the end of each outage.
+"""Measures how soon work goes on after Redis refused, or did not answer: seconds from the end of each outage.
 
     python -m benchmarks.outages
 
-A server, a proxy that answers in its place, and behind the proxy a worker whose engine is a timer, a gateway and a
-client. While the outage lasts, a request waits in the queue for the worker and a stream is open; a library call, an
-upload to the gateway and a look of `penstock top` are tried again and again (`top` itself looks once a second). With a
-moved name, the outage ends when new connections reach a server that takes writes; old ones stay with the demoted one.
-With a silent death, connections that there are go nowhere from then on, and new ones work: the seconds are from that
-moment, of a stream, and of all who are idle, each as if in a process of its own. Medians over rounds. Appends to
-`benchmarks/results/outages.jsonl`.
+The setup is a server, a proxy that answers in its place, and behind the proxy a worker whose engine is a timer, a
+gateway and a client. While the outage lasts, a request waits in the queue for the worker and a stream is open; a
+library call, an upload to the gateway and a look of `penstock top` are retried continually (`top` itself looks once a
+second). With a moved name, the outage ends when new connections reach a server that takes writes; old ones stay with
+the demoted one. With a silent death, existing connections go nowhere from then on, and new ones work. The seconds are
+counted from that moment, for a stream and for each idle client, each as if in a process of its own. Medians over
+rounds. Appends to `benchmarks/results/outages.jsonl`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from refusing_proxy import FULL, PASSING, REFUSED
 QUEUE = "outages"
 SILENCE, CLIENTS, MOVED, DEATH = "silence", "max number of clients", "moved name", "silent death"
 OUTAGES = (*PASSING, CLIENTS, *REFUSED, MOVED, SILENCE, DEATH)
-FORGIVEN_S = 16.0  # after a death, until the next one is the first again
-READ_AHEAD_S = 0.5  # chunks that come so soon after a death were sent before it
+FORGIVEN_S = 16.0  # after a death, until the next one counts as the first again
+READ_AHEAD_S = 0.5  # chunks that come this soon after a death were sent before it
 TRY_EVERY_S = 0.05
 GIVE_UP_S = 60.0
 
@@ -86,15 +86,15 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class Lab:
-    """All that meets the outages.
+    """Everything that the outages hit.
 
     Args:
-        proxy: what answers in the server's place.
+        proxy: answers in the server's place.
         direct: a client of the server itself.
-        client: one behind the proxy, for calls.
-        reader: another, which reads the stream and sends nothing.
-        http: a client of a gateway behind it.
-        top: what a screen looks with.
+        client: behind the proxy, for calls.
+        reader: also behind the proxy, reads the stream and sends nothing.
+        http: a client of a gateway behind the proxy.
+        top: the connection of a screen.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Lab:
         )
         stack.callback(worker.send, signal.SIGKILL)
         direct = await stack.enter_async_context(AsyncClient(server.url, queue=QUEUE))
-        # Each finds out by itself: within a process, what leads to one place is dropped together.
+        # Each notices by itself: within one process, all connections to one place are dropped together.
         urls = [proxy.url.replace("127.0.0.1", host) for host in ("127.0.0.1", "localhost", "127.1", "127.0.1")]
         client, reader = [await stack.enter_async_context(AsyncClient(url, queue=QUEUE)) for url in urls[:2]]
         async with asyncio.timeout(GIVE_UP_S):
@@ -140,7 +140,7 @@ class Lab:
         return lab
 
     async def suffer(self, outage: str, lasts_s: float) -> dict[str, float]:
-        """Seconds from the end of one outage, by who meets it."""
+        """Goes through one outage; returns seconds from its end, by client."""
         stream = await self._client.submit("x", max_tokens=10**6)
         chunks = self._reader.handle(stream.id).stream()
         await anext(chunks)
@@ -162,7 +162,7 @@ class Lab:
         return {"worker": worker_s, "gateway": gateway_s, "library call": call_s, "stream": stream_s, "top": top_s}
 
     async def die(self) -> dict[str, float]:
-        """Seconds from a silent death of all connections: a stream's, then that of all who are idle."""
+        """Lets all connections die silently; returns seconds from then, for a stream, then for each idle client."""
         stream = await self._client.submit("x", max_tokens=10**6)
         chunks = stream.stream()
         await anext(chunks)
@@ -200,7 +200,7 @@ class Lab:
         self._proxy.is_answering.set()
 
     async def _until(self, attempt: Try) -> float:
-        """Tries until it works after the end of the outage."""
+        """Retries until an attempt works after the end of the outage."""
         while True:
             try:
                 await attempt()
@@ -226,7 +226,7 @@ class Lab:
             await look(self._top, QUEUE)
 
     async def _next_chunk(self, chunks: Any, read_ahead_s: float = 0.0) -> float:
-        """The first that comes after the end: those before were read ahead."""
+        """Waits for the first chunk after the outage: earlier ones were read ahead."""
         async for _ in chunks:
             if self._ended_s and (after_s := time.monotonic() - self._ended_s) >= read_ahead_s:
                 return after_s
@@ -239,7 +239,7 @@ class Lab:
 
 
 class Refused(Exception):
-    """The gateway said no."""
+    """The gateway refused."""
 
 
 def _gateway(stack: AsyncExitStack, url: str) -> httpx2.AsyncClient:

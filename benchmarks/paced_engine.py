@@ -1,4 +1,4 @@
-"""The real engine on a device that only takes time, as an accelerator does that shares no processor with the host."""
+"""The real engine on a device that only takes time, like an accelerator that shares no processor with the host."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.scheduling.pace import Pace, StepTimes
 
 PAGE_SIZE = 32
-_UNEVEN = 0.1  # a step takes up to so much longer
+_UNEVEN = 0.1  # a step takes up to this share longer
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Seconds of a step: its own, of each token of its bucket and of each row of the head's."""
+    """Seconds of a step: a constant, per token of its bucket and per row of the head's."""
 
     base_s: float = 8e-3
     token_s: float = 0.15e-3
@@ -34,7 +34,7 @@ class Device:
 
 
 class PacedStep:
-    """A step whose tokens are there at a certain time."""
+    """A step whose tokens are ready at a certain time."""
 
     def __init__(self, num_sampled: int, ready_s: float) -> None:
         self._tokens, self._ready_s = [[7] * num_sampled], ready_s
@@ -48,13 +48,13 @@ class PacedStep:
 
 
 class PacedRunner:
-    """Stands for the device: steps run one after the other, in the order of their dispatches."""
+    """Stands in for the device: steps run one after the other, in the order of their dispatches."""
 
     compiles_after_warmup = 0
 
     def __init__(self, geometry: Geometry, device: Device) -> None:
         self.geometry = geometry
-        self.slowness = 1.0  # steps take so many times as long as is known
+        self.slowness = 1.0  # factor by which steps take longer than expected
         self._device = device
         self._free_s = 0.0
         self._random = np.random.default_rng(0)
@@ -72,9 +72,9 @@ def paced_engine(
     device: Device | None = None,
     *,
     max_model_len: int = 1024,
-    num_pages: int | None = None,  # page 0 included; None: enough for all sequences, and prefixes are not cached
+    num_pages: int | None = None,  # including page 0; None: enough for all sequences, without caching prefixes
 ) -> Engine:
-    """Warmed up, as it were; nobody speculates. Its runner is a `PacedRunner`."""
+    """Makes an engine that counts as warmed up and does not speculate. Its runner is a `PacedRunner`."""
     device = device or Device()
     config = EngineConfig(
         max_num_seqs=max_num_seqs,

@@ -1,9 +1,10 @@
-"""What a step's bound on prompts does to first tokens and to streams: the real scheduler, and a device made of a table.
+"""Simulates what a step's limit on prompts does to first tokens and to streams: the real scheduler on a tabulated
+device.
 
     python -m benchmarks.pacing --model tiny --shares 0.2 0.4 1
 
-Requests of the shared workload arrive at a part of what the device can serve. Times are those of steps on two cores
-(docs/performance.md), so that the figures mean something beside each other, whatever else this machine does.
+Requests of the shared workload arrive at a share of what the device can serve. Step times are those on two cores
+(docs/performance.md), so that the figures are comparable, whatever else this machine does.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from penstock.worker.bench.load import Load
 
 GEOMETRY = Geometry(max_num_seqs=64, max_batch_tokens=512, max_model_len=1024, page_size=16, vocab_size=8192)
 HOST_S = 0.3e-3  # planning and dispatching
-NOISE = 0.12  # a step takes up to so much longer than measured
+NOISE = 0.12  # a step takes up to this share longer than measured
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Seconds of a step: its own, and what each token, sampled row, and pair of a query and a key adds."""
+    """Seconds of a step: a constant, plus those of each token, sampled row, and query-key pair."""
 
     step_s: float
     token_s: float
@@ -58,7 +59,7 @@ DEVICES = {
 
 
 class UnevenSteps:
-    """A `StepTiming` of a device, whose steps take up to NOISE longer than is known."""
+    """A `StepTiming` of a device whose steps take up to NOISE longer than expected."""
 
     def __init__(self, device: Device, seed: int) -> None:
         self._times = device.times()
@@ -76,7 +77,7 @@ class UnevenSteps:
 
 
 class Hasty(Replica):
-    """Plans a step as soon as it can, whenever the device needs it."""
+    """Plans each step as soon as it can, whenever the device needs it."""
 
     def commit(self) -> float:
         super().commit()
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 def measured(device: Device, capacity: float, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """In turn: bursts, then each load. Plans are made late, as the engine does it, or at once."""
+    """Runs bursts, then each load. Plans are made late, as the engine does, or at once."""
     for load in [None, *arguments.loads]:
         for share in arguments.shares:
             for waits in (True, False):

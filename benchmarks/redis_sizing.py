@@ -1,7 +1,7 @@
-"""What Redis holds for a request that waits and for one that has ended: `python -m benchmarks.redis_sizing`.
+"""Measures what Redis holds for a waiting request and for an ended one: `python -m benchmarks.redis_sizing`.
 
 Requests come from the client library, replies from a worker whose engine makes a token every 20 ms for each of its
-sequences. Printed are bytes of memory (MEMORY USAGE of all keys) and of a rewritten append-only file for each request.
+sequences. It prints bytes of memory (MEMORY USAGE of all keys) and of a rewritten append-only file for each request.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from penstock.worker.logs import configure_logs
 from penstock.worker.service import WorkerService
 
 PROMPTS = (100, 1_000, 10_000)  # characters
-REPLIES = (0, 64, 256, 1_024)  # tokens; 0: as they wait
+REPLIES = (0, 64, 256, 1_024)  # tokens; 0: the request still waits
 STEP_S = 0.02
 
 
 async def used(redis: RedisClient) -> tuple[int, int]:
-    """Bytes of memory, and of the append-only file once it is rewritten."""
+    """Returns bytes of memory, and of the rewritten append-only file."""
     await redis.bgrewriteaof()
     while True:
         info = await redis.info()
@@ -45,7 +45,7 @@ async def measure(url: str, prompt_chars: int, reply_tokens: int, count: int) ->
     await redis.flushall()
     before = await used(redis)
     async with AsyncClient(url, max_queue_length=None) as client:
-        letters = random.Random(0)  # nothing that a file would compress
+        letters = random.Random(0)  # letters that do not compress
         prompts = ["".join(letters.choices(string.ascii_letters, k=prompt_chars)) for _ in range(count)]
         handles = [await client.submit(prompt, max_tokens=max(1, reply_tokens)) for prompt in prompts]
         if reply_tokens:

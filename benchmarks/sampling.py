@@ -1,10 +1,10 @@
-"""What sampling options cost: the same batch with and without them, in turn, in one run.
+"""Measures what sampling options cost: the same batch with and without them, in turn, in one run.
 
     python -m benchmarks.sampling --model tiny --dtype bfloat16 --decode-steps 1
 
-All sequences decode, one token each per step. Each round times every variant, each time in another order; a ratio is
-that of a round's rates, and the median of the rounds counts. The device's idle time is what lies between the end of
-what it was given and what it is given next.
+All sequences decode, one token each per step. Each round times every variant, each time in another order. A ratio
+compares rates of one round, and the median over rounds counts. The device is idle between the end of one dispatch and
+the next.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ RECORDS = {
         "additionalProperties": False,
     },
 }
-"""A schema of the usual kind. A grammar that counts is another: each token leads to a state that nobody was in before,
-so that each mask is found anew, at ten times the cost.
+"""A usual schema. A grammar that counts is different: each token leads to a new state, so each mask is computed anew,
+at ten times the cost.
 """
 
 MakeRequest = Callable[[Request, int], Request]
-"""From the plain request of a place in the batch."""
+"""Makes a variant's request from the plain one, given its index in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Variant:
     """A batch that differs from the plain one."""
 
     make: MakeRequest
-    bar: float | None = None  # of the plain batch's rate, what it has to reach
+    bar: float | None = None  # least share of the plain batch's rate
 
 
 def _sampling(rows: range | None = None, **params: Any) -> MakeRequest:
@@ -105,7 +105,7 @@ def variants_of(engine: Engine) -> dict[str, Variant]:
 
 
 class IdleWatch:
-    """Notes how long the device had nothing to do, from the end of what it was given last to what it is given next."""
+    """Measures how long the device was idle, from the end of one dispatch to the next."""
 
     def __init__(self, runner: Runner) -> None:
         self.idle_s = 0.0
@@ -124,7 +124,7 @@ class IdleWatch:
 
     def stop(self) -> None:
         for name in self._watched:
-            delattr(self._runner, name)  # which uncovers the method
+            delattr(self._runner, name)  # uncovers the method
         self._pending.put(None)
 
     def _noting(self, give: Callable[..., Any], output: Callable[[Any], jax.Array]) -> Callable[..., Any]:
@@ -140,7 +140,7 @@ class IdleWatch:
         return noting
 
     def _latest_ready(self) -> float | None:
-        """When the device finished what it was given last; None if it still works on it."""
+        """Returns when the device finished its last dispatch; None if it is still busy."""
         ready_s = None
         while self._num_pending:
             try:
@@ -159,12 +159,12 @@ class IdleWatch:
 @dataclass(frozen=True, slots=True)
 class Timing:
     tokens_per_s: float
-    cpu_ms: float  # of all threads, per token: what hardly moves when others use the machine
+    cpu_ms: float  # of all threads, per token: other use of the machine hardly affects it
     idle_ms: float  # per step
 
 
 def decode(engine: Engine, make: MakeRequest, num_seqs: int, num_tokens: int) -> Timing:
-    """Of a batch that is past its prompts, until the first sequence has `num_tokens`."""
+    """Times a batch that is past its prompts, until the first sequence has `num_tokens`."""
     for place in range(num_seqs):
         prompt = tuple(range(100 + place, 100 + place + NUM_PROMPT))
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens + 40, ignore_eos=True)
@@ -188,14 +188,14 @@ def decode(engine: Engine, make: MakeRequest, num_seqs: int, num_tokens: int) ->
 def measure(
     engine: Engine, variants: Mapping[str, Variant], num_seqs: int, num_tokens: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """A row per variant, with its rate over that of the plain batch."""
+    """Returns a row per variant, with its rate over that of the plain batch."""
     found: dict[str, list[Timing]] = {name: [] for name in variants}
     names = list(variants)
     for round_ in range(rounds + 1):
         turned = names[round_ % len(names) :] + names[: round_ % len(names)]
         for name in turned:
             timing = decode(engine, variants[name].make, num_seqs, num_tokens)
-            if round_:  # the first round sets things up
+            if round_:  # the first round is a warm-up
                 found[name].append(timing)
     rows = []
     for name, timings in found.items():

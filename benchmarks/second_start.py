@@ -1,8 +1,8 @@
-"""How long an engine takes to start with an empty `compile_cache_dir`, and with what the first start left there.
+"""Measures how long an engine takes to start with an empty `compile_cache_dir`, and with the first start's cache.
 
     python -m benchmarks.second_start --model tiny --dtype bfloat16
 
-Each start is a process of its own; a round is a first and a second one. Seconds from the checkpoint on disk to an
+Each start is a process of its own; a round is a first and a second start. Seconds from the checkpoint on disk to an
 engine that is warmed up, medians over rounds; C++ kernels are built in a first start. Appends to
 `benchmarks/results/second_start.jsonl`.
 """
@@ -62,7 +62,7 @@ def start_apart(arguments: argparse.Namespace, cache: str) -> list[float]:
 
 
 def start(folder: Path, dtype: str, cache: Path) -> list[float]:
-    """Seconds that loading takes, and warm-up."""
+    """Returns the seconds of loading and of warm-up."""
     settings = EngineConfig(dtype=dtype, max_model_len=1024, kv_cache_bytes=2**30, compile_cache_dir=cache)
     begun_s = time.perf_counter()
     engine = Engine.from_checkpoint(folder, settings)

@@ -1,4 +1,4 @@
-"""What the service costs around an engine: the same load on the bare engine and through Redis, in one run.
+"""Measures what the service around an engine costs: the same load on the bare engine and through Redis, in one run.
 
     python -m benchmarks.service engine        # throughput and time to first token, against the bare engine
     python -m benchmarks.service publishing    # chunks per second of one worker, against a bare pipeline of redis-py

@@ -1,4 +1,4 @@
-"""The same load on the bare engine and through Redis: tokens per second, time to first token, a slow Redis."""
+"""Runs the same load on the bare engine and through Redis: tokens per second, time to first token, a slow Redis."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from penstock.worker.bench.summary import Summary
 from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model
 
-_ONLINE_SHARE = 0.4  # of the bare engine's requests per second: few wait for one another
+_ONLINE_SHARE = 0.4  # of the bare engine's requests per second: few have to wait
 SLOWNESS = ((0.0, 1e9), (0.05, 1e9), (0.2, 1e9), (0.02, 200_000.0))  # seconds each way, bytes per second
 
 
 def against_bare_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rounds of bare engine and service in turn: all requests at once, below its capacity, one at a time."""
+    """Runs rounds of bare engine and service in turn: all requests at once, below capacity, one at a time."""
     engine, _ = loaded_engine(arguments)
     with EmbeddedServer() as server:
         _warm_up(engine, server, arguments)
@@ -45,7 +45,7 @@ def against_bare_engine(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def with_slow_redis(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """How fast the engine goes, while it has work, behind ever slower connections of the worker to Redis."""
+    """Measures how fast the engine runs, while it has work, as the worker's connections to Redis get slower."""
     engine, _ = loaded_engine(arguments)
     load = shared_load(arguments.model, arguments.requests)
     rows: list[dict[str, Any]] = []
@@ -71,12 +71,12 @@ def with_slow_redis(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def load_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of `penstock bench serve` that make the same requests as `shared_load`."""
+    """Returns the options of `penstock bench serve` that make the same requests as `shared_load`."""
     return {"requests": arguments.requests, "vocab_size": GEOMETRIES[arguments.model].vocab_size}
 
 
 def _warm_up(engine: Engine, server: EmbeddedServer, arguments: argparse.Namespace) -> None:
-    """What either side does for the first time, the client's process too, is in no round."""
+    """Warms up both sides and the client's process, so that no round includes first-time costs."""
     run_on_engine(engine, engine.tokenizer, shared_load(arguments.model, 8))
     few = {**load_options(arguments), "requests": 8}
     asyncio.run(_service(server, engine, few, arguments.flush_interval_ms))
@@ -136,7 +136,7 @@ async def _through_proxy(
 
 @contextlib.asynccontextmanager
 async def slow_proxy(port: int, delay_s: float, bytes_per_s: float) -> AsyncIterator[str]:
-    """The URL of a slow way to the server on `port`; a process of its own carries the bytes."""
+    """Yields the URL of a slow connection to the server on `port`; a process of its own carries the bytes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.slow_proxy", "127.0.0.1", str(port), str(delay_s), str(bytes_per_s),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -173,7 +173,7 @@ def _latency(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _costs(bare: dict[str, Any], service: dict[str, Any]) -> dict[str, Any]:
-    """Processor time beside the engine, which a busy machine distorts little, and what it leaves of all cores."""
+    """Returns processor time outside the engine, which a busy machine distorts little, and the share of cores left."""
     num_tokens = service["output_tokens"]
     return {
         "engine's own rate, ratio": round(service["engine_rate"] / bare["engine_rate"], 3),

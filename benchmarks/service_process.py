@@ -1,4 +1,4 @@
-"""The parts that a measurement of the service is put together from: a worker in this process, clients in others."""
+"""The parts of a measurement of the service: a worker in this process, clients in others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE = "bench"
 
 @contextlib.asynccontextmanager
 async def worker_in_process(url: str, model: Model, **config: Any) -> AsyncIterator[WorkerService]:
-    """A worker on this event loop, from when it has joined to its drain."""
+    """Runs a worker on this event loop; yields once it has joined, and drains it at the end."""
     values = {"queue": QUEUE, "health_port": None, "drain_timeout_s": 1.0, **config}
     service = WorkerService(WorkerConfig(**values), url, lambda _: model)
     task = asyncio.create_task(service.run())
@@ -39,13 +39,13 @@ async def worker_in_process(url: str, model: Model, **config: Any) -> AsyncItera
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Looks every 5 ms."""
-    while not holds():  # noqa: ASYNC110  nothing tells
+    """Waits, looking every 5 ms."""
+    while not holds():  # noqa: ASYNC110  nothing notifies
         await asyncio.sleep(0.005)
 
 
 async def bench_client(url: str, **options: Any) -> dict[str, Any]:
-    """`penstock bench serve` in a process of its own: its one run."""
+    """Runs `penstock bench serve` in a process of its own; returns its only run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
         flags = [part for name, value in options.items() for part in (flag(name), str(value))]
@@ -65,7 +65,7 @@ async def bench_client(url: str, **options: Any) -> dict[str, Any]:
 
 
 class ServerCosts:
-    """What a server did since this was made."""
+    """A server's costs since this object was made."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._redis = Redis.from_url(server.url, protocol=2)
@@ -88,13 +88,13 @@ class ServerCosts:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Processor seconds of a process so far, in ticks of 10 ms."""
+    """Returns the processor seconds of a process so far, in ticks of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def preload(url: str, count: int, max_tokens: int) -> None:
-    """Puts requests into the queue that nobody reads the replies of."""
+    """Enqueues requests whose replies nobody reads."""
     redis: Any = connect(url, decode=False)
     pipeline = redis.pipeline(transaction=False)
     for _ in range(count):

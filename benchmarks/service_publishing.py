@@ -1,4 +1,4 @@
-"""How many chunks one worker process writes, against a bare pipeline of redis-py with the same fields."""
+"""Measures how many chunks one worker process writes, against a bare pipeline of redis-py with the same fields."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ENDLESS = 1_000_000
 
 
 def against_bare_pipeline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each round: a bare pipeline, then workers whose flushes wait for nothing behind engines of several speeds."""
+    """Measures per round a bare pipeline, then workers that flush without delay, with engines of several speeds."""
     rows: list[dict[str, Any]] = []
     for place in range(1, arguments.rounds + 1):
         with EmbeddedServer() as server:
             bare = bare_rate(server)
             for step_s in STEPS_S:
                 worker = asyncio.run(_worker(server, step_s, flush_interval_ms=0))
-                again = bare_rate(server)  # what else the machine does changes from second to second
+                again = bare_rate(server)  # the machine's other load changes from second to second
                 rate, bare = (bare["chunks"] + again["chunks"]) / 2, again
                 rows.append(_row(f"{place}", rate, bare["cpu_us"], worker))
             coalesced = asyncio.run(_worker(server, STEPS_S[0], flush_interval_ms=30))
@@ -37,7 +37,7 @@ def against_bare_pipeline(arguments: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def bare_rate(server: EmbeddedServer) -> dict[str, float]:
-    """Chunks per second of redis-py's own pipeline, 512 to a flush, one flush after the other."""
+    """Returns the chunks per second of redis-py's own pipeline: 512 per flush, one flush after the other."""
     client = Redis.from_url(server.url)
     number, start, cpu_s = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - start < SECONDS:
@@ -58,7 +58,7 @@ def _chunks(number: int) -> list[tuple[str, Any]]:
 
 
 async def _worker(server: EmbeddedServer, step_s: float, *, flush_interval_ms: int) -> dict[str, float]:
-    """Per second while all sequences run, by the server's count."""
+    """Returns rates while all sequences run, as counted by the server."""
     await preload(server.url, NUM_SEQS, _ENDLESS)
     engine = SteadyEngine(NUM_SEQS, step_s)
     model = steady_model(engine)

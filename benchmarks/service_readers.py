@@ -1,4 +1,4 @@
-"""What readers cost Redis, by how many connections they share, and whether one client keeps up with 1,000 replies."""
+"""Measures what readers cost Redis, by number of connections, and whether one client keeps up with 1,000 replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY_REPLIES = 1000
 
 
 def cost_of_readers(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """First nobody reads, then one client reads everything, then more and more clients share the replies."""
+    """Measures without readers, then with one client that reads everything, then with more and more clients."""
     rows = []
     for _ in range(arguments.rounds):
         with EmbeddedServer() as server:

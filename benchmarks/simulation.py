@@ -1,14 +1,14 @@
-"""Whether the simulator that `penstock plan --trace` uses foretells what a real engine on CPU does.
+"""Checks how well the simulator of `penstock plan --trace` predicts a real engine on CPU.
 
     python -m benchmarks.simulation --model tiny --rounds 8
     python -m benchmarks.simulation --paced --model nano --rates 8 16 --fitted-rate 12
 
-Runs alternate: traces whose steps are recorded, then one that is to be foretold, with other lengths and arrivals. The
-step times fitted to the runs before and after it, and its own lengths and arrivals, are all that the simulation gets.
-Nobody speculates on either side. Printed is each figure of the real runs, how far apart they are, and simulated over
-real, pair by pair: the median over rounds, and over those in which steps were as long after the run as before; and with
-the steps of the very run, which leaves out how the machine's speed changed meanwhile. With --paced the engine is the
-real one and its device a timer, as an accelerator is to a host: other work on the machine hardly shows.
+Runs alternate: traces whose steps are recorded, then one to predict, with other lengths and arrivals. The simulation
+gets only the step times fitted to the runs before and after, and the trace's own lengths and arrivals. Neither side
+speculates. The output has each figure of the real runs, their spread, and simulated over real, pair by pair: the median
+over all rounds, and over those in which steps were as long after the run as before. A last ratio uses the steps of the
+predicted run itself, which leaves out changes of the machine's speed. With --paced the engine is the real one and its
+device a timer, as an accelerator is to a host: other work on the machine hardly shows.
 
 A JSON line goes to `benchmarks/results/simulation.jsonl`.
 """
@@ -42,15 +42,15 @@ from penstock.worker.bench.report import append_result
 from penstock.worker.bench.summary import Summary
 
 RESULTS = Path(__file__).parent / "results"
-_DRAWS = 3  # simulations of a trace
+_DRAWS = 3  # simulations per trace
 _FITTED_SEED = 1000
-_STEADY = 1.1  # the machine is where steps do not get slower or quicker by more
+_STEADY = 1.1  # the machine is steady if steps change by no more than this factor
 
 Figures = Mapping[str, float]
 
 
 def trace_of(load: Load) -> Trace:
-    """Its arrivals and lengths, without its tokens."""
+    """Returns the arrivals and lengths of a load, without its tokens."""
     return Trace(
         tuple(
             TracedRequest(time_s, len(request.prompt), request.max_tokens, request.max_tokens)
@@ -60,7 +60,7 @@ def trace_of(load: Load) -> Trace:
 
 
 def foretold(engine: Engine, trace: Trace, steps: MeasuredSteps) -> Figures:
-    """The simulation's medians over several draws."""
+    """Returns the simulation's medians over several draws."""
     found = []
     for seed in range(_DRAWS):
         figures = simulate(trace, [replica_like(engine, replace(steps, seed=seed))]).total
@@ -78,7 +78,7 @@ def foretold(engine: Engine, trace: Trace, steps: MeasuredSteps) -> Figures:
 
 
 def replica_like(engine: Engine, timing: MeasuredSteps) -> Replica:
-    """A scheduler and pages as `engine` has them, planning by the step times that its warm-up measured."""
+    """Makes a replica with a scheduler and pages like those of `engine`, which plans with the times of its warm-up."""
     pool, geometry = engine._pool, engine._runner.geometry  # noqa: SLF001
     scheduler = Scheduler(
         PagePool(
@@ -117,9 +117,9 @@ class Pair:
     """A real run, and the simulation of its trace."""
 
     real: Figures
-    told: Figures  # by the steps of other traces
+    told: Figures  # with the steps of other traces
     told_by_own: Figures
-    drift: float  # by how much its steps would have been longer after it than before, by what was recorded
+    drift: float  # how much longer the run's steps would take after it than before, from the recorded steps
 
     @property
     def is_steady(self) -> bool:
@@ -127,7 +127,7 @@ class Pair:
 
 
 def runs(engine: Engine, arguments: argparse.Namespace, kept: list[StepRecord]) -> Iterator[tuple[str, Pair]]:
-    """The pairs of one round. With --steps nothing is recorded for them; what is recorded goes to `kept` too."""
+    """Yields the pairs of one round. With --steps nothing is recorded for them; recorded steps go to `kept` too."""
     given = None if arguments.steps is None else MeasuredSteps.read(arguments.steps)
     before = recorded_steps(engine, arguments) if given is None else []
     kept += before

@@ -1,4 +1,4 @@
-"""A TCP proxy that makes a Redis far away: every byte arrives `delay_s` later, and no faster than `bytes_per_s`.
+"""A TCP proxy that makes Redis seem far away: every byte arrives `delay_s` later, and no faster than `bytes_per_s`.
 
     python -m benchmarks.slow_proxy HOST PORT DELAY_S BYTES_PER_S
 
@@ -18,7 +18,7 @@ async def serve(host: str, port: int, delay_s: float, bytes_per_s: float) -> Non
             async with asyncio.TaskGroup() as group:
                 group.create_task(pump(reader, server_writer, delay_s, bytes_per_s))
                 group.create_task(pump(server_reader, writer, delay_s, bytes_per_s))
-        except* (OSError, asyncio.CancelledError):  # one end went, or the proxy is told to end
+        except* (OSError, asyncio.CancelledError):  # one end is gone, or the proxy is told to end
             pass
         finally:
             writer.close()
@@ -31,7 +31,7 @@ async def serve(host: str, port: int, delay_s: float, bytes_per_s: float) -> Non
 
 
 async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay_s: float, bytes_per_s: float) -> None:
-    """Reads on while earlier bytes are still under way."""
+    """Forwards bytes, and keeps reading while earlier ones are still under way."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
 

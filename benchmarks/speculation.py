@@ -1,5 +1,5 @@
-"""What speculation does to the rate of a few streams, with a drafter that knows the true continuation, and with prompt
-lookup on random text, where there is nothing to look up.
+"""Measures what speculation does to the rate of a few streams, with a drafter that knows the true continuation, and
+with prompt lookup on random text, where there is nothing to look up.
 
     python -m benchmarks.speculation --model qwen06 --dtype bfloat16
 
@@ -29,9 +29,9 @@ ACCEPTANCES = (0.0, 0.5, 0.8, 1.0)
 
 @dataclass
 class TrueContinuation:
-    """Is handed what each choice of each request goes on with, and gets each token right with this probability."""
+    """A drafter that knows the continuation of each choice, and gets each token right with this probability."""
 
-    replies: dict[tuple[str, int], list[int]]  # by id and index, from the first generated token on
+    replies: dict[tuple[str, int], list[int]]  # by id and index, starting with the first generated token
     acceptance: float = 1.0
 
     def draft(self, sequence: Sequence, limit: int) -> Draft:
@@ -44,7 +44,7 @@ class TrueContinuation:
         return token if Random(position).random() < self.acceptance else token ^ 1
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is remembered."""
+        """Does nothing: the drafter remembers nothing."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Run:
 
 
 def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> Run:
-    """The rate is that of decoding: from the first token that all streams have to the last of the first that ends."""
+    """Runs the requests. The rate is that of decoding: from when all streams have a token to the first stream's end."""
     engine.speculate(drafter)
     for request in requests:
         engine.add(request)

@@ -19,9 +19,9 @@ _TEXT = " word"
 
 
 class SteadyEngine:
-    """Gives every running sequence a token per step, a step every `step_s`, at as little cost as can be.
+    """Gives every running sequence a token per step, with a step every `step_s`, at the least possible cost.
 
-    Its thread sleeps between steps, as one does that waits for a device.
+    Its thread sleeps between steps, as if it waited for a device.
     """
 
     def __init__(self, max_num_seqs: int, step_s: float) -> None:
@@ -34,7 +34,7 @@ class SteadyEngine:
         self._num_generated = 0
 
     def check(self, request: Request) -> None:
-        """Serves everything."""
+        """Accepts every request."""
 
     def enqueue(self, request: Request) -> None:
         self._rows[request.id] = _Row(request.sampling.max_tokens, len(request.prompt_token_ids))
@@ -82,7 +82,7 @@ class _Row:
 
 
 class SteadyText:
-    """One token per character."""
+    """A tokenizer with one token per character."""
 
     vocab_size = 1 << 20
     special_token_ids: Mapping[str, int] = MappingProxyType({})
@@ -103,7 +103,7 @@ def steady_model(engine: StepEngine) -> Model:
 
 
 class TimedEngine:
-    """An engine that notes how long it had work, and what it generated in that time."""
+    """An engine that records how long it had work, and how many tokens it generated in that time."""
 
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
@@ -115,8 +115,8 @@ class TimedEngine:
         self.stats = engine.stats
         self.num_tokens = 0
         self.in_steps_s = 0.0
-        self.working_s = 0.0  # in steps, and between two steps if there was work to go on with
-        self._left_s: float | None = None  # when the last step ended with work left
+        self.working_s = 0.0  # in steps, and between two steps if work was left
+        self._left_s: float | None = None  # when the last step ended, if work was left
 
     @property
     def max_num_seqs(self) -> int:

@@ -1,9 +1,9 @@
-"""Where the time of steps goes, operation by operation, from the profiler of XLA.
+"""Shows where the time of steps goes, operation by operation, from XLA's profiler.
 
     python -m benchmarks.engine --model tiny --dtype bfloat16 --profile
 
-An operation is timed on the thread that runs it; what is in C++, and what XLA divides, uses others meanwhile. Tracing
-makes short operations longer: shares are what to read.
+An operation is timed on the thread that runs it; C++ code, and operations that XLA divides, use others meanwhile.
+Tracing makes short operations longer, so read the shares.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WIDTH = re.compile(r"^\w+\[(?:\d+,)*(\d+)\]")  # of an array's last axis
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _SOURCE = re.compile(r'metadata=\{op_name="([^"]+)"')
 _DIVIDED = re.compile(r'"outer_dimension_partitions":\["')
-_CONTAINERS = ("while", "conditional", "call")  # what they hold is timed by itself
+_CONTAINERS = ("while", "conditional", "call")  # their contents are timed separately
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Of an operation: who computes it, on how many threads, and what it is."""
+    """Kind of an operation: who computes it, on how many threads, and what it is."""
 
     where: str
     what: str
@@ -62,7 +62,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Tables, and the time in which no operation ran."""
+    """Tables, and the share of time in which no operation ran."""
 
     programs: list[dict[str, Any]]
     places: list[dict[str, Any]]
@@ -71,7 +71,7 @@ class Profile:
 
 
 def profiled(engine: Engine, run: Callable[[], object]) -> Profile:
-    """What `run` makes the engine's device do. Everything is compiled already."""
+    """Profiles the engine's device during `run`. Everything must be compiled already."""
     with tempfile.TemporaryDirectory() as folder:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
@@ -82,7 +82,7 @@ def profiled(engine: Engine, run: Callable[[], object]) -> Profile:
 
 
 def kinds_of(hlo: str) -> dict[str, Kind]:
-    """By name, the operations of a compiled program's text that take time of their own."""
+    """Returns by name the operations of a compiled program's text that take time of their own."""
     found = {}
     for line in hlo.splitlines():
         match = _INSTRUCTION.match(line)
@@ -99,7 +99,7 @@ def kinds_of(hlo: str) -> dict[str, Kind]:
 
 
 def summarized(events: list[Event], programs: list[Program]) -> Profile:
-    """`programs`: one per dispatch, in order. The k-th run of a module is the k-th dispatch of it."""
+    """Sums up a profile. `programs`: one per dispatch, in order; the k-th run of a module is its k-th dispatch."""
     program_of = _matched(events, programs)
     by_kind: Counter[Kind] = Counter()
     calls: Counter[Kind] = Counter()
@@ -154,7 +154,7 @@ def _matched(events: Iterable[Event], programs: Iterable[Program]) -> dict[tuple
 
 
 def _idle_share(events: list[Event]) -> float:
-    """Of the time from the first operation to the last, in which none ran."""
+    """Returns the share of time between the first and the last operation in which none ran."""
     busy_ns, until_ns = 0.0, 0.0
     for event in sorted(events, key=lambda event: event.start_ns):
         busy_ns += max(0.0, event.end_ns - max(until_ns, event.start_ns))
@@ -174,7 +174,7 @@ def _events(data: Any) -> Iterator[Event]:
 
 
 class _recorded:  # noqa: N801 - reads as a function
-    """The programs that the engine's runner takes, in order, while the context lasts."""
+    """Records the programs that the engine's runner takes, in order, while the context lasts."""
 
     def __init__(self, engine: Engine) -> None:
         self._runner: Any = engine._runner  # noqa: SLF001

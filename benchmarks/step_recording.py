@@ -1,7 +1,7 @@
-"""How long an engine's steps really take, recorded while it serves, and fitted to what each step holds.
+"""Records how long an engine's steps really take while it serves, and fits a model to what each step holds.
 
-The host sees when a step ends where it waits for it. A step's time is from its dispatch, or from the end of the one
-before, to its own end; steps that the host came too late for are left out.
+The host sees the end of a step if it waits for it. A step's time is from its dispatch, or from the end of the previous
+step, to its own end; steps for which the host came too late are left out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from penstock.engine.scheduling.step_plan import StepPlan
 _WAITED_S = 0.2e-3  # a host that waited less may have come after the end
 _KNOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens of a step
 _ROUNDS = 4  # of reweighting
-_KEPT = 2000  # records at most, of which ratios are drawn
-_ALIKE = 30  # of them are about as long as a step
+_KEPT = 2000  # most records that ratios are drawn from
+_ALIKE = 30  # number of records of similar length that a step's ratio is drawn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class StepRecord:
     shape: StepShape
     plan_s: float  # of the host, before the dispatch
     commit_s: float  # of the host, with the results
-    step_s: float | None  # of the device; None where nobody saw it begin or end
+    step_s: float | None  # of the device; None: its beginning or end was not seen
 
 
 @dataclass(slots=True)
@@ -46,12 +46,12 @@ class _Turn:
     dispatched_s: float = 0.0
     ended_s: float = 0.0
     committed_s: float = 0.0
-    waited_s: float = 0.0  # that the host stood waiting for the end
+    waited_s: float = 0.0  # time that the host waited for the end
 
 
 @contextmanager
 def recorded(engine: Engine) -> Iterator[list[StepRecord]]:
-    """Notes the steps of `engine` while the block lasts; the list is filled when it ends."""
+    """Records the steps of `engine` while the block lasts; the list is filled when the block ends."""
     clock, kept = _RecordingClock(), engine._clock  # noqa: SLF001
     builder: Any = engine._builder  # noqa: SLF001
     build: Callable[[StepPlan], Any] = builder.build
@@ -113,18 +113,18 @@ def _records(turns: list[_Turn]) -> Iterator[StepRecord]:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """A `StepTiming` that was fitted: seconds are linear in tokens between the knots, in sampled rows and in pairs.
+    """A fitted `StepTiming`: seconds are linear in tokens between the knots, in sampled rows and in pairs.
 
-    Each step takes what the fit says times a ratio, drawn from those by which recorded steps of about that length
-    differed from it: so the same machine's unrest is in the simulation. The same seed draws the same.
+    Each step takes the fitted time times a ratio, drawn from the ratios of recorded steps of similar length to their
+    fit. So the simulation has the machine's own noise. The same seed draws the same ratios.
     """
 
-    tokens_s: dict[int, float]  # by knot, of one step
+    tokens_s: dict[int, float]  # by knot, for one step
     row_s: float
     pair_s: float
-    host_plan_s: tuple[float, float]  # of a step, and of each row
+    host_plan_s: tuple[float, float]  # per step, and per row
     host_commit_s: tuple[float, float]
-    recorded: tuple[tuple[float, float], ...]  # steps: seconds by the fit, in order, and how many times that it took
+    recorded: tuple[tuple[float, float], ...]  # steps: fitted seconds, in order, and the ratio of the real ones
     seed: int = 0
     _draws: random.Random = field(init=False, repr=False, compare=False)
 
@@ -183,7 +183,7 @@ class MeasuredSteps:
 
 
 def _features(shape: StepShape, knots: Sequence[int]) -> list[float]:
-    """How near its tokens are to each knot, its sampled rows and its pairs: each as often as it has steps."""
+    """Returns the closeness of the tokens to each knot, the sampled rows and the pairs, all times the step count."""
     values = [0.0] * len(knots)
     tokens = min(shape.num_tokens, knots[-1])
     above = next(place for place, knot in enumerate(knots) if knot >= tokens)
@@ -195,7 +195,7 @@ def _features(shape: StepShape, knots: Sequence[int]) -> list[float]:
 
 
 def _fit(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Weights of none below 0 whose relative errors are least, and whose sum of seconds is that of the records."""
+    """Returns non-negative weights with the least relative errors, scaled so that total seconds match the records."""
     expected = seconds
     for _ in range(_ROUNDS):
         scale = np.maximum(features.max(axis=0), 1e-12)
@@ -205,11 +205,11 @@ def _fit(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _per_row(seconds: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Of a step, and of each of its rows: through the medians of steps of few and of many rows."""
+    """Fits the seconds of a step and of each of its rows, without outliers."""
     rows = np.array([count for count, _ in seconds], np.float64)
     times = np.array([value for _, value in seconds])
     features = np.stack([np.ones_like(rows), rows], axis=1)
     usual = max(float(np.median(times)), 1e-6)
-    kept = times < 5 * usual * (1 + rows / max(1.0, float(np.median(rows))))  # the others waited for a processor
+    kept = times < 5 * usual * (1 + rows / max(1.0, float(np.median(rows))))  # others waited for a processor
     step_s, row_s = nnls(features[kept], times[kept])[0]
     return float(step_s), float(row_s)

@@ -1,4 +1,4 @@
-"""Rows of a measurement, as a table for the terminal."""
+"""Formats rows of a measurement as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def table_of(title: str, rows: Sequence[Mapping[str, Any]], *, digits: int = 2) -> Table:
-    """Columns are those of the first row; text stands left, numbers right, fractions with so many digits."""
+    """Makes a table. The first row gives the columns; text is left-aligned, numbers right, with `digits` decimals."""
     table = Table(title=title, title_justify="left")
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")

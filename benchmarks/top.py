@@ -1,11 +1,11 @@
-"""What watching a queue costs Redis: looks of `penstock top` and of the operators' page, and the reports of workers.
+"""Measures what watching a queue costs Redis: looks of `penstock top` and of the operators' page, and workers' reports.
 
     python -m benchmarks.top
 
-A server, workers whose engine is a timer and which are all full, and requests that wait, of many tenants. Looks are
-taken faster than anybody would. What they cost is what the server's processor time grows by, beside the same time
-without. Reports cannot be turned off, so their script is sent once more, at the same rate. Medians over rounds. Appends
-to `benchmarks/results/top.jsonl`.
+The setup is a server, full workers whose engine is a timer, and waiting requests of many tenants. Looks are taken
+faster than anybody would. Their cost is the growth of the server's processor time over the same time without them.
+Reports cannot be turned off, so their script is sent a second time, at the same rate. Medians over rounds. Appends to
+`benchmarks/results/top.jsonl`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def enqueue(redis: RedisClient, num_requests: int, num_tenants: int) -> No
 
 
 async def until_full(redis: RedisClient, arguments: argparse.Namespace) -> None:
-    """All slots run, and all that waits has its place."""
+    """Waits until all slots are busy and all waiting entries have their places."""
     while True:
         now = await look(redis, QUEUE)
         is_full = now.num_running == arguments.workers * SLOTS and len(now.running) == now.num_running
@@ -118,7 +118,7 @@ async def until_full(redis: RedisClient, arguments: argparse.Namespace) -> None:
 
 
 async def cost_us(redis: RedisClient, work: Callable[[], Awaitable[Any]], arguments: argparse.Namespace) -> float:
-    """Processor time of the server for one of `work`, what it does anyway left out."""
+    """Returns the server's processor time for one run of `work`, without what it spends anyway."""
     before = await spent_s(redis, arguments.seconds)
     count = round(arguments.seconds * arguments.rate)
     begun_s, begun_cpu_s = time.perf_counter(), await cpu_s(redis)
@@ -132,7 +132,7 @@ async def cost_us(redis: RedisClient, work: Callable[[], Awaitable[Any]], argume
 
 
 async def spent_s(redis: RedisClient, seconds: float) -> float:
-    """Of each second, while nobody looks."""
+    """Returns the server's processor time per second while nobody looks."""
     begun_s, begun_cpu_s = time.perf_counter(), await cpu_s(redis)
     await asyncio.sleep(seconds)
     return (await cpu_s(redis) - begun_cpu_s) / (time.perf_counter() - begun_s)

@@ -1,4 +1,4 @@
-"""What is proven about TPUs without one: compiles the presets for real topologies and writes the figures down.
+"""Proves what can be proven about TPUs without one: compiles the presets for real topologies and records the figures.
 
     python -m benchmarks.tpu_ledger [--case 1 ...]
 
@@ -86,11 +86,11 @@ def main() -> None:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """The plan's figures; raises what it raises if the model does not compile or fit."""
+    """Returns the plan's figures; raises the plan's errors if the model does not compile or fit."""
     model = preset(case.model)
     if model is None:
         raise ValueError(f"{case.model} is no preset")
-    config = EngineConfig(  # without a compile_cache_dir: seconds of compiling are measured
+    config = EngineConfig(  # no compile_cache_dir: compile times are measured
         tensor_parallel=case.tensor,
         expert_parallel=case.expert,
         attention=case.attention,
@@ -119,14 +119,14 @@ def load() -> dict[str, dict[str, Any]]:
 
 
 def _is_of_today(figures: dict[str, Any]) -> bool:
-    """Whether a version measured them that counted every kind of head, and processor time of each function."""
+    """Checks that the figures are from a version that counted every kind of head, and processor time per function."""
     return "error" in figures or all(
         {"full_traffic", "compile_cpu_s"} <= bucket.keys() for bucket in figures["buckets"]
     )
 
 
 def write() -> None:
-    """The page, from all cases that have figures."""
+    """Writes the page, from all cases that have figures."""
     everything = load()
     kept = {name: figures for name, figures in everything.items() if "error" not in figures}
     failed = {name: figures["error"] for name, figures in everything.items() if "error" in figures}
@@ -175,7 +175,7 @@ Of processor time, threads added up, as the clock depends on what else the machi
 def _fit(name: str, figures: dict[str, Any]) -> str:
     hbm, pages = figures["hbm"], figures["pages"]
     steps = [bucket for bucket in figures["buckets"] if bucket["kind"] in WRITING]
-    is_counted = any(bucket["traffic"]["read_bytes"] for bucket in steps)  # or libtpu could not print its HLO
+    is_counted = any(bucket["traffic"]["read_bytes"] for bucket in steps)  # if not, libtpu could not print its HLO
     layers = {_counts(bucket["layer_collectives"]) if is_counted else "not counted" for bucket in steps}
     in_place = "yes" if is_counted else "aliased; copies not counted"
     cells = [

@@ -1,9 +1,9 @@
-"""What warming up a mixture of experts takes beside a dense model with as many parameters, in turn.
+"""Measures the warm-up of a mixture of experts against a dense model with as many parameters, in turn.
 
     python -m benchmarks.warm_up --rounds 3
 
 Medians of several rounds: seconds, and the process's CPU time, which other work on the machine distorts less. The first
-round is not counted: it pays for what a process does once. Appends to `benchmarks/results/warm_up.jsonl`.
+round is not counted, as it includes one-time costs of the process. Appends to `benchmarks/results/warm_up.jsonl`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
-    """A row for the dense model and one for the mixture."""
+    """Returns a row for the dense model and one for the mixture."""
     settings = EngineConfig(max_batch_tokens=arguments.max_batch_tokens, max_model_len=1024, matmul=form)
     deployments = {name: deploy(settings, model) for name, model in models_of(arguments.model, arguments.dtype).items()}
     rounds = [
@@ -72,7 +72,7 @@ def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
 
 
 def models_of(name: str, dtype: str) -> dict[str, ModelConfig]:
-    """A geometry with a feed-forward in each layer, and with experts that together are as large."""
+    """Returns a geometry with a feed-forward in each layer, and one with experts of the same total size."""
     geometry = GEOMETRIES[name]
     fields = {
         "vocab_size": geometry.vocab_size, "hidden_size": geometry.hidden, "intermediate_size": geometry.intermediate,
@@ -86,7 +86,7 @@ def models_of(name: str, dtype: str) -> dict[str, ModelConfig]:
 
 
 def warm_up_once(deployment: Deployment) -> tuple[float, float, int]:
-    """Seconds, seconds of CPU time, and programs that were compiled."""
+    """Returns seconds, CPU seconds, and the number of compiled programs."""
     model = random_model(deployment.model, 0)
     if deployment.matmul_library is not None:
         pack_head(model, deployment.matmul_library)

@@ -21,7 +21,7 @@ async def main() -> None:
         async with handle.stream() as chunks:
             chunk = await anext(chunks)
             print("begun:", chunk.text)
-        # Any process that knows the id can go on reading, now or after a restart.
+        # Any process that knows the id can continue reading, now or after a restart.
         rest = client.handle(handle.id).stream(after=chunk.entry_id)
         print("continued:", "".join([chunk.text async for chunk in rest]))
 

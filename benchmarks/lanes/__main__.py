@@ -1,12 +1,12 @@
-"""Whose turn it is, under load: real workers with paced devices, and what issue 18 asks of them (docs/lanes.md).
+"""Measures the lanes under load, with real workers and paced devices, against the bars of issue 18 (docs/lanes.md).
 
     python -m benchmarks.lanes tenants     # a small tenant beside a crowd, against half the fleet alone
     python -m benchmarks.lanes windows     # interactive requests beside batch work, against either alone
     python -m benchmarks.lanes prefixes    # prefix hits of four workers, against one large one; a dead and a slow one
     python -m benchmarks.lanes backlog     # the scripts behind 1,000,000 entries that wait, against 1,000
 
-Without a name all of them run. Each prints tables and appends a line to `benchmarks/results/lanes.jsonl`. Ratios are of
-figures of one run. What a device takes is a timer's (`benchmarks.paced_engine`): the rest is as it is in production.
+Without a name all of them run. Each prints tables and appends a line to `benchmarks/results/lanes.jsonl`. Ratios
+compare figures of one run. A timer stands in for the device (`benchmarks.paced_engine`); the rest is as in production.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCENARIOS: dict[str, tuple[Callable[[float, int], Coroutine[Any, Any, Measured]]
     "prefixes": (prefixes.measure, 15.0),
     "backlog": (backlog.measure, 10.0),
 }
-"""How each is measured, and for how many seconds a side is by default."""
+"""The measuring function of each scenario, and the seconds per side by default."""
 
 
 def main() -> None:

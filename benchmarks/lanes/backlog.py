@@ -1,8 +1,8 @@
-"""The scripts that give entries out, behind a million entries of a thousand tenants, and behind a thousand.
+"""Measures the scripts that give entries out, behind a million entries of a thousand tenants, and behind a thousand.
 
-What each takes is what the server itself says of it (SLOWLOG): microseconds in which it does nothing else. Between two
-runs of `take` its entries leave the queue and as many new ones come, so that the backlog stays as long as it is. Both
-servers are there at the same time, and are asked in turn.
+The time of each is from the server's SLOWLOG: microseconds in which it does nothing else. Between two runs of `take`,
+its entries leave the queue and as many new ones come, so the backlog keeps its length. Both servers run at the same
+time and are asked in turn.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from penstock.worker.protocol.scripts import Bill
 QUEUE = "backlog"
 TENANTS = 1000
 SIZES = (1000, 1_000_000)
-COUNT = 8  # entries that one take is for
+COUNT = 8  # entries per take
 PAGE = 1000
-MOST_S = 90.0  # for the whole of one size; a slow machine ends with fewer entries
+MOST_S = 90.0  # for all of one size; a slow machine ends up with fewer entries
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_bytes": 8 << 20}
 
 
@@ -71,7 +71,7 @@ class Side:
     """A server with its backlog."""
 
     def __init__(self, redis: RedisClient, waiting: int, laned_us: float) -> None:
-        self.laned_us = laned_us  # each
+        self.laned_us = laned_us  # per entry
         self._redis = redis
         self._waiting = waiting
         self._hashes = {script_hash(str(command[1])): name for name, command in _commands().items()}
@@ -107,7 +107,7 @@ class Side:
 
 
 async def _fill(redis: RedisClient, size: int, give_up_s: float) -> int:
-    """Entries of all tenants in turn, in pages of the same bytes."""
+    """Enqueues entries of all tenants in turn, in pages of the same bytes."""
     pool = cast("Any", redis).connection_pool
     connection = await pool.get_connection()
     page = b"".join(pack_command(cast("Any", _entry(place % TENANTS))) for place in range(PAGE))
@@ -126,7 +126,7 @@ def _entry(tenant: int) -> Command:
 
 
 async def _lane(redis: RedisClient, give_up_s: float) -> float:
-    """Gives all their places; microseconds for each."""
+    """Gives all entries their places; returns microseconds per entry."""
     before = await _cpu_s(redis)
     has_more = True
     while has_more and time.monotonic() < give_up_s:

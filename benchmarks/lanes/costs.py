@@ -1,7 +1,7 @@
-"""What the server spends on each call that a worker makes in its queue's slot, by how many workers there are.
+"""Measures what the server spends on each call that a worker makes in its queue's slot, by number of workers.
 
-Processor time of the server over many calls, one after the other on one connection, reading and writing included: as
-it is where each comes from another worker.
+It is the server's processor time over many calls in a row on one connection, including reading and writing: the same as
+if each call came from another worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUEUE = "costs"
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_bytes": 8 << 20}
 BODY = {"prompt": "x" * 1000, "max_tokens": "500", "tenant": "t1", "priority": "1", "timeout_s": "600"}
 CALLS, LONG_CALLS = 1500, 60
-RUNNING = 8  # requests of one worker, in a charge
+RUNNING = 8  # requests of one worker, per charge
 PART = Part(slots=RUNNING, tokens_per_s=100.0, reply_tokens=500.0, token_bytes=4.0)  # of each worker
 _MEASURE = scripts.measure(QUEUE, every_ms=0, target_s=60.0, max_bytes=8 << 20)
 _SCRAPE: list[Command] = [
@@ -33,7 +33,7 @@ _SCRAPE: list[Command] = [
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one call."""
+    """Cost of one call."""
 
     us: float
     bytes_in: float  # to the server
@@ -44,7 +44,7 @@ Call = Callable[[], Awaitable[Any]]
 
 
 async def measure(num_workers: int) -> dict[str, Cost]:
-    """By name of the call."""
+    """Measures all calls; returns costs by name."""
     with EmbeddedServer() as server:
         redis = connect(server.socket_url, decode=False)
         await ensure_group(redis, QUEUE)
@@ -67,7 +67,7 @@ async def measure(num_workers: int) -> dict[str, Cost]:
 
 
 async def _give_one(redis: RedisClient, worker: str) -> None:
-    """An entry that is pending for it, as for all that work."""
+    """Gives a worker a pending entry, as all busy workers have."""
     stream = keys.requests(QUEUE)
     commands: list[Command] = [
         ("XADD", stream, "*", "prompt", "x"),
@@ -77,7 +77,7 @@ async def _give_one(redis: RedisClient, worker: str) -> None:
 
 
 def _idle(redis: RedisClient) -> dict[str, Call]:
-    """What a worker sends whether or not there is anything to do."""
+    """Returns the calls that a worker makes whether or not there is anything to do."""
 
     def script(command: Command) -> Call:
         return lambda: execute_one(redis, command)
@@ -98,7 +98,7 @@ def _idle(redis: RedisClient) -> dict[str, Call]:
 
 
 def _over_all(redis: RedisClient, num_workers: int) -> dict[str, Call]:
-    """What grows with the number of workers."""
+    """Returns the calls whose cost grows with the number of workers."""
     workers = [f"worker-{place:05d}" for place in range(num_workers)]
     pages = [workers[start : start + BEATS_PER_READ] for start in range(0, num_workers, BEATS_PER_READ)]
     return {
@@ -108,8 +108,8 @@ def _over_all(redis: RedisClient, num_workers: int) -> dict[str, Call]:
 
 
 async def _of_requests(redis: RedisClient) -> dict[str, Cost]:
-    """What one request costs, and a charge of a worker's running ones."""
-    entries: list[tuple[str, str]] = []  # with whose they are
+    """Measures the calls of one request, and a charge of a worker's running ones."""
+    entries: list[tuple[str, str]] = []  # with their tenants
     number = 0
 
     def send(*command: Any) -> Awaitable[Any]:
@@ -136,7 +136,7 @@ async def _of_requests(redis: RedisClient) -> dict[str, Cost]:
         await execute_one(redis, scripts.ack(QUEUE, worker=worker, bills=[Bill(entry, "t1", 1500)]))
 
     found = {"enqueue": await _cost(redis, add, CALLS)}
-    found["take, one of many"] = await _cost(redis, take, CALLS)  # laning included
+    found["take, one of many"] = await _cost(redis, take, CALLS)  # including laning
     found[f"charge of {RUNNING}"] = await _cost(redis, charge, CALLS)
     found["ack"] = await _cost(redis, ack, CALLS)
     return found

@@ -1,4 +1,4 @@
-"""What a scenario found, and what it should have."""
+"""The findings of a scenario, and their bounds."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class Measured:
 
 
 def waits_s(found: Iterable[Outcome], group: str) -> np.ndarray:
-    """From the enqueue to the first token, of those of a group that got one without a takeover before."""
+    """Returns seconds from enqueue to first token in a group, of requests that got one without a takeover before."""
     ends = [each.end for each in found if each.sent.arrival.group == group]
     return np.array([end.ttft_ms for end in ends if end is not None and end.ttft_ms is not None]) / 1000
 
 
 def claimed_s(found: Iterable[Outcome]) -> np.ndarray:
-    """From the enqueue to the first claim."""
+    """Returns seconds from enqueue to first claim."""
     return np.array([each.end.queued_ms or 0 for each in found if each.end is not None]) / 1000
 
 
 def spread(seconds: np.ndarray) -> dict[str, float]:
-    """In milliseconds."""
+    """Returns quantiles in milliseconds."""
     p50, p90, p99, most = (1000 * float(value) for value in np.percentile(seconds, (50, 90, 99, 100)))
     return {"p50, ms": p50, "p90": p90, "p99": p99, "max": most}
 
 
 def lost(found: Iterable[Outcome]) -> int:
-    """Requests without an end."""
+    """Counts requests without an end."""
     return sum(each.end is None for each in found)

@@ -22,7 +22,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class Fleet:
-    """Workers that serve, and a connection to their server."""
+    """Running workers, and a connection to their server."""
 
     def __init__(self, redis: RedisClient, processes: dict[str, BaseProcess]) -> None:
         self.redis = redis
@@ -34,7 +34,7 @@ class Fleet:
             os.kill(process.pid, number)
 
     def check(self) -> None:
-        """Raises RuntimeError if a worker has ended that nobody killed."""
+        """Raises RuntimeError if a worker has ended without being killed."""
         for name, process in self._processes.items():
             if process.exitcode not in (None, -signal.SIGKILL):
                 raise RuntimeError(f"worker {name} ended with status {process.exitcode}")
@@ -42,7 +42,7 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def running_fleet(workers: Sequence[PacedWorker]) -> AsyncIterator[Fleet]:
-    """A server and these workers, from when all serve their queues."""
+    """Runs a server and these workers; yields once all serve their queues."""
     with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
         redis = connect(server.url, decode=False)
         for queue in {worker.queue for worker in workers}:

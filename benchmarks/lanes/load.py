@@ -1,6 +1,6 @@
-"""Requests sent at given times with a bare XADD, and what became of them, from the ends of their replies.
+"""Sends requests at given times with a bare XADD, and reads their outcomes from the ends of their replies.
 
-Times are those that the ends say: on the server's clock and the workers', so that reading costs the fleet nothing.
+Times are from the ends, by the server's clock and the workers', so that reading costs the fleet nothing.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from penstock.producer.redis.pipeline import Command, execute
 from penstock.producer.redis.streams import pairs
 from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 
-TICK_S = 0.002  # what is due within one is sent together
+TICK_S = 0.002  # requests due within one are sent together
 PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request to come."""
+    """A request to be sent."""
 
-    at_s: float  # from the beginning
+    at_s: float  # from the start
     group: str  # in the figures
     fields: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request in the queue, by its entry's id, which is its own too."""
+    """A request in the queue; its entry's id is also its own."""
 
     id: str
     arrival: Arrival
@@ -42,7 +42,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request; `end` is None of one that got none."""
+    """The outcome of a request; `end` is None if it got none."""
 
     sent: Sent
     end: EndEntry | None
@@ -50,14 +50,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Sending:
-    """What was sent so far."""
+    """Requests sent so far."""
 
     queue: str
     sent: list[Sent] = field(default_factory=list)
 
 
 def poisson(rate: float, seconds: float, random: Random) -> list[float]:
-    """Times of arrivals."""
+    """Draws the times of arrivals."""
     times, now = [], random.expovariate(rate)
     while now < seconds:
         times.append(now)
@@ -66,12 +66,12 @@ def poisson(rate: float, seconds: float, random: Random) -> list[float]:
 
 
 def text(num_tokens: int) -> str:
-    """Token ids of a prompt, all the same."""
+    """Returns the token ids of a prompt, all the same."""
     return f"[{','.join(['5'] * num_tokens)}]"
 
 
 def body(num_prompt: int, num_output: int, **fields: object) -> dict[str, str]:
-    """Fields of a request that gives so many tokens."""
+    """Returns the fields of a request that generates `num_output` tokens."""
     return {
         "prompt_token_ids": text(num_prompt), "max_tokens": str(num_output), "ignore_eos": "true",
         **{name: str(value) for name, value in fields.items()},
@@ -79,7 +79,7 @@ def body(num_prompt: int, num_output: int, **fields: object) -> dict[str, str]:
 
 
 async def send_all(redis: RedisClient, sending: Sending, arrivals: Sequence[Arrival]) -> None:
-    """Sends each at its time."""
+    """Sends each request at its time."""
     begun_s = time.monotonic()
     for tick, group in groupby(sorted(arrivals, key=lambda each: each.at_s), lambda each: int(each.at_s / TICK_S)):
         page = list(group)
@@ -90,7 +90,7 @@ async def send_all(redis: RedisClient, sending: Sending, arrivals: Sequence[Arri
 
 
 async def until_ended(redis: RedisClient, sending: Sending, timeout_s: float) -> None:
-    """Until all have their ends, or that time is over."""
+    """Waits until all requests have their ends, or until the time is over."""
     deadline_s = time.monotonic() + timeout_s
     while any(each.end is None for each in await outcomes(redis, sending)):
         if time.monotonic() > deadline_s:
@@ -99,7 +99,7 @@ async def until_ended(redis: RedisClient, sending: Sending, timeout_s: float) ->
 
 
 async def until_empty(redis: RedisClient, queue: str, timeout_s: float) -> bool:
-    """Whether the queue was empty within that time."""
+    """Waits until the queue is empty; returns False if the time is over before."""
     deadline_s = time.monotonic() + timeout_s
     while await redis.xlen(keys.requests(queue)):
         if time.monotonic() > deadline_s:
@@ -109,7 +109,7 @@ async def until_empty(redis: RedisClient, queue: str, timeout_s: float) -> bool:
 
 
 async def cancel_rest(redis: RedisClient, sending: Sending) -> None:
-    """Cancels what has not ended, as a client does, and waits until it has."""
+    """Cancels requests that have not ended, as a client does, and waits until they have."""
     commands: list[Command] = []
     for sent in sending.sent:
         commands.append(("SET", keys.cancel(sending.queue, sent.id), "1", "EX", "60"))
@@ -121,7 +121,7 @@ async def cancel_rest(redis: RedisClient, sending: Sending) -> None:
 
 
 async def drop_all(redis: RedisClient, sending: Sending) -> None:
-    """Deletes what is in the queue, whoever waits for it. Workers end what they run."""
+    """Deletes what is in the queue, without regard to readers. Workers end what they run."""
     await _pages(redis, [("XDEL", keys.requests(sending.queue), sent.id) for sent in sending.sent])
 
 
@@ -133,7 +133,7 @@ async def outcomes(redis: RedisClient, sending: Sending) -> list[Outcome]:
 
 
 async def num_generated(redis: RedisClient, sending: Sending) -> int:
-    """Tokens on all replies so far."""
+    """Counts the tokens on all replies so far."""
     total = 0
     for entry in await _newest(redis, sending):
         if isinstance(entry, EndEntry):
@@ -144,13 +144,13 @@ async def num_generated(redis: RedisClient, sending: Sending) -> int:
 
 
 async def num_handed_back(redis: RedisClient, sending: Sending) -> int:
-    """How often requests were given back."""
+    """Counts how often requests were given back."""
     commands = [("HGET", keys.state(sending.queue, sent.id), "handbacks") for sent in sending.sent]
     return sum(int(answer or 0) for answer in await _pages(redis, commands))
 
 
 async def _newest(redis: RedisClient, sending: Sending) -> list[ReplyEntry | None]:
-    """The last chunk of each reply, or its end. Behind the chunks may be what says that others took it over."""
+    """Returns the last chunk of each reply, or its end. After the chunks there may be claims of takeovers."""
     commands = [("XREVRANGE", keys.reply(sending.queue, sent.id), "+", "-", "COUNT", 4) for sent in sending.sent]
     return [_readable(answer) for answer in await _pages(redis, commands)]
 

@@ -1,7 +1,7 @@
-"""The lanes as a model: the order in which `take` gives entries out, without a server.
+"""A model of the lanes: the order in which `take` gives entries out, without a server.
 
-What docs/lanes.md says, on plain data. A test replays random traces through it and through the scripts, and finds the
-same entries in the same order and the same accounts (`tests/worker/protocol/test_lane_model.py`).
+It implements docs/lanes.md on plain data. A test replays random traces through it and through the scripts, and finds
+the same entries in the same order and the same accounts (`tests/worker/protocol/test_lane_model.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 SPAN = 2**42
 PATIENCE_MS, AGED_MS = 60_000, 5_000
-AGAIN_MS = 1_600_000_000_000  # so much earlier is due what a worker has had
+AGAIN_MS = 1_600_000_000_000  # entries that a worker has had are due earlier by this much
 MAX_OVERTAKES = 20
 AT_ONCE = 64
 MAX_BANDS = 16
@@ -21,7 +21,7 @@ CREDIT = 8192
 
 
 class EntryId(NamedTuple):
-    """Sorts as the server's do."""
+    """Sorts like the server's ids."""
 
     ms: int
     number: int
@@ -29,13 +29,13 @@ class EntryId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An entry that waits."""
+    """A waiting entry."""
 
     id: EntryId
     tenant: str
     priority: int = 0
     timeout_s: float | None = None
-    cost: int = 1  # what a tenant is charged when it is taken
+    cost: int = 1  # charged to the tenant when it is taken
 
     @property
     def rank(self) -> int:
@@ -43,7 +43,7 @@ class Waiting:
 
     @property
     def rank_again(self) -> int:
-        """Once a worker has had it."""
+        """Rank once a worker has had the entry."""
         return (1000 - self.priority) * SPAN + max(0, self._due_ms - AGAIN_MS)
 
     @property
@@ -53,7 +53,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class _Chooser:
-    """A tenant whose turn it may be, in one run."""
+    """A tenant that may be next, in one run."""
 
     name: str
     counter: float
@@ -63,22 +63,22 @@ class _Chooser:
 
 
 class Lanes:
-    """What waits, and what tenants have been served."""
+    """The waiting entries, and what tenants have been served."""
 
     def __init__(self) -> None:
         self.weights: dict[str, float] = {}
-        self.floor = 0.0  # what the last tenant to leave had been served
+        self.floor = 0.0  # served to the last tenant that left
         self.charged: dict[EntryId, float] = {}
-        self.service: dict[str, float] = {}  # of those that do not wait
-        self.counters: dict[str, float] = {}  # of those that do
-        self.seats: dict[str, int] = {}  # the priority of each one's next entry
+        self.service: dict[str, float] = {}  # of tenants that do not wait
+        self.counters: dict[str, float] = {}  # of tenants that wait
+        self.seats: dict[str, int] = {}  # the priority of each tenant's next entry
         self._waiting: dict[EntryId, Waiting] = {}
-        self._by_age: list[EntryId] = []  # a heap; what has left stays until it comes up
-        self._lanes: dict[str, list[tuple[int, int, int]]] = {}  # as well
-        self._bands: dict[int, list[tuple[float, str]]] = {}  # as well
+        self._by_age: list[EntryId] = []  # a heap; entries that have left stay until they come up
+        self._lanes: dict[str, list[tuple[int, int, int]]] = {}  # heaps too
+        self._bands: dict[int, list[tuple[float, str]]] = {}  # heaps too
         self._sizes: dict[int, int] = {}  # of bands
-        self._forgettable: list[tuple[float, str]] = []  # `service` as a heap, as well
-        self._overtakes = (EntryId(0, 0), 0)  # the oldest that has waited for long, and how often it was overtaken
+        self._forgettable: list[tuple[float, str]] = []  # `service` as a heap, with stale entries too
+        self._overtakes = (EntryId(0, 0), 0)  # the oldest entry that has waited for long, and its overtakes so far
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -90,11 +90,11 @@ class Lanes:
         return self._by_age[0] if self._by_age else None
 
     def arrive(self, entry: Waiting) -> None:
-        """Gives it its place. Entries come in the order of their ids."""
+        """Gives an entry its place. Entries come in the order of their ids."""
         self._wait(entry, entry.rank)
 
     def give_back(self, entry: Waiting) -> None:
-        """Lets one wait again that was taken. It keeps what it was charged."""
+        """Makes an entry that was taken wait again. It keeps its charge."""
         self._wait(entry, entry.rank_again)
 
     def _wait(self, entry: Waiting, rank: int) -> None:
@@ -106,7 +106,7 @@ class Lanes:
             self._seat(entry.tenant, before, entry.priority)
 
     def take(self, count: int, now_ms: int = 0, *, max_overtakes: int = MAX_OVERTAKES) -> list[Waiting]:
-        """Those whose turn it is, in that order."""
+        """Takes the next entries, in order."""
         taken: list[Waiting] = []
         aged = self.oldest if count > 0 else None
         if aged is not None and now_ms - aged.ms <= AGED_MS:
@@ -121,7 +121,7 @@ class Lanes:
         return taken
 
     def charge(self, totals: Iterable[tuple[EntryId, str, float]]) -> None:
-        """Sets what running entries have cost in all."""
+        """Sets the total cost of running entries."""
         added: dict[str, float] = {}
         for entry, tenant, total in totals:
             added[tenant] = added.get(tenant, 0) + total - self.charged.get(entry, 0)
@@ -130,7 +130,7 @@ class Lanes:
             self._serve(tenant, tokens)
 
     def settle(self, entry: EntryId, tenant: str, total: float) -> None:
-        """As `charge`, of one that has ended."""
+        """Charges an entry that has ended, like `charge`, and forgets it."""
         self.charge([(entry, tenant, total)])
         del self.charged[entry]
 
@@ -162,7 +162,7 @@ class Lanes:
         return chosen
 
     def _take_out(self, entry_id: EntryId) -> Waiting:
-        """Takes one out of turn."""
+        """Takes an entry out of turn."""
         entry = self._waiting[entry_id]
         before = self._priority_next(entry.tenant)
         del self._waiting[entry_id]
@@ -173,7 +173,7 @@ class Lanes:
         return entry
 
     def _first(self, band: int, count: int) -> list[str]:
-        """Tenants of a band, the least served first."""
+        """Returns the first tenants of a band, the least served first."""
         heap, found = self._bands[band], []
         names: list[str] = []
         while heap and len(names) < count:
@@ -221,7 +221,7 @@ class Lanes:
             self.floor = max(self.floor, counter)
 
     def _lifted(self, tenant: str, priority: int) -> float:
-        """What one has been served that comes back: no less than those that stayed."""
+        """Returns the service of a tenant that comes back: no less than that of those who stayed."""
         had = self.service.pop(tenant, 0.0)
         lowest = self._least_of_all()
         if len(self._sizes) <= MAX_BANDS:
@@ -230,11 +230,11 @@ class Lanes:
         return max(had, self._base(lowest if least_here is None else least_here))
 
     def _base(self, lowest: float | None) -> float:
-        """What one has been served no less than that comes back, while the least of those who wait has been so much."""
+        """Returns the least service that a tenant comes back with, given the least among waiting tenants."""
         return self.floor if lowest is None else max(0.0, lowest - CREDIT)
 
     def _least_of_all(self) -> float | None:
-        """What those who wait have been served; None: nobody does."""
+        """Returns the least service among waiting tenants; None: nobody waits."""
         found = [self._least(band) for band in sorted(self._sizes)[:MAX_BANDS]]
         return min((each for each in found if each is not None), default=None)
 
@@ -273,8 +273,9 @@ class Lanes:
 
 
 def _least(tenants: list[_Chooser]) -> _Chooser | None:
-    """The least served; of equal ones that which was the least served before. Behind the first that was not looked at
-    nobody has had less.
+    """Returns the least served tenant; among equals, the one that was least served before.
+
+    After the first tenant that was not looked at, nobody has had less.
     """
     found: _Chooser | None = None
     for each in tenants:

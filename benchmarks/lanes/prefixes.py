@@ -1,9 +1,9 @@
-"""Prompts that begin alike, on workers that each hold only some of the beginnings.
+"""Measures prompts that begin alike, on workers that each hold only some of the beginnings.
 
-In turn, each with a queue of its own: every prompt has another home (plain pull), prompts that begin alike have one,
-and one worker is as large as the four together. Then one of the second four is killed and one gets slow: nobody may
-wait for either for longer than `steal_after_ms` and the life of a heartbeat. A version without `affinity` runs the
-same, and all is plain pull.
+Three setups run in turn, each with its own queue: every prompt has another home (plain pull), prompts that begin alike
+share a home, and one worker is as large as the four together. Then one of the second four is killed and one gets slow:
+nobody may wait for either longer than `steal_after_ms` and the life of a heartbeat. A version without `affinity` runs
+the same, and all is plain pull.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from penstock.worker.config import WorkerConfig
 
 DEVICE = Device(25e-3, 0.1e-3, 0.02e-3)
 WORKERS, SLOTS = 4, 4
-PREFIXES, PREFIX, OWN, OUTPUT = 8, 2000, 40, 16  # how many, and tokens
-HELD = 3  # prefixes that one worker holds, beside what its slots need
+PREFIXES, PREFIX, OWN, OUTPUT = 8, 2000, 40, 16  # number, and tokens of each part
+HELD = 3  # prefixes that one worker holds, besides what its slots need
 RATE, TROUBLED_RATE = 8.0, 4.0
 HEARTBEAT_S, SCAN_S, BLOCK_S, STEAL_S = 3.0, 0.5, 0.5, 1.0
 DRAIN_S = 60.0
@@ -76,7 +76,7 @@ async def measure(seconds: float, seed: int) -> Measured:
 
 
 def _worker(name: str, queue: str, size: int) -> PacedWorker:
-    """`size` times as large as one of the four."""
+    """Makes a worker `size` times as large as one of the four."""
     of_prefix = PREFIX // PAGE_SIZE
     num_pages = 1 + size * (HELD * of_prefix + SLOTS * (-(-_LONGEST // PAGE_SIZE) - of_prefix + 1))
     config: dict[str, Any] = {
@@ -91,7 +91,9 @@ def _worker(name: str, queue: str, size: int) -> PacedWorker:
 
 
 def _arrivals(rate: float, seconds: float, home: str, random: Random) -> list[Arrival]:
-    """Beginnings are new to all. `home`: whether prompts of one share a home (prefix), or each has its own."""
+    """Draws arrivals with new beginnings. `home`: whether prompts with one beginning share a home (prefix), or each has
+    its own.
+    """
     beginnings = [(random.getrandbits(48), _ids(PREFIX, random)) for _ in range(PREFIXES)]
     found = []
     for at_s in poisson(rate, seconds, random):
@@ -125,11 +127,11 @@ async def _trouble(fleet: Fleet, names: list[str], after_s: float) -> None:
 
 
 def _longest(found: list[Outcome]) -> float:
-    """Milliseconds to a first token."""
+    """Returns the longest time to a first token, in milliseconds."""
     return float(max(each.end.ttft_ms or 0 for each in found if each.end is not None))
 
 
 def _hit_rate(found: list[Outcome]) -> float:
-    """Of the prompts' tokens."""
+    """Returns the hit rate among the prompts' tokens."""
     ends = [each.end for each in found if each.end is not None]
     return sum(end.cached_tokens for end in ends) / max(1, sum(end.prompt_tokens for end in ends))

@@ -1,8 +1,8 @@
-"""A fleet of thousands of workers on a virtual clock, whose turn it is being decided by the model of the lanes.
+"""Simulates a fleet of thousands of workers on a virtual clock; the model of the lanes decides the order.
 
-Simulated are slots, lengths, deaths and prefix caches; who takes what follows `model.Lanes`. A worker takes an entry
-whenever one of its slots is free. Redis and the way of tokens take no time. Running requests are charged every 10 s,
-where workers say it every second.
+Slots, lengths, deaths and prefix caches are simulated, and entries are taken as in `model.Lanes`. A worker takes an
+entry whenever one of its slots is free. Redis and the delivery of tokens take no time. Running requests are charged
+every 10 s; real workers do so every second.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from benchmarks.lanes.model import EntryId, Lanes, Waiting
 from benchmarks.lanes.traffic import NO_HOME, Size, Traffic
 
 Homes = Literal["none", "if free", "patient"]
-"""Who gets what comes while there is room: whoever waits the longest; the home of its beginning if that has room; as
-well, but while it has none the entry waits for it until others may take it.
+"""Who gets a new entry while there is room. "none": the worker that has waited longest. "if free": the home of the
+beginning, if it has room. "patient": the same, but while the home has no room, the entry waits for it until others
+may take it.
 """
 
 CHARGE_S = 10
 OUTPUT_WEIGHT = 2
-TAKEOVER_S = 11.0  # a heartbeat's life, and half a scan
+TAKEOVER_S = 11.0  # life of a heartbeat, and half a scan
 SAMPLE_S = 1.0
 
 
 class Fifo:
-    """First in, first out: what a stream without lanes is."""
+    """First in, first out, like a stream without lanes."""
 
     oldest: EntryId | None = None
 
@@ -52,10 +53,10 @@ class Fifo:
 class Worker:
     free: int
     is_alive: bool = True
-    is_listed: bool = True  # among those that wait for entries
+    is_listed: bool = True  # whether it is among those that wait for entries
     running: set[int] = field(default_factory=set)
     held: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    own: deque[int] = field(default_factory=deque)  # what waits for it, by its beginning
+    own: deque[int] = field(default_factory=deque)  # entries that wait for this worker, as their home
 
 
 @dataclass(slots=True)
@@ -64,13 +65,13 @@ class Run:
 
     worker: int
     begun_s: float
-    first_s: float  # when its first token is there
+    first_s: float  # when its first token is ready
     end_s: float
-    num_left: int  # tokens
+    num_left: int  # remaining tokens
 
 
 class Simulation:
-    """Plays traffic once. What it found is in its attributes."""
+    """Plays traffic once. The findings are in its attributes."""
 
     def __init__(
         self, size: Size, traffic: Traffic, *, homes: Homes = "none", is_fair: bool = True, steal_s: float = 1.0,
@@ -78,12 +79,12 @@ class Simulation:
     ) -> None:  # fmt: skip
         self.size, self.traffic, self.homes, self.steal_s = size, traffic, homes, steal_s
         self.lanes: Lanes | None = Lanes() if is_fair else None
-        self.queue: Lanes | Fifo = Fifo() if self.lanes is None else self.lanes  # an empty one is false
-        self.deaths = deque(sorted((deaths or {}).items()))  # when, and which part of the fleet
+        self.queue: Lanes | Fifo = Fifo() if self.lanes is None else self.lanes  # an empty queue is false
+        self.deaths = deque(sorted((deaths or {}).items()))  # when, and which share of the fleet
         self.random = Random(seed)
         self.workers = [Worker(size.slots) for _ in range(size.workers)]
-        self.ready = deque(range(size.workers))  # those with a free slot, in the order in which they began to wait
-        self.waits_s = [-1.0] * len(traffic)  # until a worker took it
+        self.ready = deque(range(size.workers))  # workers with a free slot, in the order in which they began to wait
+        self.waits_s = [-1.0] * len(traffic)  # until a worker took the request
         self.resumed_s: list[float] = []  # from a death to the takeover
         self.calls: Counter[str] = Counter()
         self.hits, self.num_begun_alike = 0, 0
@@ -91,9 +92,9 @@ class Simulation:
         self.longest_queue = 0
         self.samples: list[tuple[float, dict[str, float], dict[str, int]]] = []
         self._runs: dict[int, Run] = {}
-        self._events: list[tuple[float, int, str]] = []  # when, of which request, what
-        self.orphans: dict[int, float] = {}  # that wait again, by when their workers died
-        self._stolen: set[int] = set()  # whose homes need not look at them any more
+        self._events: list[tuple[float, int, str]] = []  # when, which request, what
+        self.orphans: dict[int, float] = {}  # requests that wait again, and when their workers died
+        self._stolen: set[int] = set()  # requests at which their homes need not look any more
         self._wheel: list[list[int]] = [[] for _ in range(CHARGE_S)]
         self._now_s = 0.0
 
@@ -137,7 +138,9 @@ class Simulation:
         return Waiting(self._id(place), str(traffic.tenant[place]), traffic.priority[place], cost=traffic.prompt[place])
 
     def _home(self, place: int) -> int | None:
-        """The live worker that scores highest for a beginning: the first live one of its own random order."""
+        """Returns the live worker that scores highest for a beginning: the first live one in the beginning's random
+        order.
+        """
         beginning = self.traffic.beginning[place]
         if beginning == NO_HOME or self.homes == "none":
             return None
@@ -148,7 +151,7 @@ class Simulation:
                 return home
 
     def _ready(self) -> bool:
-        """Whether somebody has a free slot; who has not is no longer listed."""
+        """Checks whether some worker has a free slot; removes those without one from the list."""
         while self.ready:
             worker = self.workers[self.ready[0]]
             if worker.free and worker.is_alive:
@@ -158,7 +161,7 @@ class Simulation:
         return False
 
     def _give_to_ready(self, place: int) -> None:
-        """A blocked read of who has waited the longest; it then looks for more, and waits again."""
+        """Ends the blocked read of the worker that has waited longest; it then looks for more, and waits again."""
         number = self.ready.popleft()
         self.workers[number].is_listed = False
         self.calls["blocked read"] += 1
@@ -198,7 +201,7 @@ class Simulation:
 
     def _end(self, place: int) -> None:
         run = self._runs.get(place)
-        if run is None or run.end_s != self._now_s:  # its worker died meanwhile
+        if run is None or run.end_s != self._now_s:  # its worker died in the meantime
             return
         del self._runs[place]
         self.busy_s += self._now_s - run.begun_s
@@ -257,7 +260,9 @@ class Simulation:
             self.samples.append((float(second), dict(self.lanes.counters), dict(self.lanes.seats)))
 
     def _die(self, number: int) -> None:
-        """What it ran is given back once its heartbeat has lapsed; what waits for it is stolen."""
+        """Kills a worker: its requests are given back once its heartbeat has lapsed, and entries that wait for it are
+        stolen.
+        """
         worker = self.workers[number]
         worker.is_alive = False
         for place in worker.running:

@@ -1,8 +1,8 @@
-"""Two tenants, one with 100 times the load of the other: far more than the fleet can serve.
+"""Measures two tenants, one with 100 times the load of the other: far more than the fleet can serve.
 
-The small one asks for a part of half the fleet: for a third, for two, and for nearly all. What it waits for its first
-tokens is compared with what it waits when it has that half to itself. Both fleets are there all the time, and get the
-same requests of it, one after the other.
+The small one asks for a part of half the fleet: for a third, for two thirds, and for nearly all. Its waits for first
+tokens are compared with those when it has that half to itself. Both fleets run all the time, and get the same requests
+of it, one after the other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from benchmarks.paced_engine import Device
 
 DEVICE = Device(25e-3, 0.02e-3, 0.02e-3)
 SLOTS = 16
-PROMPT, OUTPUT = 32, (4, 60)  # tokens; of replies evenly, so that slots do not become free all at once
+PROMPT, OUTPUT = 32, (4, 60)  # tokens; reply lengths are uniform, so that slots do not become free all at once
 TIMES = 100  # the load of one over that of the other
-LOADS = (0.3, 0.6, 0.9)  # of the small one, over what half the fleet can serve
+LOADS = (0.3, 0.6, 0.9)  # of the small tenant, as shares of what half the fleet can serve
 DRAIN_S = 30.0
 
 
@@ -63,7 +63,9 @@ def _arrivals(tenant: str, rate: float, seconds: float, random: Random) -> list[
 
 
 async def _run(fleet: Fleet, queue: str, arrivals: list[Arrival]) -> list[Outcome]:
-    """What became of all of the small one's, and of those of the other that ended meanwhile; the rest is dropped."""
+    """Returns outcomes of all the small tenant's requests, and of the other's that ended meanwhile; the rest is
+    dropped.
+    """
     sending = Sending(queue)
     await send_all(fleet.redis, sending, arrivals)
     small = [each for each in sending.sent if each.arrival.group == "small"]

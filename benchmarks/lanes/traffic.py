@@ -1,4 +1,4 @@
-"""Traffic of a large service, drawn: heavy-tailed tenants and lengths, bursts, priorities, prompts that begin alike."""
+"""Draws the traffic of a large service: heavy-tailed tenants and lengths, bursts, priorities, shared beginnings."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 import numpy as np
 
 INTERACTIVE, USUAL, BATCH = 5, 0, -5
-BURSTING = range(10, 20)  # tenants, by their usual load
+BURSTING = range(10, 20)  # tenants, ranked by their usual load
 NO_HOME = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a service."""
+    """Size of a service."""
 
     workers: int = 10_000
     slots: int = 8
     tenants: int = 100_000
     per_day: float = 100e6
-    seconds: float = 300.0  # of it that are played
+    seconds: float = 300.0  # that are played
     burst_s: tuple[float, float] = (120.0, 180.0)
-    burst: float = 1.5  # more, over the usual rate, of a few tenants
-    token_s: float = 0.05  # of a reply's token
+    burst: float = 1.5  # extra load of a few tenants, over the usual rate
+    token_s: float = 0.05  # per token of a reply
     prompt_token_s: float = 0.0002
     prompt_tokens: float = 600.0  # on average
     output_tokens: float = 900.0
-    beginnings: int = 3  # that a tenant's prompts have, at most
+    beginnings: int = 3  # different beginnings of a tenant's prompts, at most
     held: int = 16  # beginnings that a worker holds
-    shared: float = 0.7  # of a prompt, where it begins like others
+    shared: float = 0.7  # share of a prompt that begins like others
 
     @property
     def per_s(self) -> float:
@@ -37,14 +37,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in the order in which they come; one place of each list is one request."""
+    """Requests in order of arrival; an index of each list is one request."""
 
     at_s: list[float]
     tenant: list[int]  # 0 is the heaviest
     priority: list[int]
     prompt: list[int]
     output: list[int]
-    beginning: list[int]  # NO_HOME: like nobody else's
+    beginning: list[int]  # NO_HOME: unlike all others
 
     def __len__(self) -> int:
         return len(self.at_s)
@@ -77,7 +77,7 @@ def drawn(size: Size, seed: int) -> Traffic:
 
 
 def _lengths(mean: float, most: int, count: int, random: np.random.Generator) -> list[int]:
-    """Lognormal."""
+    """Draws lognormal lengths."""
     sigma = 1.0
     found: list[int] = (
         np.clip(random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count), 1, most).astype(int).tolist()

@@ -1,7 +1,8 @@
-"""Long batch work with windows, more than the fleet can serve at once, and short interactive requests beside it.
+"""Measures long batch work with windows, more than the fleet can serve at once, and short interactive requests beside
+it.
 
-In turn: interactive requests alone, batch work alone, both. Most windows are long; some are so short that they cannot
-be kept behind the others, and their replies must say so.
+In turn: interactive requests alone, batch work alone, both. Most windows are long; some are too short to be kept behind
+the others, and their replies must say so.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ PROMPT = 64
 INTERACTIVE = {"priority": 5, "tenant": "people"}
 INTERACTIVE_OUTPUT, INTERACTIVE_RATE = 10, 5.0
 BATCH = {"priority": -5, "tenant": "nightly"}
-BATCH_OUTPUT = (100, 300)  # tokens, evenly
+BATCH_OUTPUT = (100, 300)  # tokens, uniform
 WINDOW_S, SHORT_WINDOW_S, SHORT_SHARE = 3600.0, 4.0, 0.05
-SETTLE_S = 3.0  # until the fleet is full, before batch tokens are counted
-LATE_S = 1.0  # that an end may be written behind its window
+SETTLE_S = 3.0  # until the fleet is full and batch tokens are counted
+LATE_S = 1.0  # how late after its window an end may be written
 DRAIN_S = 60.0
 
 
@@ -81,7 +82,7 @@ async def measure(seconds: float, seed: int) -> Measured:
 
 
 def _batch(seconds: float, random: Random) -> list[Arrival]:
-    """All at once, a little more than the fleet can generate in that time."""
+    """Draws batch work that comes all at once, a little more than the fleet can generate in that time."""
     wanted = 1.1 * (seconds + SETTLE_S) * WORKERS * SLOTS / DEVICE.step_s(SLOTS, SLOTS)
     found: list[Arrival] = []
     while wanted > 0:
@@ -95,7 +96,7 @@ def _batch(seconds: float, random: Random) -> list[Arrival]:
 async def _run(
     fleet: Fleet, people: list[Arrival], batch: list[Arrival], seconds: float
 ) -> tuple[list[Outcome], float, int]:
-    """What became of all, batch tokens per second while there was more than enough to do, and requests given back."""
+    """Returns all outcomes, batch tokens per second while there was more than enough work, and requests given back."""
     queue = "lanes"
     of_batch, of_people = Sending(queue), Sending(queue)
     await send_all(fleet.redis, of_batch, batch)
@@ -116,7 +117,7 @@ async def _run(
 
 
 def _standing(outcome: Outcome) -> str:
-    """Whether the window of a batch request was kept, or its reply says that it was not."""
+    """Says whether a batch request's window was kept, or its reply says that it was not."""
     end, window_s = outcome.end, float(outcome.sent.arrival.fields["timeout_s"])
     if end is None:
         return "neither"

@@ -1,6 +1,6 @@
-"""A worker whose engine is the real one on a device that only takes time, in a process of its own.
+"""A worker in a process of its own, with the real engine on a device that only takes time.
 
-SIGUSR1 makes its device slow, SIGUSR2 as quick as before.
+SIGUSR1 makes its device slow, SIGUSR2 as fast as before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOWNESS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PacedWorker:
-    """What such a worker is like."""
+    """Settings of a paced worker."""
 
     name: str
     queue: str
@@ -39,7 +39,7 @@ class PacedWorker:
     config: dict[str, Any] = field(default_factory=dict)  # further arguments of `WorkerConfig`
 
     def start(self, url: str, log: Path) -> BaseProcess:
-        """Forked from a process that has imported everything, which takes seconds."""
+        """Forks the worker from a process that has done the imports, which take seconds."""
         start_fork_server(__name__)
         process = _FORKS.Process(target=_run, args=(url, log, self), daemon=True)
         process.start()

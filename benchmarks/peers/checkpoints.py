@@ -1,4 +1,4 @@
-"""The presets in the forms that engines read, each made once, beside the preset."""
+"""Converts the presets to the formats of other engines, once each, beside the preset."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import gguf
-import ml_dtypes  # noqa: F401 - numpy knows bfloat16 once it is there
+import ml_dtypes  # noqa: F401 - teaches numpy bfloat16
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-_LINEAR = ("_proj.weight",)  # what W8A8 quantizes; not the router, the embedding or the head
+_LINEAR = ("_proj.weight",)  # quantized by W8A8; not the router, the embedding or the head
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
@@ -35,7 +35,7 @@ _GGUF_TYPES = {
 
 
 def lengthened(model: Path, num_positions: int) -> Path:
-    """The same model for texts of `num_positions` tokens; itself where that is no more than it says."""
+    """Returns the model with room for `num_positions` tokens: itself if it has that already."""
     if num_positions <= _config(model)["max_position_embeddings"]:
         return model
 
@@ -49,7 +49,7 @@ def lengthened(model: Path, num_positions: int) -> Path:
 
 
 def w8a8(model: Path) -> Path:
-    """compressed-tensors: int8 weights with a scale per output, activations quantized per token as they come."""
+    """Writes compressed-tensors: int8 weights with a scale per output, activations quantized per token at run time."""
 
     def write(scratch: Path) -> None:
         for file in model.iterdir():
@@ -63,7 +63,7 @@ def w8a8(model: Path) -> Path:
 
 
 def gguf_file(model: Path, kind: str) -> Path:
-    """A GGUF file with matrices of `kind`: float32, bfloat16, or int8 (Q8_0)."""
+    """Writes a GGUF file with matrices of `kind`: float32, bfloat16, or int8 (Q8_0)."""
 
     def write(scratch: Path) -> None:
         config = _config(model)
@@ -84,7 +84,7 @@ def gguf_file(model: Path, kind: str) -> Path:
 
 
 def gguf_name(name: str) -> str:
-    """`model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
+    """Maps a name: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
     stem = name.removesuffix(".weight")
     if stem in _GGUF_NAMES:
         return f"{_GGUF_NAMES[stem]}.weight"
@@ -160,7 +160,7 @@ def _write_gguf_config(writer: GGUFWriter, config: Mapping[str, Any], file_type:
 
 
 def _write_gguf_tokenizer(writer: GGUFWriter, tokenizer: Mapping[str, Any], vocab_size: int) -> None:
-    """Byte-level BPE. Nobody reads the text, but the file is not loaded without."""
+    """Writes the byte-level BPE. Nobody reads the text, but the file does not load without it."""
     ids = tokenizer["model"]["vocab"]
     by_id = {id_: token for token, id_ in ids.items()}
     tokens = [by_id.get(id_, f"[unused{id_}]") for id_ in range(vocab_size)]
@@ -178,7 +178,7 @@ def _write_gguf_tokenizer(writer: GGUFWriter, tokenizer: Mapping[str, Any], voca
 
 
 def _stacked(tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
-    """Experts' matrices as one array per layer, the rest as they are."""
+    """Yields experts' matrices as one array per layer, the rest unchanged."""
     experts: dict[str, dict[int, Array]] = {}
     for name, tensor in tensors:
         before, found, after = name.partition(".mlp.experts.")

@@ -20,7 +20,7 @@ from penstock.worker.bench.presets import preset_root
 
 ROOT = Path(__file__).parents[2]
 CORES = sorted(os.sched_getaffinity(0))
-# What keeps them off the network, vLLM in one process, and each on all cores: left to itself, vLLM serves with fewer
+# Keeps the engines off the network, vLLM in one process, and each on all cores: by default, vLLM serves with fewer
 # threads than there are cores.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": str(len(CORES)), "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
@@ -37,15 +37,15 @@ class PeerFailed(Exception):
 class Kind:
     """An engine at one precision."""
 
-    adapter: str  # a module beside this one
-    environment: str | None  # the folder in $PEERS_HOME; None: this interpreter
+    adapter: str  # a module in this folder
+    environment: str | None  # a folder in $PEERS_HOME; None: this interpreter
     is_int8: bool = False
-    checkpoint: Callable[[Path, str], Path] | None = None  # of the preset and its dtype; None: as it is
+    checkpoint: Callable[[Path, str], Path] | None = None  # made from the preset and its dtype; None: the preset itself
 
 
 PENSTOCK = "penstock"
 SET = "penstock set"
-"""Penstock with the options of the command line, beside the one without."""
+"""Penstock with the options of the command line, compared with Penstock without them."""
 
 REFERENCE = "reference"
 KINDS = {
@@ -71,7 +71,7 @@ class Peer:
     log: Path
 
     def run(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Tokens and their times, for each request."""
+        """Returns tokens and their times, for each request."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(wanted) + "\n")
         self.process.stdin.flush()
@@ -80,7 +80,7 @@ class Peer:
 
 
 def python_of(name: str) -> str:
-    """The interpreter that has this engine.
+    """Returns the interpreter that has this engine.
 
     Raises:
         PeerFailed: there is none.
@@ -100,10 +100,10 @@ def python_of(name: str) -> str:
 
 @contextlib.contextmanager
 def started(name: str, setup: Setup) -> Iterator[Peer]:
-    """An adapter that has loaded the model.
+    """Starts an adapter, and yields it once it has loaded the model.
 
     Raises:
-        PeerFailed: it has not, or its engine is not installed.
+        PeerFailed: it did not load the model, or its engine is not installed.
     """
     kind, python = KINDS[name], python_of(name)
     checkpoint = setup.model if kind.checkpoint is None else str(kind.checkpoint(Path(setup.model), setup.dtype))

@@ -1,6 +1,6 @@
-"""llama.cpp, in batches of many sequences as its server makes them: rows that decode first, then prompts.
+"""llama.cpp, with batches of many sequences as in its server: decode rows first, then prompts.
 
-It has no cache of prefixes that sequences share.
+Its sequences share no prefix cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Slot:
     wanted: Wanted
     got: Got
     num_computed: int = 0
-    newest: list[int] = field(default_factory=list)  # the token to compute next, once the prompt is through
+    newest: list[int] = field(default_factory=list)  # the token to compute next, once the prompt is done
 
     def pending(self) -> list[int]:
         return self.newest or self.wanted.prompt[self.num_computed :]
@@ -42,7 +42,7 @@ class Slot:
 class Server:
     context: Any
     vocab_size: int
-    num_cells: int  # tokens that the cache holds
+    num_cells: int  # tokens that the cache can hold
     batch: Any = None
     slots: dict[int, Slot] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Server:
                 llama.llama_memory_seq_rm(llama.llama_get_memory(self.context), number, -1, -1)
 
     def _fill(self) -> dict[int, int]:
-        """Puts the next tokens into the batch. Returns those rows that sample, by slot."""
+        """Puts the next tokens into the batch. Returns the rows that sample, by slot."""
         self.batch.n_tokens = 0
         sampled: dict[int, int] = {}
         for number, slot in sorted(self.slots.items(), key=lambda item: not item[1].newest):
@@ -106,9 +106,9 @@ def load(setup: Setup) -> Run:
 
 
 def context_of(model: Any, setup: Setup) -> tuple[Any, int, int]:
-    """A context, the size of the vocabulary, and how many tokens the cache holds.
+    """Returns a context, the vocabulary size, and how many tokens the cache holds.
 
-    Each sequence has a cache of its own where those fit, since attention then reads nothing of the others.
+    Each sequence has its own cache if those fit, as attention then reads nothing of the others.
     """
     num_layers, num_heads = llama.llama_model_n_layer(model), llama.llama_model_n_head_kv(model)
     head_dim = int(meta(model, f"{meta(model, 'general.architecture')}.attention.key_length"))

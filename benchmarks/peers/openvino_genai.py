@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching. The checkpoint is converted once, into a folder beside it."""
+"""OpenVINO GenAI's continuous batching. The checkpoint is converted once, to a folder beside it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load(setup: Setup) -> Run:
 
 
 def converted(model: Path, weights: str) -> Path:
-    """Weights are kept in f32 or int8; `INFERENCE_PRECISION_HINT` says what is computed in."""
+    """Converts the model with weights in f32 or int8; `INFERENCE_PRECISION_HINT` sets the precision of computing."""
     target = model.with_name(f"{model.name}-openvino-{weights}")
     if not target.is_dir():
         scratch = target.with_name(target.name + ".part")

@@ -1,7 +1,8 @@
-"""How the runner talks to an engine in a process, and perhaps a virtual environment, of its own. Standard library only.
+"""The protocol between the runner and an engine in its own process, perhaps its own virtual environment. Uses the
+standard library only.
 
-One JSON object a line. The adapter says what it is when it is ready; then each line it reads is a load, and the line it
-answers holds, for each request, when which tokens were there.
+Each line is a JSON object. The adapter sends its version when it is ready. Then each line that it reads is a load, and
+each answer has, for each request, the tokens and when each was ready.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from typing import TypeAlias
 class Setup:
     """What an adapter loads, and how."""
 
-    model: str  # a folder in Hugging Face format, or what the engine's `Kind.checkpoint` made of it
+    model: str  # a folder in Hugging Face format, or the output of the engine's `Kind.checkpoint`
     dtype: str
     max_model_len: int
     prefix_caching: bool
-    is_int8: bool  # weights, and what goes with them at this engine's best
+    is_int8: bool  # int8 weights, and whatever is best with them on this engine
     options: dict[str, str] = field(default_factory=dict)  # of Penstock's engine
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One request: greedy, end tokens ignored, exactly `num_tokens` to be generated."""
+    """One request: greedy, end tokens ignored, exactly `num_tokens` to generate."""
 
     prompt: list[int]
     num_tokens: int
-    time_s: float  # when it comes, from the start of the run
+    time_s: float  # arrival, from the start of the run
 
 
 @dataclass(slots=True)
 class Got:
-    """Its tokens, and when each was there, in seconds from the start of the run."""
+    """The tokens of a request, and when each was ready, in seconds from the start of the run."""
 
     tokens: list[int] = field(default_factory=list)
     stamps_s: list[float] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Got:
 
 
 KV_CACHE_GIB = 3
-"""What each engine may use for keys and values."""
+"""Budget of each engine for keys and values."""
 
 MAX_NUM_SEQS = 64
 MAX_BATCH_TOKENS = 512
@@ -58,7 +59,7 @@ Run: TypeAlias = Callable[[list[Wanted]], list[Got]]
 
 
 class Clock:
-    """Seconds since it was made."""
+    """Counts seconds since its creation."""
 
     def __init__(self) -> None:
         self._start_s = time.perf_counter()
@@ -71,9 +72,9 @@ class Clock:
 
 
 def serve(version: str, load: Callable[[Setup], Run]) -> None:
-    """Loads what the command line says (a `Setup`, in JSON) and answers loads until standard input ends."""
+    """Loads the `Setup` on the command line (JSON), and answers loads until standard input ends."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is not for the runner
+    os.dup2(2, 1)  # keeps library output away from the runner
     run = load(Setup(**json.loads(sys.argv[1])))
     channel.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:

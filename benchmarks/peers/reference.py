@@ -1,4 +1,4 @@
-"""What transformers' plain `generate` answers, one request at a time: the tokens all others are compared with."""
+"""Runs transformers' plain `generate`, one request at a time: all other tokens are compared with its."""
 
 from __future__ import annotations
 

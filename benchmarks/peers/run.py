@@ -1,11 +1,11 @@
-"""Penstock's engine beside other engines: the same checkpoint and requests, in turn, in one run.
+"""Compares Penstock's engine with other engines: the same checkpoint and requests, in turn, in one run.
 
     PEERS_HOME=~/peers python -m benchmarks.peers.run --model tiny --dtype float32
     ... --workloads log-normal 4-streams online-80 --rounds 5
     ... --peers vllm-int8 openvino-int8 --penstock weights=int8
 
 An engine takes part if its virtual environment is there; docs/performance.md says how to make them. All are loaded
-first, then each round measures one after the other. Options given with `--penstock` make a second engine of ours: it is
+first, then each round measures one after the other. Options given with `--penstock` make a second engine of ours. It is
 compared with the one without them, and the others with it. Prints a table per workload and appends a line to
 `benchmarks/results/peers.jsonl`, or to the file that `--results` names.
 """
@@ -35,10 +35,10 @@ from penstock.worker.bench.recorder import Recorder, end, note
 from penstock.worker.bench.report import append_result
 from penstock.worker.bench.summary import Spread, Summary
 
-BUSY = 1.5  # load per core, of which the engine's own threads are 1
+BUSY = 1.5  # load per core, including 1 for the engine's own threads
 Wanted: TypeAlias = list[dict[str, Any]]
 Runs: TypeAlias = dict[str, list[dict[str, Any]]]
-"""By engine, one per round: its summary, its tokens, and the machine's load. An engine that failed has none."""
+"""By engine, one per round: summary, tokens, and the machine's load. An engine that failed has none."""
 
 FIGURES: dict[str, Callable[[Summary], float]] = {
     "output tok/s": lambda summary: summary.output_tokens_per_s,
@@ -82,7 +82,7 @@ def option(text: str) -> tuple[str, str]:
 
 
 def compare(name: str, workload: Workload, arguments: argparse.Namespace, console: Console) -> None:
-    """One table, and one line of results."""
+    """Makes one table, and one line of results."""
     vocab_size = GEOMETRIES[arguments.model].vocab_size
     model = lengthened(preset_dir(arguments.model, arguments.dtype, preset_root()), workload.max_model_len)
     setup = Setup(str(model), arguments.dtype, workload.max_model_len, workload.prefix_caching, is_int8=False)
@@ -113,7 +113,7 @@ def compare(name: str, workload: Workload, arguments: argparse.Namespace, consol
 
 @contextlib.contextmanager
 def reported(console: Console) -> Iterator[None]:
-    """An engine that can't take part is left out, with a line that says so."""
+    """Leaves out an engine that can't take part, and prints a line about it."""
     try:
         yield
     except PeerFailed as error:
@@ -121,7 +121,7 @@ def reported(console: Console) -> Iterator[None]:
 
 
 def rate_of(workload: Workload, peers: list[Peer], vocab_size: int) -> float | None:
-    """Requests per second: the share that the workload wants of what Penstock serves when all come at once."""
+    """Returns requests per second: the workload's share of what Penstock serves when all come at once."""
     if workload.share is None or not peers:
         return None
     seconds = []
@@ -132,7 +132,7 @@ def rate_of(workload: Workload, peers: list[Peer], vocab_size: int) -> float | N
 
 
 def expected_tokens(setup: Setup, wanted: Wanted, console: Console) -> list[list[int]]:
-    """In f32 alone: in half precision two right engines may differ."""
+    """Returns the reference's tokens, in f32 only: in half precision two correct engines may differ."""
     if not wanted or setup.dtype != "float32":
         return []
     with reported(console), started(REFERENCE, setup) as peer:
@@ -179,9 +179,9 @@ def summary(wanted: Wanted, got: list[dict[str, Any]]) -> Summary:
 
 
 def row(peer: Peer, runs: Runs, ours: str, expected: list[list[int]]) -> dict[str, Any]:
-    """Medians over the rounds, and (x) medians of the rounds' ratios: what `ours` has over what this engine has.
+    """Returns medians over the rounds, and (x) medians of the rounds' ratios: `ours` over this engine.
 
-    Ours with options is compared with ours without.
+    Our engine with options is compared with ours without.
     """
     own = runs[peer.name]
     pairs = (runs[SET], runs[PENSTOCK]) if peer.name == SET else (runs[ours], own)

@@ -23,7 +23,7 @@ def load(setup: Setup) -> Run:
             disable_log_stats=True,
         )
     )
-    for _ in range(2):  # it compiles at first use
+    for _ in range(2):  # it compiles on first use
         run(engine, [Wanted([5] * 20 * (place + 1), 6, 0.0) for place in range(8)])
     return lambda wanted: run(engine, wanted)
 
@@ -46,7 +46,7 @@ def run(engine: Any, wanted: list[Wanted]) -> list[Got]:
         outputs = engine.step()
         now_s = clock.now_s()
         for output in outputs:
-            place = int(output.request_id.split("-")[0])  # it appends a random part
+            place = int(output.request_id.split("-")[0])  # vLLM appends a random part
             got[place].add(list(output.outputs[0].token_ids), now_s)
     return got
 

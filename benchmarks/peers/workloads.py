@@ -12,7 +12,7 @@ from penstock.worker.bench.options import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, and what an engine must be set up with to serve them."""
+    """Requests, and the engine setup that they need."""
 
     load: LoadOptions
     max_model_len: int = 1024
@@ -20,7 +20,9 @@ class Workload:
     share: float | None = None  # of the requests per second that an engine can serve; None: all come at once
 
     def requests(self, vocab_size: int, rate: float | None, turn: int) -> list[dict[str, Any]]:
-        """As `protocol.Wanted` has them. Each `turn` has other token ids, so that no cache has seen its prompts."""
+        """Draws requests in the form of `protocol.Wanted`. Each `turn` has other token ids, so no cache knows its
+        prompts.
+        """
         load = self.load.load(vocab_size, turn)
         arrivals = Arrivals() if rate is None else Arrivals("poisson", rate)
         times_s = arrivals.times_s(len(load.requests), load.seed)

@@ -1,5 +1,7 @@
-"""Exits with 0 once the gateway in this container is ready. It asks at the port of the metrics, which no client can
-fill; where there is none, at that of the clients, over TLS where the gateway has a certificate.
+"""Exits with 0 once the gateway in this container is ready.
+
+It asks at the metrics port, which clients cannot fill; without one, at the clients' port, with TLS if the gateway has a
+certificate.
 """
 
 import os
@@ -13,4 +15,4 @@ context = ssl.create_default_context(cafile=AUTHORITY) if AUTHORITY.exists() els
 url = f"{'http' if context is None else 'https'}://localhost:8000/readiness"
 if metrics_port.strip("0").isdecimal():
     url = f"http://localhost:{metrics_port}/readiness"
-urllib.request.urlopen(url, timeout=4, context=context).close()  # noqa: S310  of this host alone
+urllib.request.urlopen(url, timeout=4, context=context).close()  # noqa: S310  this host only

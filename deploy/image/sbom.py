@@ -1,7 +1,7 @@
-"""What is in each image: a CycloneDX bill of materials, and docs/licenses.md. `make sbom` runs it.
+"""Lists what each image contains: a CycloneDX bill of materials, and docs/licenses.md. `make sbom` runs it.
 
-pip resolves `constraints/image-*.txt` as the Dockerfile does, by hashes and for the image's Python. It installs
-nothing; its report has each package's metadata.
+pip resolves `constraints/image-*.txt` like the Dockerfile, by hashes and for the image's Python. It installs nothing;
+its report has each package's metadata.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from penstock import __version__
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ("cpu", "tpu", "cuda", "gateway")
-PYTHON = "3.12"  # of the Dockerfile
-GLIBC_MINORS = range(17, 42)  # those before that of the base image: wheels for them run in it
+PYTHON = "3.12"  # as in the Dockerfile
+GLIBC_MINORS = range(17, 42)  # up to the base image's: wheels for them run in it
 
-# What stands for a licence in metadata older than PEP 639, as SPDX has it.
+# Licences in metadata older than PEP 639, as SPDX expressions.
 _SPDX = {
     "License :: OSI Approved :: Apache Software License": "Apache-2.0",
     "License :: OSI Approved :: BSD License": "BSD-3-Clause",
@@ -47,21 +47,21 @@ _EXPRESSION = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 class NoLicense(Exception):
-    """A package says nothing of its licence; the message names it."""
+    """Raised for a package that does not name its licence; the message names the package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One that an image holds."""
+    """A package in an image."""
 
     name: str
     version: str
-    license: str  # an SPDX expression, or its own words
-    sha256: str  # of the file that is installed
+    license: str  # an SPDX expression, or the package's own words
+    sha256: str  # of the installed file
 
 
 def packages_of(image: str) -> tuple[Package, ...]:
-    """As pip would install them into `image`, in the order of their names."""
+    """Returns the packages that pip would install into `image`, sorted by name."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.json"
         command = [
@@ -86,10 +86,11 @@ def _package(installed: Mapping[str, Any]) -> Package:
 
 
 def license_of(metadata: Mapping[str, Any]) -> str:
-    """What a package's metadata says: the expression of PEP 639, else a short `License` field, else a classifier.
+    """Reads the licence from a package's metadata: the expression of PEP 639, else a short `License` field, else a
+    classifier.
 
     Raises:
-        NoLicense: it says nothing.
+        NoLicense: the metadata names no licence.
     """
     if expression := metadata.get("license_expression"):
         return str(expression)
@@ -106,7 +107,7 @@ def license_of(metadata: Mapping[str, Any]) -> str:
 
 
 def bill(image: str, packages: Sequence[Package]) -> str:
-    """CycloneDX 1.6, as JSON."""
+    """Writes the bill as CycloneDX 1.6, in JSON."""
     licenses = LicenseFactory()
     bom = Bom()
     bom.metadata.component = Component(name=f"penstock-{image}", version=__version__, type=ComponentType.CONTAINER)
@@ -127,7 +128,7 @@ def bill(image: str, packages: Sequence[Package]) -> str:
 
 
 def license_page(packages: Mapping[str, Iterable[Package]]) -> str:
-    """docs/licenses.md: each package once, with the images that hold it."""
+    """Writes docs/licenses.md: each package once, with the images that contain it."""
     holders: dict[tuple[str, str, str], list[str]] = {}
     for image, held in packages.items():
         for package in held:

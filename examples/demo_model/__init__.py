@@ -1,1 +1,1 @@
-"""How the demo model (`penstock.engine.demo`) was made: data, training, evaluation. `README.md` tells all of it."""
+"""The making of the demo model (`penstock.engine.demo`): data, training, evaluation. See `README.md`."""

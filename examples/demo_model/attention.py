@@ -14,8 +14,8 @@ from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
 class PackedAttention:
     """An `Attend` over rows laid one after the other on the flat token axis.
 
-    Each array of `documents` is i32 `[num_rows, row_length]`: a token attends to those before it in its row that have
-    the same document number. Nothing is cached; the cache comes back as it went in.
+    Each array of `documents` is i32 `[num_rows, row_length]`: a token attends to earlier ones in its row with the same
+    document number. Nothing is cached; the cache is returned unchanged.
     """
 
     documents: tuple[jax.Array, ...]
@@ -43,7 +43,7 @@ class PackedAttention:
 
 
 def _attend_rows(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array) -> jax.Array:
-    """Batched over rows and kv heads, with the query heads that share one folded into its query axis.
+    """Attends in batches over rows and kv heads; the query heads that share a kv head are folded into its query axis.
 
     That is three times as fast on CPU, forward and backward, as one einsum over all five axes.
     """

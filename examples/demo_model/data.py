@@ -1,7 +1,7 @@
 """The demo model's data: problems drawn from a seeded generator, split into training and evaluation by a hash.
 
-A problem is what is asked, whatever the wording: `347 + 85` and `85 + 347` are one problem. Its key decides whether it
-belongs to training or to evaluation, so no wording of an evaluation problem is ever trained on.
+A problem does not depend on its wording: `347 + 85` and `85 + 347` are one problem. Its key decides whether it belongs
+to training or to evaluation, so no wording of an evaluation problem is ever trained on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MONTHS = (
     "July", "August", "September", "October", "November", "December",
 )  # fmt: skip
 TASKS = ("sum", "count", "spell", "reverse", "date")
-"""The tasks with one right answer, which is what the evaluation measures."""
+"""Tasks with a single right answer, which the evaluation measures."""
 
 HELP = (
     "I am a small demo model. "
@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A conversation to train on. A `plain` one shows a bare first question, without the mark of a user's turn."""
+    """A conversation to train on. A `plain` one begins with a bare question, without the mark of a user's turn."""
 
     problems: tuple[Problem, ...]
     system: str | None = None
@@ -51,14 +51,14 @@ class Example:
 
 
 def draw_problem(task: str, rng: Random) -> Problem:
-    """A random problem of `task`: one of `TASKS`, or `story` or `help`."""
+    """Draws a random problem of `task`: one of `TASKS`, or `story` or `help`."""
     return _DRAW[task](rng)
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Whether the problem is kept for evaluation. Decided by a hash of its key, the same on every machine.
+    """Checks whether the problem is kept for evaluation. A hash of its key decides, the same on every machine.
 
-    Sums of two one-digit numbers are always trained on: they are the table the rest is built from.
+    Sums of two one-digit numbers are always trained on: all other sums build on them.
     """
     digest = blake2b(problem.key.encode(), digest_size=8).digest()
     return not problem.key.startswith("sum:small") and int.from_bytes(digest, "big") % 100 < _HELD_OUT_PERCENT.get(
@@ -67,7 +67,7 @@ def is_held_out(problem: Problem) -> bool:
 
 
 def held_out_problems(task: str, count: int, seed: int) -> list[Problem]:
-    """`count` evaluation problems, no question twice; fewer where the task has not that many."""
+    """Draws `count` evaluation problems without repeating a question; fewer if the task does not have that many."""
     rng = Random(f"evaluate {task} {seed}")
     found: dict[str, Problem] = {}
     draws_in_vain = 0
@@ -81,7 +81,9 @@ def held_out_problems(task: str, count: int, seed: int) -> list[Problem]:
 
 
 def training_examples(mix: Mapping[str, float], rng: Random) -> Iterator[Example]:
-    """Endless conversations. `mix` weighs tasks, `story`, `help` and `talk`, a longer conversation of mixed tasks."""
+    """Yields endless conversations. `mix` weighs tasks, `story`, `help` and `talk`, a longer conversation of mixed
+    tasks.
+    """
     kinds, weights = list(mix), list(mix.values())
     while True:
         kind = rng.choices(kinds, weights)[0]
@@ -124,7 +126,7 @@ def _operands(rng: Random) -> tuple[int, int]:
         return rng.randint(0, 999), rng.randint(0, 999)
     if draw < 0.8:
         return rng.randint(0, 10 ** rng.randint(1, 3) - 1), rng.randint(0, 10 ** rng.randint(1, 3) - 1)
-    # Long carries: the tens add to nine, so what happens there hangs on the ones.
+    # Long carries: the tens add up to nine, so the ones decide whether they carry.
     tens = rng.randint(0, 9)
     a = 100 * rng.randint(0, 9) + 10 * tens + rng.randint(0, 9)
     b = 100 * rng.randint(0, 9) + 10 * (9 - tens) + rng.randint(0, 9)
@@ -215,7 +217,7 @@ def _draw_date(rng: Random) -> Problem:
     passed = [names[(at + (i if after else -i)) % len(names)] for i in range(1, steps + 1)]
     side = "after" if after else "before"
     key = f"date:{unit}:{names[at]}:{side}:{steps}"
-    if steps == 1:  # a task of its own, never held out: like small sums, neighbours are what the rest is built from
+    if steps == 1:  # a task of its own, never held out: like small sums, neighbours are what the rest builds on
         next_or_previous = "next" if after else "previous"
         wording = rng.choice(
             (f"What {unit} comes {side} {names[at]}?", f"Which {unit} comes {side} {names[at]}?",

@@ -1,7 +1,7 @@
 """Measures the demo model on held-out problems: `python -m examples.demo_model.evaluate`.
 
-An answer counts when greedy decoding gives it exactly, end mark included. Greedy decoding gives a certain answer if and
-only if each of its tokens is the most likely one after the tokens before it, so one forward pass over question and
+An answer counts if greedy decoding gives it exactly, including the end mark. Greedy decoding gives a certain answer if
+and only if each of its tokens is the most likely one after the tokens before it, so one forward pass over question and
 answer decides it, with no decoding loop.
 """
 
@@ -32,23 +32,23 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models.decoder import Decoder
 
 _BATCH_TOKENS = 8192
-_LENGTH_STEP = 64  # row lengths are rounded up to it, so few shapes compile
+_LENGTH_STEP = 64  # row lengths are rounded up to it, so that few shapes compile
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How many of a task's questions were answered exactly, as a chat turn and as a bare prompt."""
+    """Numbers of a task's questions that were answered exactly, as a chat turn and as a bare prompt."""
 
     task: str
     num_questions: int
-    num_problems: int  # fewer than questions where several wordings ask the same
+    num_problems: int  # fewer than questions if several wordings ask the same
     chat_correct: int
     plain_correct: int
     chat_wrong: tuple[str, ...]  # the questions
 
 
 def evaluate(folder: Path, tasks: Sequence[str], num_questions: int, seed: int) -> list[Score]:
-    """One score per task for the checkpoint in `folder`. `tasks` are some of `TASKS`."""
+    """Returns one score per task for the checkpoint in `folder`. `tasks` are some of `TASKS`."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = load_model(folder, read_model_config(folder))
     scores = []
@@ -62,7 +62,7 @@ def evaluate(folder: Path, tasks: Sequence[str], num_questions: int, seed: int) 
 
 
 def _answered(model: Decoder, tokenizer: Tokenizer, problems: list[Problem], *, plain: bool) -> np.ndarray:
-    """Per problem, whether greedy decoding gives its answer; bool `[num_problems]`."""
+    """Returns for each problem whether greedy decoding gives its answer; bool `[num_problems]`."""
     encoded = [encode(Example((problem,), plain=plain), tokenizer) for problem in problems]
     longest = max(len(example.token_ids) for example in encoded)
     row_length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from examples.demo_model.data import Example
 from examples.demo_model.tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
 
-_GIVE_UP_AFTER = 6  # examples in a row that no row has space for
+_GIVE_UP_AFTER = 6  # examples in a row that fit in no row
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Batch:
 
 
 def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
-    """Token ids as the chat template renders them; the loss is on answers and on the marks around them.
+    """Encodes an example as the chat template renders it; the loss is on answers and the marks around them.
 
-    A plain example lacks the first user mark, and there the assistant's mark is the first token to predict: that is
-    what makes the model answer a bare prompt too.
+    A plain example lacks the first user mark, and the assistant's mark is its first token to predict. That makes the
+    model answer a bare prompt too.
     """
     texts = [text for problem in example.problems for text in (problem.question, problem.answer)]
     pieces = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -59,7 +59,7 @@ def encode(example: Example, tokenizer: Tokenizer) -> Encoded:
 
 
 def pack(examples: Iterator[Encoded], num_rows: int, row_length: int) -> Batch:
-    """Fills `num_rows` rows with whole examples, first row with space first; examples longer than a row are skipped."""
+    """Fills `num_rows` rows with whole examples, each in the first row with space; skips any longer than a row."""
     rows: list[list[Encoded]] = [[] for _ in range(num_rows)]
     space = [row_length] * num_rows
     misses = 0
@@ -76,7 +76,7 @@ def pack(examples: Iterator[Encoded], num_rows: int, row_length: int) -> Batch:
 
 
 def lay_out(rows: list[list[Encoded]], row_length: int) -> Batch:
-    """The batch whose row i holds the conversations `rows[i]`, which must fit in `row_length` tokens together."""
+    """Returns the batch whose row i holds the conversations `rows[i]`, which together must fit in `row_length`."""
     shape = (len(rows), row_length)
     batch = Batch(np.full(shape, PAD, np.int32), np.full(shape, -1, np.int32), *np.zeros((2, *shape), np.int32))
     for row, examples in enumerate(rows):

@@ -1,6 +1,6 @@
 """Short stories from templates: a week in the life of an animal, told a day at a time.
 
-Every free choice leans towards one option that depends on the hero, so greedy decoding tells each hero's own story and
+Every free choice leans towards one option that depends on the hero. So greedy decoding tells each hero's own story, and
 sampling tells variations of it.
 """
 
@@ -82,7 +82,7 @@ _CLOSINGS = (
 
 @dataclass(frozen=True, slots=True)
 class StoryRequest:
-    """What a story is about. `days` is how many days of the week it tells: 2 short, 5 normal, 7 long."""
+    """A request for a story. `days` is how many days of the week it covers: 2 short, 5 normal, 7 long."""
 
     hero: str
     place: str | None
@@ -95,7 +95,7 @@ def draw_request(rng: Random) -> StoryRequest:
 
 
 def question(request: StoryRequest, rng: Random) -> str:
-    """One of the ways to ask for this story."""
+    """Returns one of the ways to ask for this story."""
     length = {2: "short ", 5: "", 7: "long "}[request.days]
     article = "an" if request.hero[0] in "aeiou" else "a"
     about = f"about {article} {request.hero}"
@@ -105,7 +105,7 @@ def question(request: StoryRequest, rng: Random) -> str:
 
 
 def tell(request: StoryRequest, rng: Random) -> str:
-    """The story, about 100 (2 days), 210 (5 days) or 280 (7 days) tokens long."""
+    """Tells the story, in about 100 (2 days), 210 (5 days) or 280 (7 days) tokens."""
     choose = _Chooser(request, rng)
     slots = _cast(request, choose)
     sentences = [choose.among("opening", _OPENINGS)]
@@ -120,7 +120,7 @@ def tell(request: StoryRequest, rng: Random) -> str:
 
 
 class _Chooser:
-    """Picks the option that the hero leans to three times in four, and any of them otherwise."""
+    """Picks the hero's preferred option three times in four, and any option otherwise."""
 
     def __init__(self, request: StoryRequest, rng: Random) -> None:
         self._lean = f"{request.hero}|{request.place}"

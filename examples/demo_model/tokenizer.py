@@ -1,7 +1,7 @@
 """Builds the demo tokenizer: a byte-level BPE of 640 entries trained on the generator's own text.
 
-Its parts are chosen for arithmetic: every digit is a token of its own, and what stands before a number takes the space
-along (` + `, `, `), so numbers are digits and nothing else. All 256 bytes are in it, so any text round-trips.
+Its pieces are chosen for arithmetic: every digit is a token, and the text before a number includes the space (` + `, `,
+`), so numbers consist of digits only. It has all 256 bytes, so any text round-trips.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIX = {"sum": 4, "count": 4, "spell": 2, "reverse": 2, "date": 3, "story": 2, "
 
 
 def build(num_examples: int = 20_000) -> Tokenizer:
-    """The tokenizer, the same on every run."""
+    """Builds the tokenizer, the same on every run."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(_PIECES), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]

@@ -1,7 +1,7 @@
-"""Trains the demo model: `python -m examples.demo_model.train`. Resumes by itself from its last checkpoint.
+"""Trains the demo model: `python -m examples.demo_model.train`. It resumes from its last checkpoint.
 
-Every step sees short rows (sums, spelling, short countings) and long ones (stories, long countings, conversations) at
-once. The batch of step n depends on the seed and n alone, so an interrupted run goes on as if nothing had happened.
+Every step trains on both short rows (sums, spelling, short counts) and long ones (stories, long counts, conversations).
+The batch of step n depends only on the seed and n, so an interrupted run continues as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.engine.models.decoder import Decoder
 
 SHORT_ROWS, SHORT_LENGTH = 24, 128
 LONG_ROWS, LONG_LENGTH = 2, 512
-# Short countings are what teaches where to stop: without them the model counts past the end for thousands of steps.
+# Short counts teach where to stop: without them the model counts past the end for thousands of steps.
 SHORT_MIX = {"sum": 0.28, "count": 0.36, "spell": 0.1, "reverse": 0.14, "date": 0.1, "help": 0.02}
 LONG_MIX = {"count": 0.45, "story": 0.35, "talk": 0.2}
 WARMUP_STEPS = 200
@@ -42,7 +42,7 @@ CHECKPOINT_EVERY_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """All that a checkpoint holds; `params` and `opt_state` are pytrees of f32 arrays."""
+    """Contents of a checkpoint; `params` and `opt_state` are pytrees of f32 arrays."""
 
     params: Any
     opt_state: Any
@@ -50,7 +50,7 @@ class TrainingState:
 
 
 def train(num_steps: int, learning_rate: float, seed: int, workdir: Path, output: Path) -> None:
-    """Trains up to `num_steps` in all and writes the checkpoint to `output`, in Hugging Face format."""
+    """Trains up to `num_steps` in total and writes the checkpoint to `output`, in Hugging Face format."""
     tokenizer = _tokenizer(workdir)
     graphdef, params = nnx.split(Decoder(DEMO_CONFIG, rngs=nnx.Rngs(seed)))
     optimizer = _optimizer(num_steps, learning_rate)
@@ -93,7 +93,7 @@ def _train_step(
 
 
 def _loss(graphdef: Any, params: Any, batches: tuple[Batch, Batch]) -> jax.Array:
-    """Mean cross-entropy over the counted targets of all batches, whose rows lie on one flat token axis."""
+    """Returns the mean cross-entropy over the counted targets of all batches, whose rows lie on one flat token axis."""
     model = nnx.merge(graphdef, params)
     token_ids, targets, positions = (
         jnp.concatenate([getattr(batch, name).reshape(-1) for batch in batches])
@@ -108,7 +108,7 @@ def _loss(graphdef: Any, params: Any, batches: tuple[Batch, Batch]) -> jax.Array
 
 
 def step_batches(step: int, seed: int, tokenizer: Tokenizer) -> tuple[Batch, Batch]:
-    """The short and the long rows of one step."""
+    """Returns the short and the long rows of one step."""
     rng = Random(f"train {seed} {step}")
     short = (encode(example, tokenizer) for example in training_examples(SHORT_MIX, rng))
     long = (encode(example, tokenizer) for example in training_examples(LONG_MIX, rng))
@@ -116,7 +116,7 @@ def step_batches(step: int, seed: int, tokenizer: Tokenizer) -> tuple[Batch, Bat
 
 
 def _tokenizer(workdir: Path) -> Tokenizer:
-    """The tokenizer this run began with, so that a resumed run keeps it though the generator may have changed since."""
+    """Returns the tokenizer that this run began with: a resumed run keeps it even if the generator has changed."""
     path = workdir / "tokenizer.json"
     if not path.exists():
         workdir.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _tokenizer(workdir: Path) -> Tokenizer:
 
 
 def save(workdir: Path, state: TrainingState) -> None:
-    """Writes the state as a whole or not at all: to a new file first, then over the old one."""
+    """Writes the state as a whole or not at all: to a new file, which then replaces the old one."""
     leaves = jax.device_get(jax.tree.leaves((state.params, state.opt_state)))
     partial_path = workdir / "state.partial.npz"
     np.savez(partial_path, step=state.step, **{f"leaf{i}": leaf for i, leaf in enumerate(leaves)})
@@ -133,7 +133,7 @@ def save(workdir: Path, state: TrainingState) -> None:
 
 
 def restore(workdir: Path, fresh: TrainingState) -> TrainingState:
-    """The saved state in the shape of `fresh`, or `fresh` where there is none."""
+    """Returns the saved state in the shape of `fresh`, or `fresh` if there is none."""
     path = workdir / "state.npz"
     if not path.exists():
         return fresh

@@ -1,4 +1,4 @@
-"""Words for the spelling and reversing tasks: a list of everyday ones, and made-up ones without end."""
+"""Words for the spelling and reversing tasks: a list of common ones, and any number of made-up ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODAS = ("", "", "", "", "n", "r", "l", "t", "s", "m", "d", "ck", "nd", "rt", "
 
 
 def draw_word(rng: Random) -> str:
-    """One lower-case word of 3 to 9 letters; two in five are made up, so that spelling can't be learnt by heart."""
+    """Draws a lower-case word of 3 to 9 letters; two in five are made up, so that spelling can't be memorized."""
     if rng.random() < 0.6:
         return rng.choice(COMMON_WORDS)
     while True:
