@@ -183,7 +183,7 @@ def _in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tup
 
 
 def _group_sizes(num_tokens: int, num_experts: int, num_chosen: int) -> jax.Array:
-    """Returns the group sizes of tokens that choose experts at random."""
+    """Draws group sizes of tokens that choose at random."""
     rng = np.random.default_rng(0)
     chosen = [rng.choice(num_experts, num_chosen, replace=False) for _ in range(num_tokens)]
     return jnp.asarray(np.bincount(np.concatenate(chosen), minlength=num_experts), jnp.int32)
@@ -231,7 +231,7 @@ def decode() -> list[dict[str, Any]]:
 
 
 def read_rate() -> float:
-    """Returns the read rate of all threads together, in bytes per second."""
+    """Returns bytes per second of all threads together."""
     num_threads = os.cpu_count() or 1
     parts = np.array_split(np.ones(_READ_BYTES // 4, np.int32), num_threads)
     seconds = []

@@ -79,8 +79,8 @@ async def _tokens_per_s(ask: Callable[[], Awaitable[Run]], num_tokens: int) -> f
 
 
 async def chunks(rounds: int) -> list[dict[str, Any]]:
-    """Compares processor time per chunk. Each token is a chunk, as the worker joins none, faster than the gateway can
-    serve.
+    """Compares CPU time per chunk. Each token is a chunk, as none are joined, and they come faster than the gateway
+    serves.
     """
     rows = []
     async with _site(step_s=0.002, flush_interval_ms=0) as site, _bare_server() as (bare_port, bare_pid):
@@ -92,7 +92,7 @@ async def chunks(rounds: int) -> list[dict[str, Any]]:
 
 
 async def _cpu_per_chunk(port: int, pid: int, num_tokens: int) -> float:
-    """Returns processor time per chunk, in microseconds."""
+    """Returns microseconds per chunk."""
     before = process_cpu_s(pid)
     runs = await asyncio.gather(*(_over_http(port, num_tokens) for _ in range(NUM_STREAMS)))
     return 1e6 * (process_cpu_s(pid) - before) / sum(run.num_chunks for run in runs)

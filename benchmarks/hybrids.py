@@ -143,7 +143,7 @@ class Rates:
 
 
 def matmul_of() -> Any:
-    """Returns a function that multiplies 64 rows by several weights in a row."""
+    """Returns a function that multiplies 64 rows by several weights."""
     width = panel_width(load_library(DEFAULT_BUILD_DIR / "native"))
     linear = Linear(*_MATMUL, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
     graph, state = nnx.split(PackedLinear.of(width, linear))
@@ -201,7 +201,7 @@ class Measured:
         self.left = 0
 
     def state_bytes(self, count: int) -> int:
-        """Returns the bytes of states that a step reads and writes."""
+        """Returns state bytes read and written."""
         return 2 * count * self.deployment.state_bytes
 
     def ideal_s(self, count: int, rates: Rates) -> float:
@@ -211,7 +211,7 @@ class Measured:
         return max(weights / rates.bytes_per_s, flops / rates.flops_per_s) + kept / rates.bytes_per_s
 
     def _delta_sizes(self) -> int:
-        """Returns the number of elements in a sequence's state matrices."""
+        """Counts the elements of a sequence's matrices."""
         nets = [block.mixer for block in self.model.blocks if isinstance(block.mixer, DeltaNetConfig)]
         return sum(net.num_value_heads * net.key_dim * net.value_dim for net in nets)
 

@@ -110,7 +110,7 @@ async def measure(num_requests: int, num_tenants: int) -> dict[str, float]:
 
 
 async def cpu_s(redis: RedisClient) -> float:
-    """Returns the server's processor seconds so far."""
+    """Returns the server's CPU seconds so far."""
     info: Any = await redis.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 

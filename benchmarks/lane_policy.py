@@ -134,10 +134,9 @@ def summary(name: str, run: Simulation, took_s: float) -> dict[str, Any]:
 
 
 def service_bound(run: Simulation) -> list[dict[str, Any]]:
-    """Checks the service bound by priority, between any two tenants that waited in every second of the burst's second
-    half.
+    """Checks the bound by priority, between any two tenants that waited in every second of the burst's second half.
 
-    The bound is twice the cost of everything that can run at once, counted in mean requests.
+    The bound is twice the cost of all that can run at once, in mean requests.
     """
     first_s, last_s = run.size.burst_s
     samples = [each for each in run.samples if (first_s + last_s) / 2 <= each[0] <= last_s]

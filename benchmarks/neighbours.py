@@ -166,7 +166,7 @@ async def _tasks(*works: Any) -> AsyncIterator[None]:
 
 
 async def _first_token_s(client: AsyncClient, num_tokens: int) -> float:
-    """Returns the time to the first token of a prompt with a unique beginning."""
+    """Times the first token of a prompt with a unique beginning."""
     prompt = tuple(random.randrange(1, VOCAB_SIZE) for _ in range(num_tokens))
     start_s = time.perf_counter()
     await client.generate(prompt, max_tokens=1, timeout=600.0)

@@ -74,7 +74,7 @@ def paced_engine(
     max_model_len: int = 1024,
     num_pages: int | None = None,  # including page 0; None: enough for all sequences, without caching prefixes
 ) -> Engine:
-    """Makes an engine that counts as warmed up and does not speculate. Its runner is a `PacedRunner`."""
+    """Makes an engine as if warmed up, without speculation. Its runner is a `PacedRunner`."""
     device = device or Device()
     config = EngineConfig(
         max_num_seqs=max_num_seqs,

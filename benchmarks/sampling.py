@@ -53,7 +53,7 @@ at ten times the cost.
 """
 
 MakeRequest = Callable[[Request, int], Request]
-"""Makes a variant's request from the plain one, given its index in the batch."""
+"""Makes a variant from the plain request at an index."""
 
 
 @dataclass(frozen=True, slots=True)

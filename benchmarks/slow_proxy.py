@@ -31,7 +31,7 @@ async def serve(host: str, port: int, delay_s: float, bytes_per_s: float) -> Non
 
 
 async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay_s: float, bytes_per_s: float) -> None:
-    """Forwards bytes, and keeps reading while earlier ones are still under way."""
+    """Keeps reading while earlier bytes are under way."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
 

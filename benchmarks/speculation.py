@@ -44,7 +44,7 @@ class TrueContinuation:
         return token if Random(position).random() < self.acceptance else token ^ 1
 
     def forget(self, sequence: Sequence) -> None:
-        """Does nothing: the drafter remembers nothing."""
+        """Nothing to forget."""
 
 
 @dataclass

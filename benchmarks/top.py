@@ -108,7 +108,7 @@ async def enqueue(redis: RedisClient, num_requests: int, num_tenants: int) -> No
 
 
 async def until_full(redis: RedisClient, arguments: argparse.Namespace) -> None:
-    """Waits until all slots are busy and all waiting entries have their places."""
+    """Waits until all slots run and all waiting entries have places."""
     while True:
         now = await look(redis, QUEUE)
         is_full = now.num_running == arguments.workers * SLOTS and len(now.running) == now.num_running
@@ -132,7 +132,7 @@ async def cost_us(redis: RedisClient, work: Callable[[], Awaitable[Any]], argume
 
 
 async def spent_s(redis: RedisClient, seconds: float) -> float:
-    """Returns the server's processor time per second while nobody looks."""
+    """Returns CPU seconds per second while nobody looks."""
     begun_s, begun_cpu_s = time.perf_counter(), await cpu_s(redis)
     await asyncio.sleep(seconds)
     return (await cpu_s(redis) - begun_cpu_s) / (time.perf_counter() - begun_s)

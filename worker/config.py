@@ -27,7 +27,7 @@ def default_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Settings of a worker, validated on construction.
+    """Settings of a worker, validated.
 
     Raises:
         BadWorkerConfig: a value is out of range; the message names it.

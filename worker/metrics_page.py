@@ -49,7 +49,6 @@ _INFO = EngineInfo(1, "", "", 1, 1, 1, "", "", 1, "", "", None, 1)
 
 
 def page() -> str:
-    """Returns the whole page."""
     worker = Metrics("queue")
     worker.set_model("model", _INFO)
     worker.set_engine(EngineStats(kinds=(KindStats(0, 0, 0),)), [DeviceMemory(0, 0, 0, 0)])
@@ -57,7 +56,7 @@ def page() -> str:
 
 
 def _gateway() -> CollectorRegistry:
-    """Returns the gateway's registry, with one sample of each family."""
+    """Makes a registry with one sample of each family."""
     metrics = GatewayMetrics()
     metrics.watch_connections(lambda: 0, lambda: 0)
     metrics.set_served({("queue", "model"): True})
@@ -80,7 +79,7 @@ def _row(family: Metric) -> str:
 
 
 def _labels(family: Metric) -> Iterator[str]:
-    """Yields the labels that not all families have, with their values, if these are known beforehand."""
+    """Yields the labels that not all families have, with values known beforehand."""
     names = dict.fromkeys(name for sample in family.samples for name in sample.labels)
     for name in names:
         values = dict.fromkeys(sample.labels[name] for sample in family.samples if name in sample.labels)

@@ -121,7 +121,7 @@ class WorkerService:
         return None if self._health is None else self._health.port
 
     async def run(self) -> None:
-        """Runs the service; returns after a drain.
+        """Runs until drained.
 
         Raises:
             WorkerError: the worker ended for another reason; `worker.errors` lists the kinds and their exit statuses.

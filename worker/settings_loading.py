@@ -41,7 +41,7 @@ class Program(Generic[S]):
         settings: their class.
         prefix: of their environment variables.
         table: of the TOML file that holds them; None: its top level.
-        shared: settings that are taken from the first of `PROGRAMS` if they are not set.
+        shared: settings taken from the first of `PROGRAMS` if not set.
     """
 
     settings: type[S]
@@ -125,7 +125,7 @@ def _sources(
 
 
 def _in_environment(program: Program[Any], names: Iterable[str]) -> Mapping[str, str]:
-    """Returns the settings in the environment. An empty variable counts as not set."""
+    """Reads the environment. An empty variable counts as not set."""
     present = {name.upper(): value for name, value in os.environ.items() if value}
     return {name: present[variable] for name in names if (variable := program.variable(name)) in present}
 
@@ -142,7 +142,7 @@ def _place_in(program: Program[Any], path: Path | None) -> Callable[[str], str]:
 
 _KUBERNETES_BYTES = re.compile(r"\d+(\.\d+)?\s*[KMGTP]i")
 SHORTEST_S, LONGEST_S = 0.001, 1e9
-"""Bounds of times in seconds: Redis counts in milliseconds, and some thirty years are enough."""
+"""Bounds of times: Redis's resolution, and some thirty years."""
 
 MOST_SHOWN = 600
 """Characters of a value, and of the text about it, that a message shows."""

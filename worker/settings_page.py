@@ -49,7 +49,6 @@ _GATEWAY_HEAD = f"""## Gateway
 
 
 def page() -> str:
-    """Returns the whole page."""
     return "\n".join([_HEAD, *_tables(WORKER, "##"), _GATEWAY_HEAD, *_tables(GATEWAY, "###")])
 
 

@@ -33,7 +33,7 @@ class Signal:
                     waiter.set_result(None)
 
     def next(self) -> asyncio.Future[None]:
-        """Returns a future that is done when the signal fires next."""
+        """Returns a future of the next firing."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter

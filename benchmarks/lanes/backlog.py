@@ -68,8 +68,6 @@ async def _filled(size: int) -> AsyncIterator[Side]:
 
 
 class Side:
-    """A server with its backlog."""
-
     def __init__(self, redis: RedisClient, waiting: int, laned_us: float) -> None:
         self.laned_us = laned_us  # per entry
         self._redis = redis

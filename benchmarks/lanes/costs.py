@@ -44,7 +44,7 @@ Call = Callable[[], Awaitable[Any]]
 
 
 async def measure(num_workers: int) -> dict[str, Cost]:
-    """Measures all calls; returns costs by name."""
+    """Returns costs by name of the call."""
     with EmbeddedServer() as server:
         redis = connect(server.socket_url, decode=False)
         await ensure_group(redis, QUEUE)
@@ -98,7 +98,7 @@ def _idle(redis: RedisClient) -> dict[str, Call]:
 
 
 def _over_all(redis: RedisClient, num_workers: int) -> dict[str, Call]:
-    """Returns the calls whose cost grows with the number of workers."""
+    """Returns calls whose cost grows with the number of workers."""
     workers = [f"worker-{place:05d}" for place in range(num_workers)]
     pages = [workers[start : start + BEATS_PER_READ] for start in range(0, num_workers, BEATS_PER_READ)]
     return {

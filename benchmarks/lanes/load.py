@@ -99,7 +99,7 @@ async def until_ended(redis: RedisClient, sending: Sending, timeout_s: float) ->
 
 
 async def until_empty(redis: RedisClient, queue: str, timeout_s: float) -> bool:
-    """Waits until the queue is empty; returns False if the time is over before."""
+    """Waits until the queue is empty; False: it took too long."""
     deadline_s = time.monotonic() + timeout_s
     while await redis.xlen(keys.requests(queue)):
         if time.monotonic() > deadline_s:

@@ -130,7 +130,7 @@ class Lanes:
             self._serve(tenant, tokens)
 
     def settle(self, entry: EntryId, tenant: str, total: float) -> None:
-        """Charges an entry that has ended, like `charge`, and forgets it."""
+        """Charges an entry that has ended, and forgets it."""
         self.charge([(entry, tenant, total)])
         del self.charged[entry]
 

@@ -127,11 +127,11 @@ async def _trouble(fleet: Fleet, names: list[str], after_s: float) -> None:
 
 
 def _longest(found: list[Outcome]) -> float:
-    """Returns the longest time to a first token, in milliseconds."""
+    """Returns the longest time to a first token, in ms."""
     return float(max(each.end.ttft_ms or 0 for each in found if each.end is not None))
 
 
 def _hit_rate(found: list[Outcome]) -> float:
-    """Returns the hit rate among the prompts' tokens."""
+    """Returns the share of cached prompt tokens."""
     ends = [each.end for each in found if each.end is not None]
     return sum(end.cached_tokens for end in ends) / max(1, sum(end.prompt_tokens for end in ends))

@@ -17,9 +17,8 @@ from benchmarks.lanes.model import EntryId, Lanes, Waiting
 from benchmarks.lanes.traffic import NO_HOME, Size, Traffic
 
 Homes = Literal["none", "if free", "patient"]
-"""Who gets a new entry while there is room. "none": the worker that has waited longest. "if free": the home of the
-beginning, if it has room. "patient": the same, but while the home has no room, the entry waits for it until others
-may take it.
+"""Who gets a new entry while there is room. "none": the worker that has waited longest. "if free": its home, if that
+has room. "patient": the same, but it waits for a full home until others may take it.
 """
 
 CHARGE_S = 10
@@ -260,9 +259,7 @@ class Simulation:
             self.samples.append((float(second), dict(self.lanes.counters), dict(self.lanes.seats)))
 
     def _die(self, number: int) -> None:
-        """Kills a worker: its requests are given back once its heartbeat has lapsed, and entries that wait for it are
-        stolen.
-        """
+        """Kills a worker. Its requests are given back once its heartbeat has lapsed; those waiting for it are stolen."""
         worker = self.workers[number]
         worker.is_alive = False
         for place in worker.running:

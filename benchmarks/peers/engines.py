@@ -100,7 +100,7 @@ def python_of(name: str) -> str:
 
 @contextlib.contextmanager
 def started(name: str, setup: Setup) -> Iterator[Peer]:
-    """Starts an adapter, and yields it once it has loaded the model.
+    """Starts an adapter that loads the model.
 
     Raises:
         PeerFailed: it did not load the model, or its engine is not installed.

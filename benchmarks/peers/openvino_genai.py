@@ -47,7 +47,7 @@ def load(setup: Setup) -> Run:
 
 
 def converted(model: Path, weights: str) -> Path:
-    """Converts the model with weights in f32 or int8; `INFERENCE_PRECISION_HINT` sets the precision of computing."""
+    """Converts weights to f32 or int8; `INFERENCE_PRECISION_HINT` sets the computing precision."""
     target = model.with_name(f"{model.name}-openvino-{weights}")
     if not target.is_dir():
         scratch = target.with_name(target.name + ".part")

@@ -132,7 +132,7 @@ def rate_of(workload: Workload, peers: list[Peer], vocab_size: int) -> float | N
 
 
 def expected_tokens(setup: Setup, wanted: Wanted, console: Console) -> list[list[int]]:
-    """Returns the reference's tokens, in f32 only: in half precision two correct engines may differ."""
+    """Returns the reference's tokens; f32 only: in half precision two right engines may differ."""
     if not wanted or setup.dtype != "float32":
         return []
     with reported(console), started(REFERENCE, setup) as peer:

@@ -47,7 +47,7 @@ _EXPRESSION = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 class NoLicense(Exception):
-    """Raised for a package that does not name its licence; the message names the package."""
+    """A package does not name its licence; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,7 @@ def _package(installed: Mapping[str, Any]) -> Package:
 
 
 def license_of(metadata: Mapping[str, Any]) -> str:
-    """Reads the licence from a package's metadata: the expression of PEP 639, else a short `License` field, else a
-    classifier.
+    """Returns a package's licence: the expression of PEP 639, else a short `License` field, else a classifier.
 
     Raises:
         NoLicense: the metadata names no licence.

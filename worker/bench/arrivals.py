@@ -26,7 +26,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TracedArrivals:
-    """Arrivals at the times of a trace, replayed at `speed` times its pace."""
+    """The times of a trace, `speed` times as fast."""
 
     at_s: tuple[float, ...]  # from the first one, in order
     speed: float = 1.0

@@ -1,4 +1,4 @@
-"""The requests of a benchmark: random, with shared prefixes, or from a file."""
+"""Makes the requests of a benchmark."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request of a load."""
-
     prompt: Prompt
     max_tokens: int
     ignore_eos: bool = True  # so that every engine generates the same amount

@@ -20,13 +20,11 @@ class BenchError(Exception):
 
 
 class ImpossibleLoad(BenchError, ValueError):
-    """Raised for options or input that make no load. The message names the option, or the file and its line, and the
-    value.
-    """
+    """Options or input that make no load. The message names the option, or the file and its line, and the value."""
 
 
 class NotServed(BenchError):
-    """Raised if no worker serves the queue: requests sent to it would wait for one."""
+    """No worker serves the queue: requests sent to it would wait for one."""
 
     def __init__(self, queue: str, served: Sequence[str], *, any_more: bool = False) -> None:
         what = f"no worker serves queue {queue!r}" + (" any more" if any_more else "")
@@ -36,7 +34,7 @@ class NotServed(BenchError):
 
 
 class OtherModel(BenchError):
-    """Raised if the workers say that they serve another model, or do not say which."""
+    """The workers say that they serve another model, or do not say which."""
 
     def __init__(self, queue: str, wanted: str, found: str | None) -> None:
         super().__init__(
@@ -48,7 +46,7 @@ class OtherModel(BenchError):
 
 
 class BadResult(BenchError, ValueError):
-    """Raised for a file that is no result. The message names the file, and what is missing or wrong in it."""
+    """A file that is no result. The message names the file, and what is missing or wrong."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: {what}")
@@ -56,7 +54,7 @@ class BadResult(BenchError, ValueError):
 
 
 class NotComparable(BenchError):
-    """Raised with the fields that differ, such as `options.model`, and their values in the two files."""
+    """Two results that differ in `fields`, such as `options.model`, with their values in the two files."""
 
     def __init__(self, fields: Sequence[tuple[str, Any, Any]]) -> None:
         told = "; ".join(f"{name} is {one!r} in the first and {other!r} in the second" for name, one, other in fields)

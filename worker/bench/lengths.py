@@ -40,7 +40,6 @@ class Lengths:
         return cls(kind, values)
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """Draws `count` lengths."""
         low, high = self.values[-2:] if len(self.values) > 1 else self.values * 2
         if self.kind == "fixed":
             return [low] * count

@@ -30,7 +30,7 @@ _SAID_BY_TRACES = ("prompt_length", "output_length", "prefix_length", "prefix_co
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Options of a load, validated on construction; None is "not given".
+    """Options of a load, validated; None is "not given".
 
     Raises:
         ImpossibleLoad: an option contradicts another or is out of range.

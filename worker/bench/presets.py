@@ -77,7 +77,7 @@ def preset_dir(name: str, dtype: str, root: Path) -> Path:
 
 
 def preset_root() -> Path:
-    """Returns the folder in which presets are kept between runs.
+    """Returns the folder of presets.
 
     Raises:
         ImpossibleLoad: there is no such folder, as this user has no home.

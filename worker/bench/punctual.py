@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` like `asyncio.run`, on a punctual loop."""
+    """Runs `main` like `asyncio.run`."""
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(main)
 

@@ -51,7 +51,7 @@ def result_text(figures: Mapping[str, Any], recorders: Sequence[Recorder]) -> st
 
 
 def read_result(path: Path) -> Result:
-    """Reads a result. Raises BadResult if the file can't be read, or was not written by `penstock bench --json`."""
+    """Reads a file. Raises BadResult: it can't be read, or is not from `penstock bench --json`."""
     try:
         file = _File.model_validate(json.loads(path.read_text(encoding="utf-8")))
         options = file.options

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def require_served(client: AsyncClient, queue: str) -> None:
-    """Checks once that a worker serves `queue`, and does not wait for one.
+    """Checks once, without waiting, that a worker serves `queue`.
 
     Raises:
         NotServed: no worker serves `queue`, which is the client's. ConnectionLost, ServerRefused: Redis can't be

@@ -49,8 +49,6 @@ _KNOWN = {*_ARRIVALS, *_LENGTHS, *_WHOSE, *_SHARED, *_UNUSED}
 
 @dataclass(frozen=True, slots=True)
 class TracedLine:
-    """One request."""
-
     arrival_s: float
     num_prompt: int
     num_output: int

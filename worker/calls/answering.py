@@ -62,7 +62,7 @@ class Answerer:
         return await self._threads.run(work, entry.fields)
 
     def _bounded(self, answer: Answer) -> Answer:
-        """Replaces an answer that is too large: answers pass through Redis, which keeps them until they are read."""
+        """Replaces a too large answer: Redis keeps answers until they are read."""
         num_bytes, limit = sum(len(value.encode()) for value in answer.values()), MAX_GROWTH * self._max_body_bytes
         if num_bytes <= limit:
             return answer
@@ -99,7 +99,7 @@ class Answers:
         self._check = check
 
     def to(self, call: Call, now_s: float | None = None) -> Answer:
-        """Answers a call; blocks for as long as a chat template may take.
+        """Answers a call; may block for a chat template.
 
         Args:
             call: the question.

@@ -23,7 +23,7 @@ def word(token: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The text, reasoning and tool calls of some tokens."""
+    """Content of some tokens."""
 
     text: str = ""
     reasoning: str = ""

@@ -153,7 +153,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """Numbers of requests, workers and faults of each kind.
+    """Numbers of requests, workers and faults.
 
     Raises:
         ValueError: a value is out of range; the message names it.

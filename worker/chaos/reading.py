@@ -57,7 +57,7 @@ class ChoiceRead:
         self.calls[-1].arguments.append(arguments)
 
     def truth(self, finish_reason: str, stop: str = "") -> Truth:
-        """Returns the truth for a request that must give the same reply."""
+        """Returns the truth for requests that must give the same."""
         return Truth(
             tuple(self.tokens),
             "".join(self.texts),

@@ -164,7 +164,7 @@ def model_truths(history: History) -> dict[str, tuple[Truth, ...]]:
 
 
 def _said(record: Record, request_id: str) -> tuple[Truth, ...]:
-    """Returns what the choices of `record` said, with the tool call ids that a request with this id would have."""
+    """Returns what `record` said, with the tool call ids of a request with this id."""
     choices = [ChoiceRead() for _ in range(record.request.n)]
     for entry in record.seen:
         if entry.fields.get("type") == "chunk":

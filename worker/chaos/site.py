@@ -37,7 +37,7 @@ class Site:
         return urlunsplit(parts._replace(netloc=f"{userinfo}{at}127.0.0.1:{port}"))
 
     async def restart(self, away_s: float) -> None:
-        """Kills the server with SIGKILL, and starts a new process with the same data.
+        """Kills the server (SIGKILL), and restarts it with the same data.
 
         Raises:
             ValueError: the server is not this run's own.

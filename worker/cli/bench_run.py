@@ -222,7 +222,7 @@ async def measure_runs(
 
 
 def engine_settings(settings: Settings) -> dict[str, Any]:
-    """Returns the engine settings that a figure depends on."""
+    """Returns the settings that a figure depends on."""
     names = [name for name, field in Settings.model_fields.items() if group_of(field) == "Engine"]
     return {name: getattr(settings, name) for name in names if name not in ("model", "compile_cache_dir")}
 

@@ -165,7 +165,7 @@ class _Selection:
     min_age_s: float | None = None
 
     async def read(self, redis: RedisClient, queue: str) -> AsyncIterator[Letter]:
-        """Yields the letters, oldest first.
+        """Yields letters, oldest first.
 
         Raises:
             CommandFailed: a name matches no letter.

@@ -34,12 +34,12 @@ def exit_status_of(error: Exception) -> int | None:
 
 
 def missing_worker_extra() -> list[str]:
-    """Returns the modules of the worker extra that are not installed. Imports none of them."""
+    """Returns missing modules of the worker extra. Imports none of it."""
     return _missing(WORKER_EXTRA)
 
 
 def missing_gateway_extra() -> list[str]:
-    """Returns the modules of the gateway extra that are not installed. Imports none of them."""
+    """Returns missing modules of the gateway extra, without imports."""
     return _missing(GATEWAY_EXTRA)
 
 

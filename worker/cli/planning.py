@@ -122,7 +122,7 @@ def _show(screen: Console, made: Plan) -> None:
 
 
 def _kinds(made: Plan) -> Iterator[str]:
-    """Describes each kind of page, if pages differ in their KV heads."""
+    """Describes pages that differ in their KV heads."""
     groups = layer_groups(made.model)
     for number, (kind, num_bytes) in enumerate(zip(groups.page_kinds, made.kind_bytes, strict=True)):
         windows = {window for window, of in zip(groups.windows, groups.kinds, strict=True) if of == number}

@@ -19,7 +19,7 @@ NOT_MEASURED = (
 
 
 def simulated_as_dict(simulated: Simulated) -> dict[str, Any]:
-    """Returns the figures, times in seconds. Rates of a replica are over the time of the whole run."""
+    """Returns times in seconds. Rates of a replica are over the time of all."""
     return {"step_times": NOT_MEASURED, **asdict(simulated)}
 
 

@@ -19,7 +19,7 @@ def moment(ms: int) -> str:
 
 
 def seconds(text: str, option: str) -> float:
-    """Parses a duration such as `90m` into seconds.
+    """Parses a time such as `90m`.
 
     Raises:
         BadParameter: `text` is none; the message names `option`.

@@ -73,9 +73,7 @@ class CancelWatch:
                 self._end(each, "cancelled")
 
     def _watched(self) -> list[LiveRequest | Parked]:
-        """Returns requests whose journal has been read, and parked ones: before that, nobody knows what an end must
-        say.
-        """
+        """Returns what can end: before its journal is read, nobody knows what a request's end must say."""
         lives = (live for live in self._requests if Phase.RESTORED <= live.phase <= Phase.RUNNING)
         return [*lives, *self._requests.parked.values()]
 

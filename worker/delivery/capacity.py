@@ -35,9 +35,9 @@ class Capacity:
 
         Args:
             now_s: monotonic.
-            num_tokens: computed so far in total.
-            num_requests: held by the worker.
-            num_waiting: waiting in its queue.
+            num_tokens: computed in total.
+            num_requests: held here.
+            num_waiting: in its queue.
         """
         before, self._last = self._last, _Look(now_s, num_tokens, num_waiting)
         if before is None or not (before.num_waiting and num_waiting) or now_s <= before.at_s:

@@ -38,7 +38,7 @@ class Coalescing:
 
     @property
     def is_stretched(self) -> bool:
-        """Whether the interval is longer than configured, as processor time is short."""
+        """Whether processor time is short."""
         return self.interval_s > self._shortest_s
 
     def look(self) -> None:

@@ -110,7 +110,7 @@ def observe_loss(metrics: Metrics, live: LiveRequest, why: str) -> None:
 
 
 def observe_refusal(metrics: Metrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:
-    """Records a write that nobody waits for and that Redis refuses for good."""
+    """Records that Redis refuses, for good, what nobody waits for."""
     if isinstance(write, Burial):
         metrics.lost_dead_letters.inc()
         what = {"request_id": write.request_id, "entry": write.entry_id, "code": write.code}

@@ -53,19 +53,19 @@ class QueueEntry:
 
     @property
     def tenant(self) -> str:
-        """Tenant of the lane that the entry was in, as `lanes.lua` determines it."""
+        """Tenant of the entry's lane, as in `lanes.lua`."""
         text = self.fields.get(b"tenant", b"").decode(errors="replace")
         return text if ID_PATTERN.fullmatch(text) else ""
 
     @property
     def priority(self) -> int:
-        """Priority as `lanes.lua` determines it."""
+        """Priority, as in `lanes.lua`."""
         text = self.fields.get(b"priority", b"")
         return int(text) if _PRIORITY.fullmatch(text) else 0
 
     @property
     def may_be_at_home(self) -> bool:
-        """Whether some worker may have precedence for the entry, as `lanes.lua` determines it."""
+        """Whether some worker may have precedence, as in `lanes.lua`."""
         return b"affinity" in self.fields or any(
             len(self.fields.get(name, b"")) >= BEGINNING for name in (b"prompt", b"messages")
         )
@@ -158,7 +158,7 @@ class EntryReader:
         return await self._wait_for_one(self._config.block_ms, lowest=lowest, room=0)
 
     async def wake(self) -> None:
-        """Makes a blocking read return, so that the worker looks again what is next."""
+        """Wakes a blocking read, to look again what is next."""
         nudges = keys.nudges(self._config.queue, self._config.name)
         await execute_one(self._redis, ("XADD", nudges, "NOMKSTREAM", "MAXLEN", "=", 1, "*", "look", "again"))
 
@@ -243,7 +243,7 @@ class EntryReader:
             await self.wake()
 
     async def _pass_on(self, entry: QueueEntry, lowest: int, room: int) -> bool:
-        """Checks whether the entry goes to other workers, and passes it on if so."""
+        """Passes the entry on if others should have it; returns whether."""
         if room and not entry.may_be_at_home:
             return False
         return bool(

@@ -152,7 +152,7 @@ class HandingBack:
         )
 
     async def _stop(self, lives: Iterable[LiveRequest]) -> None:
-        """Collects what the engine has generated so far, unless its step takes too long, and stops the requests."""
+        """Stops requests, and collects what they generated, unless the step takes too long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                 await self._driver.hand_over()

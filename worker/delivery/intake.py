@@ -197,7 +197,7 @@ class Intake:
         return task
 
     def _start_ending(self, entry: QueueEntry) -> asyncio.Task[LiveRequest | None]:
-        """Starts a task that ends an entry, which needs no room in the engine."""
+        """Starts ending an entry, which needs no room in the engine."""
         task = asyncio.create_task(self._take_on(entry, only_over=True), name="ending")
         self._requests.ending.add(entry.id)
         task.add_done_callback(lambda _: self._requests.ending.discard(entry.id))

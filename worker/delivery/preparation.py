@@ -80,9 +80,7 @@ class Preparer:
         grammars: Grammars | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        """Makes a preparer. Without `grammars`, it refuses requests that need one. `max_model_len` is the engine's, if
-        known.
-        """
+        """Without `grammars`, requests that need one are refused. `max_model_len` is the engine's, if known."""
         self.text = text
         self._config = config
         self._grammars = grammars
@@ -223,7 +221,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _last_words(asked: GenerateRequest) -> str:
-    """Returns the text of a chat that is echoed: only what is continued."""
+    """Returns what is echoed of a chat: only what is continued."""
     last = asked.messages[-1] if asked.messages else None
     if not (asked.echo and asked.continue_final_message) or last is None or last.content is None:
         return ""

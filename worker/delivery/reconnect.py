@@ -60,7 +60,7 @@ class Reconnects:
         self._on_change()
 
     def note_checked(self, count: int) -> None:
-        """Notes that the server was checked; `count` is from before the check."""
+        """Notes a check; `count` is from before it."""
         self._num_checked = count
 
     @contextmanager

@@ -83,7 +83,7 @@ class Removals:
         return False
 
     def settle(self, write: AsideWrite | Burial) -> None:
-        """Forgets the entries of a write that the server has answered."""
+        """Forgets the entries of an answered write."""
         for entry_id in write.entry_ids:
             self._leaving.pop(entry_id, None)
 

@@ -91,13 +91,13 @@ class Work:
 
 
 class Reporting:
-    """Reports the worker's state at an interval.
+    """Reports the worker's state.
 
     Args:
         redis: to report to.
         config: of the worker.
-        readiness: says what the worker waits for, or what is wrong.
-        work: says what the worker does; None: it has no model yet.
+        readiness: says what is wrong or awaited.
+        work: says what the worker does; None: no model yet.
     """
 
     def __init__(self, redis: RedisClient, config: WorkerConfig, readiness: Readiness, work: Work | None) -> None:

@@ -216,7 +216,7 @@ class LiveRequest:
             self.first_token_ms = self.clock.now_ms()
 
     def end(self, reason: FinishReason) -> None:
-        """Ends the request. One that has already ended keeps its end."""
+        """Ends the request; one that has ended keeps its end."""
         if self.phase < Phase.ENDED:
             self.finish_reason = reason
             self._move(Phase.ENDED)
@@ -249,7 +249,7 @@ class LiveRequest:
             work.cancel()
 
     def is_overdue(self, now_s: float) -> bool:
-        """Checks whether the deadline has passed. That is reported only once, as the end is then under way."""
+        """Checks whether the deadline has passed; reported once, as the end is then under way."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return False
         self.deadline_s = None
@@ -270,7 +270,7 @@ class LiveRequest:
 
     @property
     def outcome(self) -> FinishReason | None:
-        """Reason for which the request ended; None until every choice has ended."""
+        """Why the request ended, once every choice has."""
         return outcome_of(self.choices)
 
     @property
@@ -349,7 +349,7 @@ class RequestTable:
             self.recover()
 
     def remove(self, live: LiveRequest) -> None:
-        """Removes a request with which nothing is left to do."""
+        """Removes a finished request."""
         live.let_go()
         if self._by_id.get(live.id) is live:
             del self._by_id[live.id]
@@ -370,7 +370,7 @@ class RequestTable:
         self.recover()
 
     def abort(self, live: LiveRequest) -> None:
-        """Tells the engine that nobody wants the rest of a request."""
+        """Tells the engine to drop the rest."""
         self._abort(live.id)
 
     def recover(self) -> None:

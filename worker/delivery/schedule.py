@@ -21,7 +21,7 @@ class Pace(Protocol):
 
 
 class FlushSchedule:
-    """Schedules flushes: the beginning of a reply goes at once, the rest at the interval of `pace`.
+    """Sends the beginning of a reply at once, the rest at the interval of `pace`.
 
     Ends do not wait either, unless processors are short: then they go with the chunks of running requests.
     """

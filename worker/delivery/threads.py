@@ -31,8 +31,7 @@ async def to_the_end(work: asyncio.Future[_T]) -> _T:
 class Threads:
     """Runs work in threads. Chats and grammars have their own, as they may take long: prompts do not wait for them.
 
-    Reading entries has its own threads too. Before an entry is read, nobody knows the request's id, so no deadline and
-    no cancellation acts; reading must not wait for prompts.
+    So has reading entries: before an entry is read, its id is unknown, and no deadline or cancellation acts.
     """
 
     def __init__(self) -> None:
@@ -46,23 +45,23 @@ class Threads:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, function: Callable[[], _T], fields: Fields) -> _T:
-        """Runs a `function` that reads a queue entry; in a thread, unless the entry is small."""
+        """Reads a queue entry; in a thread, unless it is small."""
         if _is_small(fields):
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._reads, function)
 
     async def run(self, function: Callable[[], _T], fields: Fields, wait: Wait = to_the_end) -> _T:
-        """Runs a `function` of a queue entry; in a thread, unless the entry is small."""
+        """Handles a queue entry; in a thread, unless it is small."""
         if _is_small(fields):
             return function()
         return await wait(asyncio.get_running_loop().run_in_executor(self._prompts, function))
 
     async def run_chat(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
-        """Runs a `function` of a chat, always in a thread: a small chat may render to much text."""
+        """Handles a chat in a thread: a small one may make much text."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._chats, function))
 
     async def run_grammar(self, function: Callable[[], _T], wait: Wait = to_the_end) -> _T:
-        """Runs a `function` of a grammar, always in a thread: a small grammar may take long to compile."""
+        """Handles a grammar in a thread: a small one may take long."""
         return await wait(asyncio.get_running_loop().run_in_executor(self._grammars, function))
 
 

@@ -11,19 +11,19 @@ class Trace:
     __slots__ = ()
 
     def started(self, prompt_tokens: int, resumed_tokens: int) -> None:
-        """Notes that the engine has the request, with that many tokens of earlier claims."""
+        """The engine has the request, with that many tokens of earlier claims."""
 
     def first_token(self, cached_tokens: int) -> None:
-        """Notes the first token of this claim; `cached_tokens` of the prompt needed no computing."""
+        """The first token of this claim is ready; `cached_tokens` of the prompt needed no computing."""
 
     def ended(self, end: EndEntry) -> None:
-        """Notes that the end is on the reply stream."""
+        """The end is on the reply stream."""
 
     def handed_back(self, completion_tokens: int) -> None:
-        """Notes that the request is given back, with that many tokens on the reply stream."""
+        """The request is given back, with that many tokens on the reply stream."""
 
     def lost(self, why: str) -> None:
-        """Notes that another claim has the request, or that its reply is gone."""
+        """Another claim has the request, or its reply is gone."""
 
 
 UNTRACED = Trace()

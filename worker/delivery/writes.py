@@ -105,7 +105,6 @@ class EndCheck:
 
     @staticmethod
     def is_there(answer: Any) -> bool:
-        """Reads the server's answer."""
         if not answer:
             return False
         fields = answer[0][1]  # a cluster client returns a mapping

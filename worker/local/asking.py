@@ -35,11 +35,11 @@ class Asking(ABC):
         return (self._ask(Call("detokenize", request)).text or "") if request.prompt_token_ids else ""
 
     def validate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:
-        """Checks that `generate` would take this request, and returns the number of tokens of its prompt.
+        """Checks that `generate` would take this request; returns its number of prompt tokens.
 
         Raises:
             RequestRefused: it would not; the message says why.
-            EngineFailed: the engine has ended, or the LLM is closed.
+            EngineFailed: as for `count_tokens`.
         """
         return self._about("validate", prompt, sampling).prompt_tokens or 0
 

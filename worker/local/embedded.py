@@ -142,7 +142,7 @@ class EmbeddedServer:
         return self._scratch_dir / "server.log"
 
     def _make_scratch(self) -> None:
-        """Makes the scratch folder. Raises EmbeddedServerError if there is no folder for temporary files."""
+        """Raises EmbeddedServerError if there is no folder for temporary files."""
         try:
             if self._scratch is None:
                 self._scratch = tempfile.TemporaryDirectory(prefix="penstock-redis-", ignore_cleanup_errors=True)

@@ -39,7 +39,7 @@ execute_one = GUARD.execute_one
 
 
 async def make_guarded_group(redis: RedisClient, stream: str) -> None:
-    """Makes the group like the client's `make_group`, but sets aside foreign data in the key.
+    """Makes the group; sets foreign data in the key aside.
 
     Raises:
         JunkFound: the key of the requests is no stream.

@@ -52,7 +52,7 @@ async def set_weight(redis: RedisClient, queue: str, tenant: str, weight: float)
     """Sets a tenant's weight from now on. Of two tenants that wait, one with twice the weight is served twice as much.
 
     Raises:
-        ValueError: the weight is out of range.
+        ValueError: out of range.
     """
     if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         raise ValueError(f"a weight is {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {weight:g}")

@@ -1,5 +1,4 @@
-"""Compares two results of a benchmark, figure by figure: whether they may be compared, and how certain each change is.
+"""Compares two results of a benchmark, figure by figure: whether they may be compared, and how certain changes are.
 
-`sameness` decides whether, `figures` lists what is compared, `intervals` says how certain a change is, `comparison`
-puts it together and `table` prints it.
+`sameness` says whether, `figures` what is compared, `intervals` how certain, `comparison` has it all, `table` shows it.
 """

@@ -64,12 +64,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of two sides.
+    """A comparison. `obstacles` lists what the sides should have in common but do not; `others`, all other differences.
 
-    `obstacles` lists what the sides should have in common but do not; `others` lists all other differences.
-
-    With several pairs, `first` and `second` are those of the first pair. `is_paired`: requests at the same index are
-    the same.
+    Of several pairs, `first` and `second` are the first. `is_paired`: requests at the same index are the same.
     """
 
     pairs: tuple[tuple[Result, Result], ...]
@@ -149,7 +146,7 @@ def compare(*pairs: tuple[Result, Result], anyway: bool = False) -> Comparison:
 
 
 def _in_the_way(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any, Any], ...]:
-    """Returns what should be equal across all results, or across one side, but is not; each difference once."""
+    """Returns what should be equal across all results, or across a side, but is not; each once."""
     first, *others = (result for pair in pairs for result in pair)
     found = [each for result in others for each in obstacles(first, result)]
     for one, *more in zip(*pairs, strict=True):

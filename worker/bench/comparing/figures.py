@@ -83,7 +83,7 @@ class Sample:
 
     @classmethod
     def of(cls, recorder: Recorder, figure: Figure, target: Target) -> Sample:
-        """Collects the values that `figure` is computed from."""
+        """Collects the values behind `figure`."""
         values_of = _of_request(figure, target)
         found = [values_of(line) for line in recorder.timelines]
         owners = np.repeat(np.arange(len(found)), [len(values) for values in found])

@@ -48,7 +48,7 @@ class Interval:
     test: str | None = None
 
     def through(self, function: Callable[[float], float]) -> Interval:
-        """Returns the interval of an increasing function of the change."""
+        """Returns the interval of an increasing function of it."""
         return replace(self, low=function(self.low), high=function(self.high))
 
 
@@ -70,7 +70,7 @@ def by_pairs(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def _certain(change: float) -> Interval:
-    """Returns an interval of no width: where nothing varies there is nothing to test."""
+    """Returns an interval without width: nothing varies."""
     return Interval(change, change)
 
 
@@ -90,13 +90,13 @@ def _tested(test: Any, name: str) -> Interval:
 def by_requests(
     first: Sample, second: Sample, statistics: Sequence[Statistic], *, is_paired: bool, is_ratio: bool
 ) -> list[Interval | None]:
-    """Returns the interval of the change for each of `statistics`; None where there are too few requests to tell.
+    """Returns the interval of the change for each of `statistics`; None: too few requests to tell.
 
     Args:
-        first: sample of one run.
-        second: sample of one run.
-        statistics: of the values in the samples.
-        is_paired: requests at the same index are the same on both sides.
+        first: one run.
+        second: one run.
+        statistics: to compute.
+        is_paired: requests at the same index are the same.
         is_ratio: the change is a ratio less 1, else a difference.
     """
     rng = np.random.default_rng(SEED)
@@ -114,12 +114,12 @@ def by_requests(
 
 
 def _drawn(rng: np.random.Generator, num_requests: int) -> Ints:
-    """Draws requests with replacement; returns how often each was drawn."""
+    """Draws requests with replacement; returns the counts."""
     return np.bincount(rng.integers(num_requests, size=num_requests), minlength=num_requests)
 
 
 def _of_resample(sample: Sample, drawn: Ints, statistics: Sequence[Statistic]) -> list[float]:
-    """Returns the statistics of a sample in which each value occurs as often as its request was drawn."""
+    """Returns statistics with each value as often as its request was drawn."""
     weights = drawn[sample.owners]
     up_to = np.cumsum(weights)
     total = int(up_to[-1]) if up_to.size else 0

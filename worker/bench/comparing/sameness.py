@@ -42,7 +42,7 @@ def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any
 
 
 def _what(result: Result) -> str:
-    """Returns whether an engine by itself or a service was measured: the beginning of the title."""
+    """Returns the title's beginning: an engine by itself, or a service."""
     return result.title.partition(",")[0]
 
 

@@ -22,7 +22,7 @@ from penstock.worker.protocol import faults
 from penstock.worker.protocol.permissions import NAMED_AT_MOST, OPTIONAL, denied, optional_denied
 
 MIN_VERSION = (7, 0)
-"""The oldest version supported: before 7.0, XAUTOCLAIM returns entries that were deleted."""
+"""Least version: before 7.0, XAUTOCLAIM returns deleted entries."""
 
 REDIS_FIXED = {(7, 2): 16, (7, 4): 11, (8, 2): 9, (8, 4): 6, (8, 6): 6, (8, 8): 2, (8, 10): 1}
 VALKEY_FIXED = {(7, 2): 14, (8, 0): 10, (8, 1): 9, (9, 0): 5, (9, 1): 1}

@@ -51,7 +51,7 @@ def words_of(error: Exception) -> str:
 
 
 async def check_state(client: RedisClient, info: Mapping[str, Any], where: str, node: Any = None) -> list[Finding]:
-    """Checks the disk, memory and replicas that a server's INFO reports.
+    """Checks disk, memory and replicas in a server's INFO.
 
     Args:
         client: connected to the server.
@@ -103,7 +103,7 @@ async def _written(client: RedisClient, candidates: list[str], where: str) -> Fi
 
 
 async def _settings(client: RedisClient, node: Any) -> tuple[Mapping[str, str] | None, list[Finding]]:
-    """Returns the server's settings; None if they are not known."""
+    """Returns the server's settings; None: unknown."""
     target = {} if node is None else {"target_nodes": node}
     try:
         there: Any = await client.config_get(*_SETTINGS, **target)
@@ -160,7 +160,7 @@ def _memory(info: Mapping[str, Any], where: str) -> Finding:
 
 
 def _replicas(info: Mapping[str, Any], settings: Mapping[str, str] | None, where: str) -> Iterator[Finding]:
-    """Checks the replicas. INFO counts the good ones only if min-replicas-to-write is set."""
+    """Checks replicas; INFO counts good ones only if min-replicas-to-write is set."""
     good = info.get("min_slaves_good_slaves")
     if good is None:
         return
@@ -174,5 +174,5 @@ def _replicas(info: Mapping[str, Any], settings: Mapping[str, str] | None, where
 
 
 def _name() -> str:
-    """Returns the name of a worker or queue that does not exist."""
+    """Returns an unused name for a worker or queue."""
     return f"doctor-{secrets.token_hex(8)}"

@@ -38,7 +38,7 @@ def check_tpu(model: str, config: EngineConfig) -> list[Finding]:
 
 
 def lie_of(deployment: Deployment, config: EngineConfig, hbm_bytes: int) -> list[Finding]:
-    """Reports how a model would be placed on devices with that much memory each."""
+    """Reports a model's placement on devices with that much memory each."""
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
     table = page_table_bytes(config.max_num_seqs, pages_per_seq)
     check_page_table(

@@ -24,7 +24,7 @@ from penstock.worker.cli.watching.view import (
 HELP = "Tab table  ↑↓ row  d drain  c cancel  r replay  q quit"
 FOCUS = "▸"
 STALE_S = 5.0
-"""Age of lane counts from which they are stale: while a worker lives, they are some two seconds old at most."""
+"""Age at which lane counts are stale: a live worker keeps them within some two seconds."""
 
 _SUMMARY_LINES = 3
 _RATE_COLUMNS = 40  # beside the sparkline

@@ -53,7 +53,7 @@ ALL = Rows()
 
 
 def workers_table(workers: Sequence[Worker], rows: Rows = ALL) -> Table:
-    """Returns a table with one row per worker."""
+    """Makes one row per worker."""
     table = _table(rows.folds, "worker", "state", "model", "version", "device")
     for title in ("requests", "slots", "pages", "tokens/s", "heartbeat"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -85,7 +85,7 @@ def _worker_cells(worker: Worker) -> tuple[RenderableType, ...]:
 
 
 def _model(worker: Worker) -> str:
-    """Returns the model's name, and what distinguishes models of the same name."""
+    """Returns the name, and what tells models of one name apart."""
     name = worker.report.model if worker.report is not None else None
     digest = (worker.digest or "")[:SHOWN_DIGITS]
     return " ".join(part for part in ((name or "").rpartition("/")[2], digest) if part)
@@ -101,7 +101,7 @@ def _beat(worker: Worker) -> str:
 
 
 def running_table(running: Sequence[RunningRequest], rows: Rows = ALL) -> Table:
-    """Returns a table with one row per request that a worker has."""
+    """Makes one row per request that a worker has."""
     table = _table(rows.folds, "request", "worker", "tenant", "phase")
     for title in ("age", "here for", "prompt", "tokens", "takeovers"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -116,7 +116,7 @@ def running_table(running: Sequence[RunningRequest], rows: Rows = ALL) -> Table:
 
 
 def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:
-    """Returns a table with one row per waiting request."""
+    """Makes one row per waiting request."""
     table = _table(True, "entry", "tenant")
     for title in ("priority", "bytes", "age"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -128,7 +128,7 @@ def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:
 
 
 def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
-    """Returns a table with one row per priority, and below it the tenants that are next."""
+    """Makes one row per priority, and below it the tenants that are next."""
     table = _table(most is None, "lane")
     for title in ("waiting", "tokens", "oldest", "served"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -148,7 +148,7 @@ def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
 
 
 def letters_table(letters: Sequence[DeadLetter], rows: Rows = ALL) -> Table:
-    """Returns a table with one row per request that was given up."""
+    """Makes one row per request that was given up."""
     table = _table(rows.folds, "dead letter", "request", "code", "worker")
     for title in ("given up", "crashes"):
         table.add_column(title, justify="right", no_wrap=True)

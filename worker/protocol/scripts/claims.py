@@ -74,10 +74,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """The claim script's answer if there is nothing to run.
-
-    The reply has ended, another entry has the same request id, the reply holds an entry id that no claim can exceed,
-    another model began it, a number in its state is not one, or it was to be ended only and is not over.
+    """Why there is nothing to run. The reply has ended, another entry has the same request id, the reply holds an entry
+    id that no claim can exceed, another model began it, a number in its state is none, or it was only to be ended
+    and is not over.
     """
 
     reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk", "goes_on"]

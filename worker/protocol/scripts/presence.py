@@ -150,7 +150,7 @@ def reserve(queue: str, *, worker: str, instance: str, ttl_ms: int) -> Command:
 
 
 def parse_reserve(answer: Any) -> Rival | None:
-    """Parses the answer: the process that holds the name instead, if any."""
+    """Returns the process that holds the name instead."""
     return Rival(answer[0].decode(errors="replace"), *answer[1:]) if len(answer) == 3 else None
 
 
