@@ -93,7 +93,7 @@ def train(num_steps: int, folder: Path) -> None:
 
 
 def run(engine: Engine, drafter: Drafter | None, requests: list[Request]) -> tuple[float, list[list[int]]]:
-    """Runs all requests one after the other; returns the seconds and their replies."""
+    """Runs all requests in turn; returns seconds and replies."""
     engine.speculate(drafter)
     replies: list[list[int]] = []
     start = time.perf_counter()

@@ -108,7 +108,7 @@ async def _native(client: AsyncClient, num_tokens: int) -> Run:
 
 
 async def _over_http(port: int, num_tokens: int) -> Run:
-    """Sends a request as a bare client, which looks for text in the bytes that arrive."""
+    """Sends a request; looks for text in the bytes that arrive."""
     body = json.dumps({"model": QUEUE, "messages": MESSAGES, "max_tokens": num_tokens, "stream": True}).encode()
     start = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -142,7 +142,7 @@ def describe_device() -> dict[str, Any]:
 
 
 def measure_card(copy_mib: int, size: int, repeats: int) -> Card:
-    """Measures how fast the card copies a large array, and multiplies large square matrices."""
+    """Times copies of a large array, and matmuls of large square matrices."""
     words = jnp.zeros(copy_mib * 2**18, jnp.uint32)
     change = jax.jit(lambda x: x ^ 1)  # not a plain copy, which XLA may leave out
     copy_s = median_s(lambda: change(words), 10, repeats)

@@ -54,7 +54,7 @@ class InstantRunner:
 
 
 def word_tokenizer(vocab_size: int) -> Tokenizer:
-    """Makes a tokenizer with one word per token: the cost of text is measured, its content does not matter."""
+    """Makes a tokenizer with one word per token: text has its cost here, whatever it says."""
     backend = Backend(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))  # type: ignore[no-untyped-call]

@@ -220,7 +220,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _one_process() -> ProcessPoolExecutor:
-    """Makes the process for the work, already started and with its imports done."""
+    """Starts the process for the work, and does its imports."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     pool.submit(words, 1).result()
     return pool

@@ -140,7 +140,7 @@ class Lab:
         return lab
 
     async def suffer(self, outage: str, lasts_s: float) -> dict[str, float]:
-        """Goes through one outage; returns seconds from its end, by client."""
+        """Returns seconds from the end of one outage, by client."""
         stream = await self._client.submit("x", max_tokens=10**6)
         chunks = self._reader.handle(stream.id).stream()
         await anext(chunks)

@@ -136,7 +136,7 @@ async def _through_proxy(
 
 @contextlib.asynccontextmanager
 async def slow_proxy(port: int, delay_s: float, bytes_per_s: float) -> AsyncIterator[str]:
-    """Yields the URL of a slow connection to the server on `port`; a process of its own carries the bytes."""
+    """Yields the URL of a slow way to the server on `port`; another process carries the bytes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.slow_proxy", "127.0.0.1", str(port), str(delay_s), str(bytes_per_s),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -26,7 +26,7 @@ QUEUE = "bench"
 
 @contextlib.asynccontextmanager
 async def worker_in_process(url: str, model: Model, **config: Any) -> AsyncIterator[WorkerService]:
-    """Runs a worker on this event loop; yields once it has joined, and drains it at the end."""
+    """Runs a worker on this event loop, from its joining to its drain."""
     values = {"queue": QUEUE, "health_port": None, "drain_timeout_s": 1.0, **config}
     service = WorkerService(WorkerConfig(**values), url, lambda _: model)
     task = asyncio.create_task(service.run())
@@ -45,7 +45,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def bench_client(url: str, **options: Any) -> dict[str, Any]:
-    """Runs `penstock bench serve` in a process of its own; returns its only run."""
+    """Runs `penstock bench serve` in a process; returns its only run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
         flags = [part for name, value in options.items() for part in (flag(name), str(value))]

@@ -50,7 +50,7 @@ Figures = Mapping[str, float]
 
 
 def trace_of(load: Load) -> Trace:
-    """Returns the arrivals and lengths of a load, without its tokens."""
+    """Returns a load's arrivals and lengths, without tokens."""
     return Trace(
         tuple(
             TracedRequest(time_s, len(request.prompt), request.max_tokens, request.max_tokens)

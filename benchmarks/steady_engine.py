@@ -103,7 +103,7 @@ def steady_model(engine: StepEngine) -> Model:
 
 
 class TimedEngine:
-    """An engine that records how long it had work, and how many tokens it generated in that time."""
+    """An engine that records how long it had work, and its tokens in that time."""
 
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine

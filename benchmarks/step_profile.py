@@ -99,7 +99,7 @@ def kinds_of(hlo: str) -> dict[str, Kind]:
 
 
 def summarized(events: list[Event], programs: list[Program]) -> Profile:
-    """Sums up a profile. `programs`: one per dispatch, in order; the k-th run of a module is its k-th dispatch."""
+    """Sums up. `programs`: one per dispatch, in order; the k-th run of a module is its k-th dispatch."""
     program_of = _matched(events, programs)
     by_kind: Counter[Kind] = Counter()
     calls: Counter[Kind] = Counter()
@@ -154,7 +154,7 @@ def _matched(events: Iterable[Event], programs: Iterable[Program]) -> dict[tuple
 
 
 def _idle_share(events: list[Event]) -> float:
-    """Returns the share of time between the first and the last operation in which none ran."""
+    """Returns the share of time, from first to last operation, in which none ran."""
     busy_ns, until_ns = 0.0, 0.0
     for event in sorted(events, key=lambda event: event.start_ns):
         busy_ns += max(0.0, event.end_ns - max(until_ns, event.start_ns))

@@ -17,7 +17,7 @@ MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below Redis's limit for a time to live
 
 
 def default_name() -> str:
-    """Returns a name for this process: unique, so that no two workers share a list of pending entries."""
+    """Names this process: unique, so that no two workers share a list of pending entries."""
     try:
         host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64]
     except (OSError, UnicodeError):  # a sandbox that hides it

@@ -15,7 +15,7 @@ _INFO = ("platform", "device_kind", "dtype", "kv_dtype", "attention", "matmul")
 
 
 class EngineCollector(Collector):
-    """Exports the figures that were set last."""
+    """Exports the latest figures."""
 
     def __init__(self) -> None:
         self.stats = EngineStats()
@@ -86,7 +86,7 @@ class EngineCollector(Collector):
 
 
 def _by_kind(stats: EngineStats) -> GaugeMetricFamily:
-    """Counts pages by kind: if layers have several kinds of pages, one kind may run out while others are free."""
+    """Counts pages by kind: of several kinds, one may run out while others are free."""
     family = GaugeMetricFamily("penstock_engine_kind_pages", "Pages by kind and state.", labels=["kind", "state"])
     for number, kind in enumerate(stats.kinds):
         held = kind.num_pages - kind.num_free - kind.num_cached

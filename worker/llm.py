@@ -282,7 +282,7 @@ class LLM(Asking):
 
 
 class _Stream(BlockingReplyStream):
-    """Keeps its LLM from being closed while it is read."""
+    """Keeps its LLM alive while it is read."""
 
     def __init__(self, llm: LLM, loop: LoopThread, stream: ReplyStream) -> None:
         super().__init__(loop, stream)

@@ -159,7 +159,7 @@ def _spread_out(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
 
 
 def _printable_traceback(stream: TextIO, exc_info: Any) -> None:
-    """Writes a traceback with escapes, as exceptions may quote text from outside too."""
+    """Escapes tracebacks: exceptions may quote outside text."""
     text = io.StringIO()
     structlog.dev.plain_traceback(text, exc_info)
     lines = text.getvalue().split("\n")

@@ -329,7 +329,7 @@ def _warn_of_missing(info: EngineInfo) -> None:
 
 
 def _warn_of_ignored(defaults: GenerationDefaults) -> None:
-    """Warns of settings that the model's authors recommend but this worker ignores: its answers differ from theirs."""
+    """Warns of recommended settings that are ignored: answers differ from those of the model's authors."""
     if defaults.ignored:
         _log.warning("generation_config_ignored", fields=list(defaults.ignored))
 

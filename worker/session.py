@@ -166,7 +166,7 @@ class Session:
 
     @property
     def _refused(self) -> WorkerError | None:
-        """Error with which the worker must end, if Redis has refused for too long."""
+        """Error to end with, if Redis has refused for too long."""
         return None if self._refusals.refusal is None else faults.refusal(self._refusals.refusal)
 
     async def _drain_for(self, reason: WorkerError | None, intake: asyncio.Task[None]) -> None:

@@ -51,12 +51,12 @@ _DEFAULTS = {field.name: field.default for config in (EngineConfig, WorkerConfig
 
 
 def _engine(name: str, text: str) -> Any:
-    """Makes a setting for a field of EngineConfig, with its default."""
+    """Makes a field of EngineConfig, with its default."""
     return _setting("Engine", text, _DEFAULTS[name])
 
 
 def _worker(name: str, text: str, group: str = "Worker") -> Any:
-    """Makes a setting for a field of WorkerConfig, with its default."""
+    """Makes a field of WorkerConfig, with its default."""
     return _setting(group, text, _DEFAULTS[name])
 
 
@@ -322,7 +322,7 @@ PROGRAMS = (WORKER, GATEWAY)
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Loads the settings of a worker. Raises like `settings_loading.load`."""
+    """Loads a worker's. Raises like `settings_loading.load`."""
     return load(WORKER, PROGRAMS, flags, config)
 
 

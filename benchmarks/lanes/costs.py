@@ -77,7 +77,7 @@ async def _give_one(redis: RedisClient, worker: str) -> None:
 
 
 def _idle(redis: RedisClient) -> dict[str, Call]:
-    """Returns the calls that a worker makes whether or not there is anything to do."""
+    """Returns calls that a worker makes even when idle."""
 
     def script(command: Command) -> Call:
         return lambda: execute_one(redis, command)

@@ -71,7 +71,7 @@ def text(num_tokens: int) -> str:
 
 
 def body(num_prompt: int, num_output: int, **fields: object) -> dict[str, str]:
-    """Returns the fields of a request that generates `num_output` tokens."""
+    """Fills a request that generates `num_output` tokens."""
     return {
         "prompt_token_ids": text(num_prompt), "max_tokens": str(num_output), "ignore_eos": "true",
         **{name: str(value) for name, value in fields.items()},
@@ -90,7 +90,7 @@ async def send_all(redis: RedisClient, sending: Sending, arrivals: Sequence[Arri
 
 
 async def until_ended(redis: RedisClient, sending: Sending, timeout_s: float) -> None:
-    """Waits until all requests have their ends, or until the time is over."""
+    """Waits until all have ended, or the time is over."""
     deadline_s = time.monotonic() + timeout_s
     while any(each.end is None for each in await outcomes(redis, sending)):
         if time.monotonic() > deadline_s:
@@ -109,7 +109,7 @@ async def until_empty(redis: RedisClient, queue: str, timeout_s: float) -> bool:
 
 
 async def cancel_rest(redis: RedisClient, sending: Sending) -> None:
-    """Cancels requests that have not ended, as a client does, and waits until they have."""
+    """Cancels unended requests, as a client does, and waits for their ends."""
     commands: list[Command] = []
     for sent in sending.sent:
         commands.append(("SET", keys.cancel(sending.queue, sent.id), "1", "EX", "60"))

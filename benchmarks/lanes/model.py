@@ -173,7 +173,7 @@ class Lanes:
         return entry
 
     def _first(self, band: int, count: int) -> list[str]:
-        """Returns the first tenants of a band, the least served first."""
+        """Returns tenants of a band, the least served first."""
         heap, found = self._bands[band], []
         names: list[str] = []
         while heap and len(names) < count:
@@ -221,7 +221,7 @@ class Lanes:
             self.floor = max(self.floor, counter)
 
     def _lifted(self, tenant: str, priority: int) -> float:
-        """Returns the service of a tenant that comes back: no less than that of those who stayed."""
+        """Returns a returning tenant's service: no less than that of those who stayed."""
         had = self.service.pop(tenant, 0.0)
         lowest = self._least_of_all()
         if len(self._sizes) <= MAX_BANDS:

@@ -76,7 +76,7 @@ async def measure(seconds: float, seed: int) -> Measured:
 
 
 def _worker(name: str, queue: str, size: int) -> PacedWorker:
-    """Makes a worker `size` times as large as one of the four."""
+    """Makes a worker as large as `size` of the four."""
     of_prefix = PREFIX // PAGE_SIZE
     num_pages = 1 + size * (HELD * of_prefix + SLOTS * (-(-_LONGEST // PAGE_SIZE) - of_prefix + 1))
     config: dict[str, Any] = {

@@ -150,7 +150,7 @@ class Simulation:
                 return home
 
     def _ready(self) -> bool:
-        """Checks whether some worker has a free slot; removes those without one from the list."""
+        """Checks for a worker with a free slot; others leave the list."""
         while self.ready:
             worker = self.workers[self.ready[0]]
             if worker.free and worker.is_alive:
@@ -160,7 +160,7 @@ class Simulation:
         return False
 
     def _give_to_ready(self, place: int) -> None:
-        """Ends the blocked read of the worker that has waited longest; it then looks for more, and waits again."""
+        """Ends the longest blocked read; its worker then looks for more, and waits again."""
         number = self.ready.popleft()
         self.workers[number].is_listed = False
         self.calls["blocked read"] += 1
@@ -259,7 +259,7 @@ class Simulation:
             self.samples.append((float(second), dict(self.lanes.counters), dict(self.lanes.seats)))
 
     def _die(self, number: int) -> None:
-        """Kills a worker. Its requests are given back once its heartbeat has lapsed; those waiting for it are stolen."""
+        """Kills a worker. Its requests are given back once its heartbeat lapses; those waiting for it are stolen."""
         worker = self.workers[number]
         worker.is_alive = False
         for place in worker.running:

@@ -82,7 +82,7 @@ async def measure(seconds: float, seed: int) -> Measured:
 
 
 def _batch(seconds: float, random: Random) -> list[Arrival]:
-    """Draws requests for one moment, a little more than the fleet can generate in that time."""
+    """Draws requests for one moment, slightly over what the fleet can generate in that time."""
     wanted = 1.1 * (seconds + SETTLE_S) * WORKERS * SLOTS / DEVICE.step_s(SLOTS, SLOTS)
     found: list[Arrival] = []
     while wanted > 0:

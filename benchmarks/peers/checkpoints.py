@@ -160,7 +160,7 @@ def _write_gguf_config(writer: GGUFWriter, config: Mapping[str, Any], file_type:
 
 
 def _write_gguf_tokenizer(writer: GGUFWriter, tokenizer: Mapping[str, Any], vocab_size: int) -> None:
-    """Writes the byte-level BPE. Nobody reads the text, but the file does not load without it."""
+    """Writes the byte-level BPE. Nobody reads text, but no file loads without it."""
     ids = tokenizer["model"]["vocab"]
     by_id = {id_: token for token, id_ in ids.items()}
     tokens = [by_id.get(id_, f"[unused{id_}]") for id_ in range(vocab_size)]

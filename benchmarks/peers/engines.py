@@ -45,7 +45,7 @@ class Kind:
 
 PENSTOCK = "penstock"
 SET = "penstock set"
-"""Penstock with the options of the command line, compared with Penstock without them."""
+"""Penstock with the options of the command line, beside the one without."""
 
 REFERENCE = "reference"
 KINDS = {

@@ -39,7 +39,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Got:
-    """The tokens of a request, and when each was ready, in seconds from the start of the run."""
+    """A request's tokens, and when each came, in seconds from the start of the run."""
 
     tokens: list[int] = field(default_factory=list)
     stamps_s: list[float] = field(default_factory=list)

@@ -67,7 +67,7 @@ def is_held_out(problem: Problem) -> bool:
 
 
 def held_out_problems(task: str, count: int, seed: int) -> list[Problem]:
-    """Draws `count` evaluation problems without repeating a question; fewer if the task does not have that many."""
+    """Draws `count` evaluation problems, no question twice; fewer if the task has fewer."""
     rng = Random(f"evaluate {task} {seed}")
     found: dict[str, Problem] = {}
     draws_in_vain = 0

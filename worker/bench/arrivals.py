@@ -65,7 +65,7 @@ class Arrivals:
         _require("--concurrency", self.concurrency, self.kind, ("closed",))
 
     def times_s(self, count: int, seed: int) -> list[float]:
-        """Returns the seconds from the start to each arrival; for `closed`, the earliest possible moment: 0."""
+        """Returns seconds from the start to each arrival; for `closed`, the earliest moment: 0."""
         if self.rate is None:
             return [0.0] * count
         if self.kind == "constant":

@@ -1,4 +1,4 @@
-"""Describes the machine of a measurement: a figure means nothing without it."""
+"""Describes a measurement's machine: figures need one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "redis", "hiredis", "transformers", "torch
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns processor, cores, memory, GPUs, versions, and how busy the machine was before: one JSON object."""
+    """Returns processor, cores, memory, GPUs, versions, and the load before: one JSON object."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": platform.machine(),
@@ -46,7 +46,7 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Returns the GPUs' names from NVIDIA's driver; none without it."""
+    """Returns names from NVIDIA's driver; none without it."""
     try:
         infos = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
         lines = [line for info in infos for line in info.read_text().splitlines()]

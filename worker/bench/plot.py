@@ -65,7 +65,7 @@ def write_comparison(found: Comparison, path: Path) -> None:
 
 
 def comparison_figure(found: Comparison) -> Figure:
-    """Returns the figure that `write_comparison` writes."""
+    """Makes `write_comparison`'s figure."""
     results = (found.first, found.second)
     drawn = [
         Drawn(f"{place}: {result.path.name}", result.recorders[result.median])

@@ -26,7 +26,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class Geometry(NamedTuple):
-    """Sizes of a Qwen3 model, or of its mixture of experts if it has experts."""
+    """Sizes of a Qwen3, or of its mixture if it has experts."""
 
     vocab_size: int
     hidden: int

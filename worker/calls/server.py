@@ -95,7 +95,7 @@ class CallServer:
             await asyncio.wait(self._in_hand.values(), timeout=HOLD_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _take(self, count: int) -> list[tuple[QueueEntry, int]]:
-        """Takes up to `count` calls; returns them with how often each was taken."""
+        """Takes up to `count` calls, each with how often it was taken."""
         command = scripts.take_calls(
             self._config.queue,
             worker=self._config.name,

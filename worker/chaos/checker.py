@@ -17,7 +17,7 @@ FAULTS: tuple[Fault, ...] = ("lost", "doubled", "out of order", "wrong", "late")
 
 
 Truths = Mapping[str, Sequence[Truth]]
-"""The true replies by request id, one for each choice."""
+"""By request id, one per choice."""
 
 
 @dataclass(frozen=True, slots=True)

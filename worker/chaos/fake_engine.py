@@ -203,7 +203,7 @@ class FakeEngine:
 
 
 def fake_model(engine: FakeEngine | None = None) -> Model:
-    """Returns the model that a worker service loads in tests."""
+    """Makes the model of workers in tests."""
     return Model(engine or FakeEngine(), FakeText(), GenerationDefaults(eos_token_ids=()))
 
 

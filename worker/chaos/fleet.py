@@ -122,7 +122,7 @@ class Fleet:
         self._keep(asyncio.create_task(self._respawn(slot)))
 
     def freeze(self, slot: Slot, wait_over: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Sends SIGSTOP, and SIGCONT once `wait_over` returns. The task ends when the worker is awake."""
+        """Sends SIGSTOP, then SIGCONT once `wait_over` returns, which ends the task."""
         if slot.waking is not None:
             return slot.waking
         if slot.process is not None:

@@ -317,6 +317,6 @@ def _laned(request: RequestPlan, place: int) -> RequestPlan:
 
 
 def _tokens_for(rng: random.Random, fault: Fault, *, per_chunk: int) -> int:
-    """Returns enough tokens for the fault to find its moment before the end."""
+    """Returns enough for the fault to strike before the end."""
     needed = fault.at_chunk * fault.times * per_chunk if fault.stage == "chunk" else 20
     return needed + rng.randint(20, 80)

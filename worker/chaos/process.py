@@ -30,7 +30,7 @@ class WorkerProcess(Protocol):
     """A running worker with any engine."""
 
     def poll(self) -> int | None:
-        """Returns the exit status, negative for a signal; None while the worker runs."""
+        """Returns the exit status, negative for a signal; None: it runs."""
 
     def send(self, number: signal.Signals) -> None: ...
 

@@ -23,7 +23,7 @@ class Watcher(Protocol):
         """Called when a command is about to be passed on to the server."""
 
     def after(self, command: Command, answer: Any) -> Action | None:
-        """Called when the server has executed `command` and its answer is about to be passed back."""
+        """Called when `command` was executed and its answer is about to be passed back."""
 
 
 class Proxy:

@@ -68,7 +68,7 @@ class ChoiceRead:
         )
 
     def calls_text(self) -> str:
-        """Joins ids, names and arguments in one text; the text of a partial reply is a prefix of the whole one's."""
+        """Joins ids, names and arguments; a partial reply's text is a prefix of the whole."""
         return "\n".join(f"{call.id} {call.name} {''.join(call.arguments)}" for call in self.calls)
 
 

@@ -206,7 +206,7 @@ def _tell(progress: Progress, plan: Plan, num_ended: int) -> None:
 
 
 async def _forget(redis: RedisClient, history: History, queue: str) -> None:
-    """Deletes what the run has written, as it was a guest on the server."""
+    """Deletes what the run wrote, as a guest."""
     pipeline = redis.pipeline(transaction=False)
     for request_id in history.records:
         for key in (keys.reply, keys.state, keys.cancel):

@@ -151,7 +151,7 @@ def _status_behind(error: OSError) -> int:
 
 
 def _say(message: str) -> None:
-    """Writes a message in one line, whatever foreign text it contains."""
+    """Writes one line, even with foreign text in it."""
     message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
     with suppress(OSError):  # nowhere to write to; the exit status tells it
         sys.stderr.write(f"penstock: {message}\n")

@@ -19,7 +19,7 @@ class AnswerWriter:
         self._at_start = True  # of a line
 
     def add(self, chunk: Chunk) -> None:
-        """Writes the contents of one chunk, in the order in which models produce them."""
+        """Writes one chunk, in the order in which models do."""
         self._reason(chunk.reasoning)
         self._say(chunk.text)
         for delta in chunk.tool_calls:

@@ -1,4 +1,4 @@
-"""Implements `penstock chaos`: tests the delivery promises on this machine. The run itself is in `worker/chaos/`."""
+"""`penstock chaos`: tests the delivery promises here. The run is in `worker/chaos/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implements `penstock demo`: the whole path on this machine, with no setup before and nothing left behind."""
+"""`penstock demo`: the whole path on this machine, with no setup before and nothing left behind."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _show_ways_in(console: Console, server: EmbeddedServer) -> None:
 
 
 async def _unless_ended(worker: asyncio.subprocess.Process, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Returns the result of `work`; raises CommandFailed as soon as the worker's process ends."""
+    """Returns the result of `work`; CommandFailed as soon as the worker ends."""
     task = asyncio.create_task(work)
     ended = asyncio.create_task(worker.wait())
     try:

@@ -1,4 +1,4 @@
-"""Implements `penstock doctor`: says what is wrong here and how to fix it."""
+"""`penstock doctor`: says what is wrong here and how to fix it."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _kinds(made: Plan) -> Iterator[str]:
 
 
 def _spare(made: Plan) -> str:
-    """Says how much memory is left, and which setting would use it."""
+    """Says what is left, and which setting would use it."""
     spare = f"{made.spare_bytes / _GIB:.2f} GiB are spare"
     if made.spare_pages:
         return f"{spare}: num_pages {made.num_pages + made.spare_pages:,} would use them."

@@ -84,7 +84,7 @@ async def _watch(settings: Settings, interval_s: float) -> None:
 
 
 class _Watch:
-    """Watches a queue, shows it, and does what keys ask for, until told to end."""
+    """Looks, shows, and does what keys ask for, until told to end."""
 
     def __init__(self, redis: RedisClient, address: Address, queue: str, interval_s: float, board: Board) -> None:
         self._redis = redis

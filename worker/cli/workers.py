@@ -46,7 +46,7 @@ def workers(
 
 
 def _show(screen: Console, load: QueueLoad) -> None:
-    """Prints the figures that scaling uses, as a worker saw them a second or two ago."""
+    """Prints figures for scaling, as a worker saw them a second or two ago."""
     for band in load.bands:
         screen.print(
             f"priority {band.priority}: {band.num_requests:,} requests, {band.tokens:,} tokens, "

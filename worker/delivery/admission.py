@@ -1,4 +1,4 @@
-"""Turns a request on the wire into a request of the engine: applies the worker's limits and the model's defaults."""
+"""Turns wire requests into engine requests, with the worker's limits and the model's defaults."""
 
 from __future__ import annotations
 

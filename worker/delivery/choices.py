@@ -82,13 +82,13 @@ class ChoiceBuffer:
         self.pending.add(output)
 
     def take(self) -> Pending:
-        """Takes the pending output, which belongs to the caller from then on."""
+        """Takes the pending output, now the caller's."""
         taken, self.pending = self.pending, Pending()
         return taken
 
 
 def _check_writable(output: Output) -> None:
-    """Raises now for text that can't be written: later it would fail a write shared with other requests."""
+    """Raises for unwritable text, which would fail a write shared with other requests."""
     (output.text + output.reasoning).encode()
     for call in output.tool_calls:
         ((call.name or "") + call.arguments).encode()

@@ -91,5 +91,5 @@ def _top_fields(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
 
 
 def _as_json(values: Sequence[Any]) -> str:
-    """Encodes values as JSON that people can read in any script."""
+    """Encodes JSON that people can read in any script."""
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

@@ -40,7 +40,7 @@ class Suspect(Exception):
 
 
 class Occupied(Exception):
-    """Raised while a suspect runs alone here. The request was given back, and its entry has to wait again."""
+    """A suspect runs alone here. The request was given back, and its entry has to wait again."""
 
 
 class GoesOn(Exception):

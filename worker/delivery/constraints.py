@@ -73,7 +73,7 @@ def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
 
 
 def _check_free(tools: Sequence[Tool]) -> None:
-    """Refuses strict tools: without a known format of calls, nothing can be enforced."""
+    """Refuses strict tools: in an unknown format, nothing can be enforced."""
     strict = [tool.name for tool in tools if tool.strict]
     if strict:
         raise InvalidRequest(f"tools: {strict[0]} is strict, but this model has no known format of calls (chat_format)")

@@ -90,7 +90,7 @@ def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
 
 
 def _observe_tokens(metrics: Metrics, end: EndEntry) -> None:
-    """Counts the tokens of the reply's usage, so that the sums over workers equal those over replies."""
+    """Counts a reply's usage, so that sums over workers equal those over replies."""
     metrics.prompt_tokens.inc(end.prompt_tokens)
     metrics.cached_tokens.inc(min(end.cached_tokens, end.prompt_tokens))
     metrics.generation_tokens.inc(end.completion_tokens)

@@ -239,7 +239,7 @@ class Intake:
         return self._stopping.is_set() or self._requests.must_recover
 
     async def _wait_for_capacity(self) -> None:
-        """Waits until the engine has batch slots, or could have: some of its requests would give way."""
+        """Waits until the engine has batch slots, or running requests would give way."""
         while not self._is_interrupted:
             self._raise_failure()
             if not self._outbox.is_stuck:

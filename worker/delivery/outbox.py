@@ -113,7 +113,7 @@ class Outbox:
 
     @property
     def num_unsettled(self) -> int:
-        """Number of writes that were handed out and have to go again."""
+        """Number of writes that have to go again."""
         return len(self._unsettled)
 
     @property
@@ -131,7 +131,7 @@ class Outbox:
         self.requests.changed.fire()
 
     def end(self, live: LiveRequest, reason: FinishReason) -> None:
-        """Ends a request that the engine does not have. A request that has already ended keeps its end."""
+        """Ends a request that the engine does not have, unless it has ended."""
         live.end(reason)
         self.flush_soon(live)
 

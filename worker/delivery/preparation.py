@@ -111,7 +111,7 @@ class Preparer:
         return self._read_prompt(asked, check) if asked.messages is None else self._read_chat(asked, now_s, check)
 
     def _check_fewest(self, num_tokens: int) -> None:
-        """Applies the limits to a lower bound of the number of tokens, as the engine would to all of them."""
+        """Applies the limits to a lower bound of the tokens, as the engine would to all."""
         self._check_length(num_tokens, "at least ")
         if self._max_model_len is not None and num_tokens >= self._max_model_len:
             raise PromptTooLong(
@@ -190,7 +190,7 @@ async def prepare(
 
 
 def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:
-    """Makes the conversation of a request that has messages."""
+    """Makes the chat of a request with messages."""
     add_prompt = asked.add_generation_prompt
     return Conversation(
         [_message(message) for message in asked.messages or ()],

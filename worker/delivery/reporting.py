@@ -81,7 +81,7 @@ class Work:
         )
 
     def _rate(self, now_s: float, generated: int) -> float:
-        """Returns tokens per second, averaged over `RATE_WINDOW_S` or the shorter time known."""
+        """Returns tokens per second, over `RATE_WINDOW_S` or what is known."""
         looks = self._generated
         looks.append((now_s, generated))
         while len(looks) > 2 and now_s - looks[1][0] >= RATE_WINDOW_S:

@@ -30,7 +30,7 @@ from penstock.worker.tasks import Signal
 
 _T = TypeVar("_T")
 Asked: TypeAlias = GenerateRequest | WireError
-"""The client's request, or the error that it could not be read with."""
+"""The client's request, or why it can't be read."""
 
 
 TOKEN_WEIGHTS = (1, 2)
@@ -180,7 +180,7 @@ class LiveRequest:
         self._move(max(self.phase, Phase.RESTORED))
 
     def deadline_of(self, timeout_s: float | None) -> float | None:
-        """Returns the deadline, `timeout_s` after the enqueue by the server's clock as of the claim (monotonic)."""
+        """Returns `timeout_s` after the enqueue, by the server's clock as of the claim (monotonic)."""
         return None if timeout_s is None else self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
     def admit(self, num_prompt_tokens: int) -> None:
@@ -261,7 +261,7 @@ class LiveRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the request has ended, and its end is not yet written."""
+        """Whether it has ended, with its end unwritten."""
         return self.phase is Phase.ENDED
 
     @property
@@ -332,7 +332,7 @@ class RequestTable:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything runs, is about to run, or has an end that is not yet written."""
+        """Whether anything runs, is about to, or has an unwritten end."""
         return bool(self.taking) or any(live.phase >= Phase.RUNNING for live in self._by_id.values())
 
     def add(self, live: LiveRequest) -> None:
@@ -344,7 +344,7 @@ class RequestTable:
         self.changed.fire()
 
     def end_parked(self, suspect: Parked) -> None:
-        """Releases a suspect that need not run any more: the intake claims it, and finds out why."""
+        """Releases a suspect that need not run: the intake claims it, and learns why."""
         if self.parked.pop(suspect.entry.id, None) is not None:
             self.recover()
 
@@ -364,7 +364,7 @@ class RequestTable:
             )
 
     def let_go(self, live: LiveRequest) -> None:
-        """Gives up a request that has another owner, or no reply any more. Its entry may still be pending here."""
+        """Gives up a request with another owner, or without a reply. Its entry may be pending here."""
         self.remove(live)
         self.abort(live)
         self.recover()

@@ -70,7 +70,7 @@ class Suspects:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing runs here, is about to run, or has an end that is not yet written."""
+        """Whether nothing runs here, is about to, or has an unwritten end."""
         return not self._requests.is_busy and self._driver.is_idle
 
     async def make_way(self, suspect: Parked) -> None:

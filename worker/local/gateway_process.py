@@ -37,7 +37,7 @@ async def local_gateway(redis_url: str, **settings: Any) -> AsyncIterator[str]:
 
 
 async def _listening(lines: asyncio.StreamReader) -> str:
-    """Reads from its log where the gateway listens."""
+    """Reads the gateway's URL from its log."""
     last = "nothing"
     async for line in lines:
         last = line.decode(errors="replace").strip()
@@ -49,6 +49,6 @@ async def _listening(lines: asyncio.StreamReader) -> str:
 
 
 async def _drop(lines: asyncio.StreamReader) -> None:
-    """Reads and drops the log: a full pipe would block the process that writes to it."""
+    """Drops the log: a full pipe would block its writer."""
     while await lines.read(1 << 16):
         pass

@@ -232,7 +232,7 @@ class _Run:
 
     @property
     def outcome(self) -> FinishReason | None:
-        """Reason for which it ended; None until it has."""
+        """Why it ended, once it has."""
         return outcome_of(self.choices)
 
     def push(self, output: Output) -> None:

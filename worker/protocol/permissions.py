@@ -76,7 +76,7 @@ OPTIONAL = {
 
 
 async def optional_denied(redis: RedisClient) -> list[str]:
-    """Returns the commands in `OPTIONAL` that this connection's user may not run. Raises like `denied`."""
+    """Returns `OPTIONAL` commands that this user may not run. Raises like `denied`."""
     missing = await _denied(redis, [("", f"{name} x" if " " in name else name) for name in OPTIONAL])
     return [name.removesuffix(" x") for name in missing]
 

@@ -86,12 +86,12 @@ class Comparison:
 
     @property
     def test(self) -> str | None:
-        """The test that p comes from; None: there is none."""
+        """Test behind p; None: there is none."""
         return {"pairs": PAIRED, "runs": WELCH, "requests": None}[self.unit]
 
     @property
     def method(self) -> str:
-        """The method that the intervals come from, in words."""
+        """Method behind the intervals."""
         if self.unit == "pairs":
             return f"95 % intervals and p: {PAIRED} on {len(self.pairs)} pairs of files, each as measured in turn"
         if self.unit == "runs":
@@ -185,7 +185,7 @@ def _of_runs(result: Result, figure: Figure) -> list[float] | None:
 
 
 def _whole(values: Sequence[float | None]) -> list[float] | None:
-    """Returns None if any value is None."""
+    """None if any is."""
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else None
 

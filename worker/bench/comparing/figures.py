@@ -1,4 +1,4 @@
-"""The figures that are compared, and the values of each request that they are computed from."""
+"""The figures that are compared, and the values of requests behind them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Sample:
 
 
 def _of_request(figure: Figure, target: Target) -> Callable[[Timeline], Sequence[float]]:
-    """Returns a function for a request's values: several if it has several deliveries, none if it failed."""
+    """Returns what reads a request's values: one or several, none if it failed."""
     if figure.name == "failed":
         return lambda line: [float(not line.is_complete)]
     if figure.name == "good":

@@ -53,7 +53,7 @@ class Interval:
 
 
 def by_runs(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Returns the interval of the difference of the means of `second` and `first`, each of two values or more."""
+    """Returns the interval of the difference of means; both have two values or more."""
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return _certain(float(np.mean(second) - np.mean(first)))
     with _narrow_ones():

@@ -27,12 +27,12 @@ def obstacles(first: Result, second: Result) -> Iterator[tuple[str, Any, Any]]:
 
 
 def has_same_load(first: Result, second: Result) -> bool:
-    """Checks whether both were sent the same requests at the same times: then requests at the same index are a pair."""
+    """Checks whether both got the same requests at the same times: then equal indexes are a pair."""
     return bool(first.load) and first.load == second.load
 
 
 def other_differences(first: Result, second: Result) -> list[tuple[str, Any, Any]]:
-    """Returns the versions, and the options that differ without being obstacles: what a comparison may be made for."""
+    """Returns differing versions, and options that are no obstacle: what may be compared."""
     in_the_way = {name for name, _, _ in obstacles(first, second)}
     names = sorted({*first.options, *second.options})
     differing = _differing("options", first.options, second.options, names)

@@ -1,4 +1,4 @@
-"""Checks that a worker's packages are installed here, and which devices it would run on."""
+"""Checks a worker's packages here, and the devices it would run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that Redis is there, and is set up so that no request is lost."""
+"""Checks that Redis is there, and set up to lose no request."""
 
 from __future__ import annotations
 

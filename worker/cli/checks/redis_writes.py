@@ -75,7 +75,7 @@ async def check_write(client: RedisClient, queue: str) -> list[Finding]:
 
 
 def _keys_on(client: RedisCluster, node: Any, queue: str) -> list[str]:
-    """Returns two keys on a node: one of a kind that workers and operators may write, one that clients may."""
+    """Returns two keys on a node: one that workers and operators may write, one that clients may."""
     drains = (keys.drain(name, _name()) for name in (queue, *(_name() for _ in range(MAX_TRIES))))
     cancels = (keys.cancel(queue, new_id()) for _ in range(MAX_TRIES))
     found = [

@@ -24,7 +24,7 @@ from penstock.worker.cli.watching.view import (
 HELP = "Tab table  ↑↓ row  d drain  c cancel  r replay  q quit"
 FOCUS = "▸"
 STALE_S = 5.0
-"""Age at which lane counts are stale: a live worker keeps them within some two seconds."""
+"""Stale age of lane counts, which a live worker keeps within two seconds."""
 
 _SUMMARY_LINES = 3
 _RATE_COLUMNS = 40  # beside the sparkline
@@ -71,7 +71,7 @@ def _num_fixed(sections: Sequence[_Section]) -> int:
 
 
 def page(snapshot: Snapshot) -> Group:
-    """Returns everything, one section below the other."""
+    """Stacks everything up."""
     parts: list[RenderableType] = [*summary(snapshot, [])]
     for section in _sections(snapshot, None):
         parts += [Text(""), Text(section.heading, "bold")]
@@ -81,7 +81,7 @@ def page(snapshot: Snapshot) -> Group:
 
 
 def _sections(snapshot: Snapshot, board: Board | None) -> list[_Section]:
-    """Returns the sections; for `page`, without a board, tables have all their rows."""
+    """Without a board, as for `page`, tables have all their rows."""
 
     def rows(name: str, most: int) -> Rows:
         if board is None:

@@ -92,7 +92,7 @@ def _model(worker: Worker) -> str:
 
 
 def _beat(worker: Worker) -> str:
-    """Returns the age of the heartbeat; for versions that do not report it, the time left until it lapses."""
+    """Returns the heartbeat's age; of a version that does not report it, the time left."""
     if worker.heartbeat_left_ms is None:
         return ""
     if worker.heartbeat_s is None:
@@ -201,7 +201,7 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration as briefly as people read it."""
+    """Formats a duration briefly."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -115,7 +115,7 @@ def beat(
 
 
 def parse_beat(answer: Any) -> Beaten | Rival:
-    """Parses the answer: the renewed heartbeat, else the process that holds the name, or `OtherModel`."""
+    """Returns the renewed heartbeat, else the name's holder, or `OtherModel`."""
     texts: list[Any] = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in answer]
     if len(texts) == 2:
         return Beaten(texts[0], texts[1])
