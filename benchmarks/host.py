@@ -45,8 +45,6 @@ class InstantStep:
 
 
 class InstantRunner:
-    """Stands in for the device."""
-
     compiles_after_warmup = 0
 
     def dispatch(self, batch: Batch) -> Any:

@@ -49,8 +49,6 @@ class TrueContinuation:
 
 @dataclass
 class Run:
-    """One pass over the streams."""
-
     replies: dict[tuple[str, int], list[int]]
     tokens_per_s: float
     steps: int

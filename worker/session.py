@@ -191,7 +191,7 @@ class Session:
         try:
             async with asyncio.timeout(self._config.drain_timeout_s + HAND_BACK_TIMEOUT_S):
                 await self._while_working(asyncio.wait({intake}))
-        except TimeoutError as error:  # what gives way cannot be published: Redis is away
+        except TimeoutError as error:  # outputs cannot be published: Redis is away
             raise DrainIncomplete(
                 "what was about to be taken, or gave way, could not be handed back;"
                 " other workers take it once this one's heartbeat is gone"

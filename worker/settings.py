@@ -327,7 +327,6 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
 
 
 def variable(name: str) -> str:
-    """Returns the environment variable of a worker's setting."""
     return WORKER.variable(name)
 
 

@@ -50,7 +50,6 @@ class Program(Generic[S]):
     shared: frozenset[str] = frozenset()
 
     def variable(self, name: str) -> str:
-        """Returns the environment variable of a setting."""
         return self.prefix + name.upper()
 
     @property

@@ -50,14 +50,11 @@ class Outcome:
 
 @dataclass(slots=True)
 class Sending:
-    """Requests sent so far."""
-
     queue: str
     sent: list[Sent] = field(default_factory=list)
 
 
 def poisson(rate: float, seconds: float, random: Random) -> list[float]:
-    """Draws the times of arrivals."""
     times, now = [], random.expovariate(rate)
     while now < seconds:
         times.append(now)

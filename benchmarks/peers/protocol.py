@@ -59,8 +59,6 @@ Run: TypeAlias = Callable[[list[Wanted]], list[Got]]
 
 
 class Clock:
-    """Counts seconds since its creation."""
-
     def __init__(self) -> None:
         self._start_s = time.perf_counter()
 

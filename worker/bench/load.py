@@ -1,4 +1,4 @@
-"""What a benchmark sends, and when: the same for an engine and for a service."""
+"""The input of a benchmark: the same for an engine and for a service."""
 
 from __future__ import annotations
 

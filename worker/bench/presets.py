@@ -41,7 +41,7 @@ class Geometry(NamedTuple):
 
 
 GEOMETRIES = {
-    "nano": Geometry(512, 32, 64, 2, 2, 1, 16, True),  # to try a benchmark itself out
+    "nano": Geometry(512, 32, 64, 2, 2, 1, 16, True),  # for trying out a benchmark
     "nano-moe": Geometry(512, 32, 32, 2, 2, 1, 16, True, 4, 2),
     "tiny": Geometry(8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
     "qwen06": Geometry(32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M

@@ -43,20 +43,17 @@ class Recorder:
 
 
 def note(timeline: Timeline, num_tokens: int, now_s: float) -> None:
-    """Records a delivery of tokens."""
     if num_tokens:
         timeline.stamps_s.append(now_s)
         timeline.counts.append(num_tokens)
 
 
 def end(timeline: Timeline, reason: str, num_prompt: int, now_s: float) -> None:
-    """Records a request that ended by itself."""
     timeline.end_s = now_s
     timeline.finish_reason = reason
     timeline.num_prompt = num_prompt
 
 
 def fail(timeline: Timeline, error: str, now_s: float) -> None:
-    """Records a request that ended with an error."""
     timeline.end_s = now_s
     timeline.error = error

@@ -86,7 +86,6 @@ class Summary:
 
     @classmethod
     def of(cls, recorder: Recorder, target: Target | None = None) -> Summary:
-        """Computes the figures of a finished run."""
         target = None if target == Target() else target
         whole = [timeline for timeline in recorder.timelines if timeline.is_complete]
         num_requests = len(recorder.timelines)

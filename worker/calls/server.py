@@ -190,7 +190,7 @@ class CallServer:
             self._has_group = self._has_group and not is_junk(error)  # making the group sets junk aside
             if faults.must_wait(error):
                 self._readiness.lost_redis(_PART, error)
-            elif self._is_readable:  # or it was said; and it is no reason to serve no requests
+            elif self._is_readable:  # logged once; requests are served all the same
                 self._is_readable = False
                 _log.warning("calls_unreadable", key=keys.calls(self._config.queue), error=str(error))
             await pause(self._stopping, self._backoff.next_s())

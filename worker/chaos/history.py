@@ -55,8 +55,6 @@ class Wire:
 
 @dataclass(slots=True)
 class History:
-    """Everything about a run."""
-
     records: dict[str, Record] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     wire: Wire = field(default_factory=Wire)

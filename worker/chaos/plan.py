@@ -182,8 +182,6 @@ class ChaosOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a run does."""
-
     options: ChaosOptions
     requests: tuple[RequestPlan, ...]
 

@@ -28,7 +28,6 @@ class Charging:
         self._told: dict[str, Bill] = {}  # by entry
 
     async def run(self) -> None:
-        """Charges until cancelled."""
         while True:
             await asyncio.sleep(CHARGE_INTERVAL_S)
             await faults.survive(self.charge(), _PART, self._readiness)

@@ -44,7 +44,6 @@ class Pending:
         return bool(self.text or self.reasoning or self.tool_calls)
 
     def then(self, later: Pending) -> Pending:
-        """Joins two pending outputs."""
         return Pending(
             self.token_ids + later.token_ids,
             self.text + later.text,

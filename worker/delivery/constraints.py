@@ -41,7 +41,6 @@ def grammar_source(
 
 
 def text_rule(asked: GenerateRequest) -> TextRule | None:
-    """Returns the rule for the reply's text."""
     if asked.regex is not None:
         return RegexText(asked.regex)
     if asked.choice:
@@ -52,7 +51,6 @@ def text_rule(asked: GenerateRequest) -> TextRule | None:
 
 
 def call_rule(asked: GenerateRequest) -> CallRule:
-    """Returns the rule for the reply's tool calls."""
     is_named = isinstance(asked.tool_choice, NamedTool)
     return CallRule(
         required=asked.is_tool_required,
@@ -62,7 +60,6 @@ def call_rule(asked: GenerateRequest) -> CallRule:
 
 
 def callable_tools(asked: GenerateRequest) -> tuple[Tool, ...]:
-    """Returns the tools that a reply may call."""
     chosen = asked.chosen_tools()
     functions = [tool["function"] for tool in asked.tools]
     return tuple(

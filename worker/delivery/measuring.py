@@ -46,7 +46,6 @@ class Measuring:
         self._capacity = Capacity(driver.max_num_seqs)
 
     async def run(self) -> None:
-        """Measures until cancelled."""
         while True:
             await faults.survive(self.measure(), "measuring", self._readiness)
             await asyncio.sleep(MEASURE_INTERVAL_S * random.uniform(0.75, 1.25))

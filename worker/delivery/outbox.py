@@ -180,7 +180,7 @@ class Outbox:
     def due_s(self) -> float | None:
         """Returns when the next write is due (monotonic); None if there is nothing to write."""
         if self._unsettled:
-            return self.retry_at_s  # whatever stands in their way would stop the others too
+            return self.retry_at_s  # what blocks them would block the others too
         if self._aside:
             return 0.0
         due_s = self._schedule.due_s()
@@ -296,7 +296,7 @@ class Outbox:
 
     def _settle_aside(self, write: Burial | AsideWrite | RefreshWrite, answer: Any) -> Verdict | None:
         is_refused = isinstance(answer, Exception) and not is_no_group(answer)
-        if isinstance(write, Burial) and is_refused:  # its entry leaves the queue all the same, or it never would
+        if isinstance(write, Burial) and is_refused:  # its entry leaves the queue anyway, or it never would
             self._removals.give_up(write)
             self.news.set()
         elif not isinstance(write, RefreshWrite):

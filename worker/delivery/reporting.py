@@ -108,7 +108,6 @@ class Reporting:
         self._ttl_ms = round(config.heartbeat_ttl_s * 1000)
 
     async def run(self) -> None:
-        """Reports until cancelled."""
         while True:
             await faults.survive(self.report(), _PART, self._readiness)
             await asyncio.sleep(REPORT_INTERVAL_S)

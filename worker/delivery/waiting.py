@@ -48,8 +48,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The cells of one state."""
-
     deadline: Cell
     cancel: Cell
     priority: Cell

@@ -91,7 +91,7 @@ class EmbeddedServer:
                 self._wait_until_ready()
             except (EmbeddedServerError, OSError) as error:
                 self.kill()
-                was_taken = self._port is None and "Address already in use" in str(error)  # since it was found free
+                was_taken = self._port is None and "Address already in use" in str(error)  # after it was found free
                 if not remaining or not was_taken:
                     self._remove_scratch()
                     raise EmbeddedServerError(f"{program} can't be run: {error}") from error

@@ -167,7 +167,6 @@ class InProcessEngine:
             self._driver.abort(run.id, "expired")
 
     def _push(self, run: _Run, output: Output) -> None:
-        """Receives the engine's output."""
         run.push(output)
         if run.outcome is not None:
             self._left.pop(run.id, None)

@@ -146,9 +146,7 @@ class Heartbeat:
         )
 
     def _announce_soon(self) -> None:
-        """Announces the queue beside the beat: the list may be on another cluster node, whose trouble must not cost the
-        lease.
-        """
+        """Announces beside the beat: the list may be on another cluster node, whose trouble must not cost the lease."""
         if self._announcing is None or self._announcing.done():
             self._announcing = asyncio.create_task(self._try_announce(), name="announce")
 

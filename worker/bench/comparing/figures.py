@@ -60,7 +60,7 @@ _RUN_FIELDS = {
 
 
 def figures(has_target: bool) -> Iterator[Figure]:
-    """Yields all figures; `has_target`: whether requests were held against a target."""
+    """Yields all; `has_target`: whether requests had one."""
     yield Figure("output rate", "tok/s", "rate", is_better_high=True)
     yield Figure("request rate", "req/s", "rate", is_better_high=True)
     if has_target:

@@ -53,7 +53,6 @@ ALL = Rows()
 
 
 def workers_table(workers: Sequence[Worker], rows: Rows = ALL) -> Table:
-    """Makes one row per worker."""
     table = _table(rows.folds, "worker", "state", "model", "version", "device")
     for title in ("requests", "slots", "pages", "tokens/s", "heartbeat"):
         table.add_column(title, justify="right", no_wrap=True)

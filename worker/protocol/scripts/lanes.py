@@ -90,8 +90,8 @@ def take(
 def pass_on(queue: str, *, worker: str, entry_id: str, lowest: int, room: int, steal_after_ms: int = 0) -> Command:
     """Makes an entry of `worker` wait again if another worker should have it. Answers whether it does.
 
-    Another should have it if the entry's home has room or soon will, if only this worker has no room, or if its
-    priority is under `lowest`. Arguments are as for `take`.
+    Another should have it if the entry's home has room or soon will, if this worker has no room and another has, or
+    if its priority is under `lowest`. Arguments are as for `take`.
     """
     return call(_PASS_ON, _home_keys(queue), (keys.GROUP, worker, 0, 0, 0, entry_id, lowest, room, steal_after_ms))
 

@@ -167,7 +167,7 @@ def report(queue: str, *, worker: str, text: str, ttl_ms: int, listed_ms: int) -
         worker: its name.
         text: the report, from `WorkerReport.encode`.
         ttl_ms: how long it can be read.
-        listed_ms: how long operators can see when it was made.
+        listed_ms: how long the worker is listed.
     """
     return call(_REPORT, _report_keys(queue, worker), (worker, text, ttl_ms, listed_ms))
 
