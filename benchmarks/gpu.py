@@ -154,7 +154,7 @@ def measure_card(copy_mib: int, size: int, repeats: int) -> Card:
 
 
 def median_s(call: Callable[[], jax.Array], count: int, repeats: int) -> float:
-    """Returns the seconds of one call, of `count` dispatched together: the median over the repeats."""
+    """Returns seconds per call, of `count` dispatched together: the median over repeats."""
     call().block_until_ready()
     found = []
     for _ in range(repeats):

@@ -68,7 +68,7 @@ def small_model(max_position: int) -> ModelConfig:
 
 
 def step_ms(num_seqs: int, num_prompt: int, steps: int) -> float:
-    """Returns the CPU milliseconds of one decode step of `num_seqs` sequences after prompts of `num_prompt` tokens."""
+    """Returns CPU ms of a decode step of `num_seqs` sequences after prompts of `num_prompt` tokens."""
     max_len = num_prompt + steps + 40
     config = EngineConfig(
         max_num_seqs=num_seqs,

@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def in_process(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """Runs one round of the version in `folder` with this file, which that version need not have."""
+    """Runs one round of the version in `folder`, with this file."""
     command = [sys.executable, __file__, "--once", "--requests", str(arguments.requests)]
     command += ["--tenants", str(arguments.tenants)]
     path = os.pathsep.join([str(folder.resolve()), str(Path(__file__).parents[1])])

@@ -39,7 +39,7 @@ Work = Callable[[Site], Awaitable[None]]
 
 
 def do(name: str, site: Site) -> float:
-    """Does one of `WORK`, in a process of its own; returns that process's seconds."""
+    """Does one of `WORK`, in its own process; returns seconds."""
     try:
         return asyncio.run(_timed(WORK[name](site)))
     except Exception as error:  # many library errors can't be pickled whole
@@ -111,7 +111,7 @@ def _chat(**fields: Any) -> Callable[[str], dict[str, Any]]:
 
 
 def words(num_bytes: int) -> str:
-    """Makes text in which hardly any two words are the same."""
+    """Makes text with hardly two words the same."""
     words, length, place = [], 0, 1
     while length < num_bytes:
         place = place * 1103515245 + 12345 & 0x7FFFFFFF

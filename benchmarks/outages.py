@@ -162,7 +162,7 @@ class Lab:
         return {"worker": worker_s, "gateway": gateway_s, "library call": call_s, "stream": stream_s, "top": top_s}
 
     async def die(self) -> dict[str, float]:
-        """Lets all connections die silently; returns seconds from then, for a stream, then for each idle client."""
+        """Returns seconds from a silent death of all connections, for a stream, then for each idle client."""
         stream = await self._client.submit("x", max_tokens=10**6)
         chunks = stream.stream()
         await anext(chunks)

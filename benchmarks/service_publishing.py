@@ -37,7 +37,7 @@ def against_bare_pipeline(arguments: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def bare_rate(server: EmbeddedServer) -> dict[str, float]:
-    """Returns the chunks per second of redis-py's own pipeline: 512 per flush, one flush after the other."""
+    """Returns chunks per second of redis-py's own pipeline: 512 per flush, one flush after the other."""
     client = Redis.from_url(server.url)
     number, start, cpu_s = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - start < SECONDS:

@@ -78,7 +78,7 @@ def foretold(engine: Engine, trace: Trace, steps: MeasuredSteps) -> Figures:
 
 
 def replica_like(engine: Engine, timing: MeasuredSteps) -> Replica:
-    """Makes a replica with a scheduler and pages like those of `engine`, which plans with the times of its warm-up."""
+    """Makes a replica with scheduler and pages like `engine`, planning with its warm-up's times."""
     pool, geometry = engine._pool, engine._runner.geometry  # noqa: SLF001
     scheduler = Scheduler(
         PagePool(

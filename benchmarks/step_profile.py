@@ -174,7 +174,7 @@ def _events(data: Any) -> Iterator[Event]:
 
 
 class _recorded:  # noqa: N801 - reads as a function
-    """Records the programs that the engine's runner takes, in order, while the context lasts."""
+    """Records the programs that the engine's runner takes, in order."""
 
     def __init__(self, engine: Engine) -> None:
         self._runner: Any = engine._runner  # noqa: SLF001

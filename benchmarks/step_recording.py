@@ -51,7 +51,7 @@ class _Turn:
 
 @contextmanager
 def recorded(engine: Engine) -> Iterator[list[StepRecord]]:
-    """Records the steps of `engine` while the block lasts; the list is filled when the block ends."""
+    """Records the steps of `engine` during the block; the list is filled at its end."""
     clock, kept = _RecordingClock(), engine._clock  # noqa: SLF001
     builder: Any = engine._builder  # noqa: SLF001
     build: Callable[[StepPlan], Any] = builder.build

@@ -9,7 +9,7 @@ from rich.table import Table
 
 
 def table_of(title: str, rows: Sequence[Mapping[str, Any]], *, digits: int = 2) -> Table:
-    """Makes a table. The first row gives the columns; text is left-aligned, numbers right, with `digits` decimals."""
+    """The first row gives the columns; text is left-aligned, numbers right, with `digits` decimals."""
     table = Table(title=title, title_justify="left")
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")

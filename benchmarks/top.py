@@ -118,7 +118,7 @@ async def until_full(redis: RedisClient, arguments: argparse.Namespace) -> None:
 
 
 async def cost_us(redis: RedisClient, work: Callable[[], Awaitable[Any]], arguments: argparse.Namespace) -> float:
-    """Returns the server's processor time for one run of `work`, without what it spends anyway."""
+    """Returns the server's processor time for one `work`, without what it spends anyway."""
     before = await spent_s(redis, arguments.seconds)
     count = round(arguments.seconds * arguments.rate)
     begun_s, begun_cpu_s = time.perf_counter(), await cpu_s(redis)

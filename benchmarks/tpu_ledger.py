@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Returns the plan's figures; raises the plan's errors if the model does not compile or fit."""
+    """Returns the plan's figures; raises its errors if the model does not compile or fit."""
     model = preset(case.model)
     if model is None:
         raise ValueError(f"{case.model} is no preset")

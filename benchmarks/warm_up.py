@@ -72,7 +72,7 @@ def measured(arguments: argparse.Namespace, form: str) -> list[dict[str, Any]]:
 
 
 def models_of(name: str, dtype: str) -> dict[str, ModelConfig]:
-    """Returns a geometry with a feed-forward in each layer, and one with experts of the same total size."""
+    """Returns a dense geometry, and one with experts of the same total size."""
     geometry = GEOMETRIES[name]
     fields = {
         "vocab_size": geometry.vocab_size, "hidden_size": geometry.hidden, "intermediate_size": geometry.intermediate,

@@ -198,7 +198,7 @@ class WorkerService:
                         await reporting.stop()
 
     async def _load_or_stop(self, hold: asyncio.Task[None]) -> Model | None:
-        """Returns None if told to stop before the model was loaded; its thread then ends with the process."""
+        """None: told to stop before the model was loaded, whose thread ends with the process."""
         loop = asyncio.get_running_loop()
         self._say("loading the model")
 
@@ -285,7 +285,7 @@ class WorkerService:
         return render(self.metrics.registry, accept)
 
     async def _refresh_metrics(self) -> None:
-        """Refreshes the metrics. Scrapes share one refresh, so they never take more than one connection to Redis."""
+        """Scrapes share one refresh, so they never take more than one connection to Redis."""
         if self._driver is not None:
             self.metrics.set_engine(self._driver.stats, self._memory())
         self.metrics.set_service(

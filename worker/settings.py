@@ -294,7 +294,7 @@ class Settings(Rereadable):
         return {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
 
     def worker_config(self) -> WorkerConfig:
-        """Returns the configuration of the service. `load_settings` has checked that it is valid."""
+        """Returns the service's configuration. `load_settings` has checked it."""
         values = {field.name: getattr(self, field.name) for field in fields(WorkerConfig)}
         # The values go into commands, and the packer accepts only plain ints, no subclass.
         values.update({name: int(value) for name, value in values.items() if isinstance(value, ByteSize)})
@@ -303,7 +303,7 @@ class Settings(Rereadable):
         return WorkerConfig(**values)
 
     def engine_config(self) -> EngineConfig:
-        """Returns the configuration of the engine. `load_settings` has checked that it is valid."""
+        """Returns the engine's configuration. `load_settings` has checked it."""
         values = self._of_the_engine()
         try:
             if self.compile_cache_dir is not None:

@@ -36,7 +36,7 @@ class Measured:
 
 
 def waits_s(found: Iterable[Outcome], group: str) -> np.ndarray:
-    """Returns seconds from enqueue to first token in a group, of requests that got one without a takeover before."""
+    """Returns seconds from enqueue to first token in a group, without takeovers before it."""
     ends = [each.end for each in found if each.sent.arrival.group == group]
     return np.array([end.ttft_ms for end in ends if end is not None and end.ttft_ms is not None]) / 1000
 

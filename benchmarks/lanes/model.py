@@ -234,7 +234,7 @@ class Lanes:
         return self.floor if lowest is None else max(0.0, lowest - CREDIT)
 
     def _least_of_all(self) -> float | None:
-        """Returns the least service among waiting tenants; None: nobody waits."""
+        """Returns the least service of waiting tenants; None: nobody waits."""
         found = [self._least(band) for band in sorted(self._sizes)[:MAX_BANDS]]
         return min((each for each in found if each is not None), default=None)
 

@@ -259,7 +259,7 @@ class Simulation:
             self.samples.append((float(second), dict(self.lanes.counters), dict(self.lanes.seats)))
 
     def _die(self, number: int) -> None:
-        """Kills a worker. Its requests are given back once its heartbeat lapses; those waiting for it are stolen."""
+        """Its requests are given back once its heartbeat lapses; those waiting for it are stolen."""
         worker = self.workers[number]
         worker.is_alive = False
         for place in worker.running:

@@ -62,7 +62,7 @@ def evaluate(folder: Path, tasks: Sequence[str], num_questions: int, seed: int) 
 
 
 def _answered(model: Decoder, tokenizer: Tokenizer, problems: list[Problem], *, plain: bool) -> np.ndarray:
-    """Returns for each problem whether greedy decoding gives its answer; bool `[num_problems]`."""
+    """Checks whether greedy decoding gives each answer; bool `[num_problems]`."""
     encoded = [encode(Example((problem,), plain=plain), tokenizer) for problem in problems]
     longest = max(len(example.token_ids) for example in encoded)
     row_length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP

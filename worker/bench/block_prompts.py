@@ -39,5 +39,5 @@ class BlockPrompt:
 
 
 def bounds(vocab_size: int) -> tuple[int, int]:
-    """Returns the range of random token ids, upper end excluded: both ends, where special tokens are, are left out."""
+    """Returns the range of random token ids, upper end excluded; it avoids both ends, where special tokens are."""
     return min(300, vocab_size // 4), min(vocab_size, 8192) - min(64, vocab_size // 8)

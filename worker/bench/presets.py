@@ -163,7 +163,7 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Builds a byte-level BPE tokenizer like Qwen's: each token beyond the bytes is an earlier one plus one letter."""
+    """Builds byte-level BPE, like Qwen's: each token beyond the bytes is an earlier one plus one letter."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: place + 1 for place, symbol in enumerate(symbols)}
     vocab["<|endoftext|>"] = 0

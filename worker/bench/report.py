@@ -1,4 +1,4 @@
-"""Renders a benchmark's runs as tables for people and as one JSON object for programs."""
+"""Renders runs as tables for people and as one JSON object for programs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Result:
 
 
 def result_text(figures: Mapping[str, Any], recorders: Sequence[Recorder]) -> str:
-    """Returns the file's text: `figures`, and the timelines behind them, one request a line."""
+    """Makes the text: `figures`, and the timelines behind them, one request a line."""
     head = json.dumps(figures, indent=1).removesuffix("\n}")
     runs = ",\n".join(
         "  [\n" + ",\n".join(f"   {_text_of(line, recorder.start_s)}" for line in recorder.timelines) + "\n  ]"

@@ -50,7 +50,7 @@ class Target:
                 raise ImpossibleLoad(f"{option} must be above 0, not {value:g}")
 
     def is_met_by(self, timeline: Timeline) -> bool:
-        """Checks that the first token came in time, and so did 99 % of the deliveries after it."""
+        """Checks that the first token, and 99 % of later deliveries, came in time."""
         if not timeline.is_complete or not timeline.stamps_s:
             return False
         if self.ttft_ms is not None and ttft_s(timeline) * 1000 > self.ttft_ms:
@@ -114,7 +114,7 @@ class Summary:
 
 
 def median_run(summaries: Sequence[Summary]) -> int:
-    """Returns the index of the run with the median output rate (the lower of the two middle ones)."""
+    """Returns the run with the median output rate (the lower of two middle ones)."""
     ranked = sorted(range(len(summaries)), key=lambda place: summaries[place].output_tokens_per_s)
     return ranked[(len(ranked) - 1) // 2]
 

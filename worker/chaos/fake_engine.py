@@ -27,7 +27,7 @@ POISON = 0  # a prompt with this token (a NUL in its text) ends the engine with 
 
 
 def expected_tokens(prompt: Sequence[int], source: str | int, index: int, count: int, start: int = 0) -> list[int]:
-    """Returns tokens [start, count) of choice `index`; `source` is the request's seed, or its id if it has none."""
+    """Returns tokens [start, count) of choice `index`; `source` is the request's seed, else its id."""
     key = blake2b(repr((tuple(prompt), str(source), index)).encode(), digest_size=16).digest()
     return [
         int.from_bytes(blake2b(key + str(at).encode(), digest_size=4).digest(), "big") % VOCAB_SIZE

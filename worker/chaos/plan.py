@@ -301,7 +301,7 @@ def _model_request(rng: random.Random, place: int, fault: Fault | None) -> Reque
 
 
 def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestPlan:
-    """Gives a request a form that its reply must follow, if one is due; the grammar then decides when it ends."""
+    """Gives a request a form for its reply, if one is due; the grammar then decides when it ends."""
     form = _FORMS[place % len(_FORMS)]
     ends_apart = request.fault is not None and request.fault.stage == "choice"
     if not form or ends_apart or ("tools" in form and not options.has_chats):

@@ -115,7 +115,7 @@ def _refuse_strangers(flags: Mapping[str, str], *, embedded: bool, waits: bool) 
 
 
 async def _with_workers(settings: Settings, client: _Client, model: str | None, *, waits: bool) -> None:
-    """Measures the queue's workers. `model` is not from the settings: those are the caller's, not the workers'."""
+    """Measures workers. `model` is not from the settings: those are the caller's, not the workers'."""
     queue = settings.queue
     async with AsyncClient(settings.redis_url, queue=queue) as asking:
         if waits:
@@ -187,7 +187,7 @@ class _Client:
 
 
 def require_folders(**paths: Path | None) -> None:
-    """Raises CommandFailed if the folder of an output file does not exist; keywords are the options' names."""
+    """Raises CommandFailed if an output file's folder does not exist; keywords are the options' names."""
     for name, path in paths.items():
         if path is not None and not path.absolute().parent.is_dir():
             raise CommandFailed(f"{flag(name)} {path}: there is no folder {path.absolute().parent}", USAGE)

@@ -1,4 +1,4 @@
-"""Reports to the queue what its tenants have been served, so that the tenant with the least is next."""
+"""Reports to the queue what tenants have been served, so that the least served is next."""
 
 from __future__ import annotations
 

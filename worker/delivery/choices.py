@@ -1,4 +1,4 @@
-"""Buffers what the engine generated for each choice of a request, and tracks how much is published."""
+"""Buffers the output of each choice of a request, and tracks how much is published."""
 
 from __future__ import annotations
 

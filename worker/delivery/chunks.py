@@ -1,4 +1,4 @@
-"""Makes the fields of a chunk on the reply stream from the pending output of a choice."""
+"""Makes a chunk's fields on the reply stream from a choice's pending output."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class Outbox:
     # Output.
 
     def due_s(self) -> float | None:
-        """Returns when the next write is due (monotonic); None if there is nothing to write."""
+        """Returns when to write next (monotonic); None: nothing to write."""
         if self._unsettled:
             return self.retry_at_s  # what blocks them would block the others too
         if self._aside:

@@ -172,7 +172,7 @@ class LiveRequest:
         self.trace: Trace = UNTRACED
 
     def resume(self, choices: list[ChoiceBuffer], timeout_s: float | None = None) -> None:
-        """Continues where the chunks of earlier claims end; the deadline is `timeout_s` after the enqueue."""
+        """Continues where earlier claims' chunks end, until `timeout_s` after the enqueue."""
         self.choices = choices
         self.is_resumed = any(choice.num_published for choice in choices)
         self.reply.has_begun = self.is_resumed

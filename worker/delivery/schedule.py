@@ -43,7 +43,7 @@ class FlushSchedule:
         return self._flushed_at_s + self._pace.interval_s
 
     def due_s(self) -> float | None:
-        """Returns when the next write is due (monotonic); None if there is nothing to write."""
+        """Returns when to write next (monotonic); None: nothing to write."""
         if self._urgent:
             return 0.0
         return self.next_flush_s if self._waiting else None

@@ -57,7 +57,7 @@ class Reservation:
         await execute_one(self._redis, scripts.release(config.queue, worker=config.name, instance=self._instance))
 
     async def _renew(self) -> float:
-        """Renews the key; returns 0 if this process has the name, else the seconds until its owner's key lapses."""
+        """Renews; returns 0 if this process has the name, else the seconds until its owner's key lapses."""
         config = self._config
         ttl_ms = round(config.heartbeat_ttl_s * 1000)
         command = scripts.reserve(config.queue, worker=config.name, instance=self._instance, ttl_ms=ttl_ms)

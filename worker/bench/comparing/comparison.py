@@ -32,7 +32,7 @@ from penstock.worker.bench.summary import Target
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of both sides. None: a side has no such figure, or too few values to say how certain the change is."""
+    """One figure of both sides. None: a side has none, or too few values to say how certain the change is."""
 
     figure: Figure
     first: float | None

@@ -15,7 +15,7 @@ _COLOURS = {"better": "green", "worse": "red", "": ""}
 
 
 def as_table(found: Comparison) -> Group:
-    """Returns the table, the differences besides the figures, and where the intervals come from."""
+    """Returns the table, other differences, and where the intervals come from."""
     more = f", and {len(found.pairs) - 1} more such pairs" if len(found.pairs) > 1 else ""
     table = Table(title=f"{found.second.path} against {found.first.path}{more}", title_justify="left")
     table.add_column("")

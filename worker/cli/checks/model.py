@@ -24,7 +24,7 @@ _FAST_TOKENIZER = "save a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).
 
 
 def check_model(model: str, dtype: str) -> list[Finding]:
-    """Returns one finding each for configuration, weights and tokenizer of a checkpoint."""
+    """Returns findings for configuration, weights and tokenizer of a checkpoint."""
     path = MODEL_DIR if model == DEMO_MODEL else local(model)
     if path is None:
         if HUB_ID.fullmatch(model):

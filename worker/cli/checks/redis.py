@@ -101,7 +101,7 @@ def _version(info: Mapping[str, Any], where: str) -> Finding:
 
 
 def _is_fixed(info: Mapping[str, Any]) -> bool:
-    """Checks that the version has all known fixes; release lines newer than the known ones do."""
+    """Checks that the version has all known fixes; newer release lines do."""
     is_valkey = "valkey_version" in info
     lines = VALKEY_FIXED if is_valkey else REDIS_FIXED
     version = str(info["valkey_version" if is_valkey else "redis_version"])

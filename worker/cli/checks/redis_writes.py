@@ -45,7 +45,7 @@ def fix_for(error: Exception) -> str:
 
 
 def words_of(error: Exception) -> str:
-    """Returns the server's words with its code, which the Redis library strips from errors that it knows."""
+    """Returns the server's words with the code, which the Redis library strips if it knows it."""
     text, code = str(error).rstrip("."), code_of(error)
     return text if text.startswith(code) else f"{code} {text}"
 

@@ -1,4 +1,4 @@
-"""Checks a TPU: what it has, and how a model would be placed on it. Nothing is compiled: `penstock plan` does that."""
+"""Checks a TPU, and a model's placement on it. Nothing is compiled: `penstock plan` does that."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def screen(board: Board, width: int, height: int) -> Group:
 
 
 def _num_fixed(sections: Sequence[_Section]) -> int:
-    """Counts lines that are no rows: the summary, the footer, and for each section a blank line, heading and titles."""
+    """Counts lines that are no rows: summary, footer, and each section's blank line, heading and titles."""
     return _SUMMARY_LINES + sum(2 + (section.num_rows > 0) for section in sections) + 1
 
 
