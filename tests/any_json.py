@@ -1,4 +1,4 @@
-"""Any JSON, and a given one with something else in one place."""
+"""Strategies for any JSON, and for a given document with one place changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server whose wall clock tests set back and forward; those of the tests' own processes stay as they are."""
+"""A server whose wall clock tests can shift; the clocks of the tests' own processes stay as they are."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class ShiftedServer(EmbeddedServer):
         super().__init__(wrapper)
 
     def set_ahead(self, seconds: float) -> None:
-        """Of the real clock; below 0: behind it. The server, which looks once in a millisecond, has seen it then."""
+        """Sets the server's clock ahead of the real one, or behind it if `seconds` is below 0.
+
+        Returns once the server, which looks at its clock once in a millisecond, has seen it.
+        """
         self._shift[:] = struct.pack("<q", round(seconds * 1_000_000))
         give_up_s = time.monotonic() + WAIT_S
         with BlockingRedis.from_url(self.url, protocol=2) as client:

@@ -1,4 +1,4 @@
-"""Fixtures that the whole suite shares: a real server, and nothing left in it from the test before."""
+"""Fixtures shared by the whole suite: a real server, emptied between tests."""
 
 from __future__ import annotations
 
@@ -157,9 +157,10 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_cache(run_directory: Path) -> Path:
-    """Where workers that tests start as processes keep compiled programs, so that only the first one of a run compiles.
+    """Directory where worker processes of tests keep compiled programs, so that only the first worker of a run
+    compiles.
 
-    It is where they would look by themselves, with the folder two above as XDG_CACHE_HOME. Kernels in C++ lie where the
+    Workers would choose it by themselves with the folder two levels above as XDG_CACHE_HOME. C++ kernels are where the
     tests' own processes build them.
     """
     directory = run_directory / "cache" / "penstock" / "compile"
@@ -173,8 +174,9 @@ def compile_cache(run_directory: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_caches(compile_cache: Path) -> Iterator[None]:
-    """What looks for its cache by itself, in the tests' own processes too, finds the run's: one that is older than the
-    run would make a test depend on what was run before.
+    """Points XDG_CACHE_HOME at the run's own caches, for the tests' own processes too.
+
+    With a cache older than the run, a test would depend on what ran before.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(compile_cache.parents[1]))
@@ -183,7 +185,7 @@ def own_caches(compile_cache: Path) -> Iterator[None]:
 
 @pytest.fixture
 def own_logs() -> Iterator[None]:
-    """What a command that a test runs by itself sets up for its logs ends with the test."""
+    """Undoes after each test the logging that a command of the test set up."""
     yield
     structlog.reset_defaults()
 
@@ -217,7 +219,7 @@ async def redis(redis_url: str) -> AsyncIterator[RedisClient]:
 
 @pytest.fixture
 async def raw(redis_url: str) -> AsyncIterator[RedisClient]:
-    """As `redis`, but answers are bytes, as the worker's are."""
+    """A client like `redis` that returns bytes, as the worker's does."""
     client = connect(redis_url, decode=False)
     yield client
     await client.aclose()

@@ -1,4 +1,4 @@
-"""`penstock worker` with the fake engine in the place of a model: all of the command but JAX's work.
+"""`penstock worker` with the fake engine instead of a model: the whole command but JAX's work.
 
 Run as a program, with the command's own arguments.
 """

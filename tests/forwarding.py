@@ -1,4 +1,4 @@
-"""What proxies of the tests have in common: they listen, and forward each connection to a server."""
+"""Base of the tests' proxies, which listen and forward each connection to a server."""
 
 from __future__ import annotations
 

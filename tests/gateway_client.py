@@ -1,4 +1,4 @@
-"""Clients of a gateway: OpenAI's, and a bare one, for what goes over the wire and connections that a test ends."""
+"""Gateway clients: OpenAI's, and a bare one for tests of the wire and of connections that the test ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def events_of(body: str) -> list[Received]:
 
 
 def text_of(events: Iterable[Received]) -> str:
-    """What the chunks of a chat's first choice say."""
+    """Joins the text of a chat's first choice."""
     documents = [event.document for event in events if event.data != "[DONE]"]
     choices = [choice for document in documents for choice in document["choices"] if choice["index"] == 0]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
@@ -92,7 +92,7 @@ async def bare_client(*gateways: Running) -> AsyncIterator[Any]:
 
 
 async def read_events(response: httpx2.Response) -> AsyncIterator[Received]:
-    """Those of a stream, as they come. Who drops the iterator closes the response."""
+    """Yields the events of a stream as they come. Dropping the iterator closes the response."""
     lines: list[str] = []
     async for line in response.aiter_lines():
         if line:

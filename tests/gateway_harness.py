@@ -1,4 +1,4 @@
-"""Runs a gateway in the test's own event loop, on a port of its own."""
+"""Runs a gateway in the test's own event loop, on its own port."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_CONNECTIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What takes HTTP on this machine."""
+    """Something that takes HTTP on this machine."""
 
     port: int
 
@@ -94,7 +94,7 @@ class Certificate:
         return made
 
     def trusted(self) -> ssl.SSLContext:
-        """What a client that knows it goes by."""
+        """TLS context of a client that trusts the certificate."""
         return ssl.create_default_context(cafile=str(self.file))
 
 
@@ -106,7 +106,7 @@ async def announce(redis: RedisClient, queue: str = "default", card: ModelCard =
 
 
 def standing_with(store: Store) -> Standing:
-    """What parts of a gateway tell of Redis, where nobody asks for it."""
+    """Returns the Redis state that parts of a gateway report, where nobody asks for it."""
     return Standing(store, Directory(AsyncClient(store.address)), (), refused_drain_after_s=300.0)
 
 

@@ -1,4 +1,4 @@
-"""A gateway in front of a worker with a real model, which was taught nothing of the tools that its template shows."""
+"""A gateway and a worker with a real model, which was not trained for the tools that its template shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateways as processes of their own, for tests that kill them."""
+"""Gateways as separate processes, for tests that kill them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GatewayProcess:
 
     @property
     def memory_mib(self) -> float:
-        """What the process has in memory."""
+        """Returns the memory of the process."""
         assert self._process is not None
         num_pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return num_pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -59,7 +59,7 @@ class GatewayProcess:
                 await asyncio.sleep(0.05)
 
     async def kill(self) -> None:
-        """It may have ended before."""
+        """Kills the process, which may have ended before."""
         assert self._process is not None
         if self._process.returncode is None:
             self._process.kill()

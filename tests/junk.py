@@ -134,7 +134,7 @@ async def harm(redis: RedisClient, key: str, write: Write) -> bytes:
 
 
 async def dump(redis: RedisClient, key: str) -> bytes:
-    """What a key holds, byte by byte; empty if nothing."""
+    """Returns the bytes of a key; empty if there is none."""
     return await redis.execute_command("DUMP", key) or b""
 
 

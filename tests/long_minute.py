@@ -1,4 +1,4 @@
-"""Limits of keys for tests that look at the charges of a whole test, however slow the machine is."""
+"""Limits of keys for tests that check the charges of a whole test, however slow the machine is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A name that moves: new connections reach another server, and old ones stay with the one that was demoted.
+"""A name that moves: new connections reach another server, and old ones stay with the demoted one.
 
-One real server has the data of both. A link from before the move is answered as by a primary that was demoted and gets
-nothing from the new one: writes are refused, and reads that block bring nothing.
+One real server has the data of both. A link from before the move is answered as by a demoted primary: writes are
+refused, and blocking reads bring nothing of the new server.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from redis import Redis
 from refusing_proxy import PASSING, Command, Link, RefusingProxy, name_of, read_answer
 
 Demoted: TypeAlias = Literal["quiet", "unblocked", "loading", "reset"]
-"""How the old server goes on: it lets reads that block wait; ends them with an error; refuses all; or is gone."""
+"""How the old server goes on: it lets blocking reads wait, ends them with an error, refuses everything, or is gone."""
 
 UNBLOCKED = b"-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)\r\n"
 NOTHING = b"*-1\r\n"
 
 
 class MovingName(RefusingProxy):
-    """As `RefusingProxy`, until `demote`.
+    """Works like `RefusingProxy` until `demote`.
 
     Attributes:
-        num_open_old: how many connections are open that lead to the demoted server.
-        num_refused_old: how many writes that was sent.
+        num_open_old: number of open connections that lead to the demoted server.
+        num_refused_old: number of writes that were sent to that server.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Deployments of many: a sentinel, which leads clients to a server, and the nodes of a cluster."""
+"""Deployments of several servers: a sentinel, which leads clients to a server, and the nodes of a cluster."""
 
 from __future__ import annotations
 

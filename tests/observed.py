@@ -1,4 +1,4 @@
-"""A worker and a gateway that have done some of everything, with the ports where they show their metrics."""
+"""A worker and a gateway that have done some of everything, with the ports of their metrics."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ INFO = EngineInfo(1, "bfloat16", "bfloat16", 64, 4096, 4096, "gpu", "H100", 1, "
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Where its metrics are, and where its gateway takes requests."""
+    """Ports of a worker's and a gateway's metrics, and the URL where the gateway takes requests."""
 
     worker_port: int
     gateway_port: int
     url: str
 
     async def pages(self) -> list[str]:
-        """What both are scraped as."""
+        """Scrapes the metrics of both."""
         async with httpx.AsyncClient(timeout=WAIT_S) as client:
             urls = [f"http://127.0.0.1:{port}/metrics" for port in (self.worker_port, self.gateway_port)]
             return [(await client.get(url)).raise_for_status().text for url in urls]
 
 
 class _TwoKinds(FakeEngine):
-    """Its pages are of two kinds, as where layers differ in their KV heads."""
+    """An engine with two kinds of pages, as where layers differ in their KV heads."""
 
     def stats(self) -> EngineStats:
         return replace(super().stats(), kinds=(KindStats(80, 60, 10), KindStats(20, 20, 0)))

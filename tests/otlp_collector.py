@@ -1,4 +1,4 @@
-"""Takes what OTLP exporters send over HTTP, also those of other processes, and keeps it for a test to look at."""
+"""Collects what OTLP exporters send over HTTP, those of other processes too, for a test to look at."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Collector:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What has a process export here, and soon."""
+        """Variables that have a process export to this collector, and soon."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self._server.server_address[1]}",
             "OTEL_BSP_SCHEDULE_DELAY": "20",

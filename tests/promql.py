@@ -1,4 +1,4 @@
-"""What expressions of PromQL ask for, read without Prometheus; and the expressions of deploy/."""
+"""Reads what PromQL expressions query, without Prometheus; and finds the expressions of deploy/."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def panels(dashboard: Path) -> list[dict[str, Any]]:
-    """Of a dashboard, rows left out."""
+    """Returns the panels of a dashboard, without its rows."""
     return [panel for panel in json.loads(dashboard.read_text())["panels"] if panel["type"] != "row"]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where each is, and its text."""
+    """Yields the place and text of each expression."""
     for alert in alerts():
         yield alert["alert"], alert["expr"]
     for path in DASHBOARDS:

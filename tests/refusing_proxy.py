@@ -1,6 +1,6 @@
-"""A proxy in front of Redis that speaks its protocol: it answers in the server's place, or holds answers back.
+"""A proxy in front of Redis that speaks its protocol, and answers in the server's place or holds answers back.
 
-It knows every command by its name, a script by the name that the code has for it, so that a test can ask which ones
+It knows every command by its name, and a script by the name that the code has for it, so that a test can ask which ones
 were sent and which were refused.
 """
 
@@ -34,10 +34,10 @@ PASSING = {
     "CLUSTERDOWN": "CLUSTERDOWN The cluster is down",
     "TRYAGAIN": "TRYAGAIN Multiple keys request during rehashing of slot",
 }
-"""What a server answers for a while, by code."""
+"""Answers that a server gives for a while, by code."""
 
 FULL = "ERR max number of clients reached"
-"""What it says to a new connection, before it closes it."""
+"""Answer to a new connection before it is closed."""
 
 REFUSED = {
     "NOPERM": "NOPERM User default has no permissions to run this command",
@@ -45,7 +45,7 @@ REFUSED = {
     "NOAUTH": "NOAUTH Authentication required.",
     "script": "ERR ACL failure in script: User default has no permissions to run the 'set' command",
 }
-"""What it answers until somebody changes what the user may do."""
+"""Answers that last until somebody changes what the user may do."""
 
 _GROUPS = ("XGROUP", "XINFO", "CLIENT", "CONFIG", "CLUSTER", "SCRIPT", "ACL", "COMMAND", "OBJECT", "MEMORY")
 _GREETING = ("AUTH", "HELLO", "SELECT", "CLIENT SETNAME", "CLIENT SETINFO", "PING")

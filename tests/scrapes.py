@@ -1,4 +1,4 @@
-"""Reads what a scrape is answered with."""
+"""Parses scraped metrics."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def scraped(page: str, without: tuple[str, ...] = OF_ALL) -> dict[str, float]:
 
 
 def names(page: str) -> set[str]:
-    """Of all samples: what a query may ask for."""
+    """Returns the names of all samples: what a query may ask for."""
     return {sample.name for family in text_string_to_metric_families(page) for sample in family.samples}

@@ -1,4 +1,4 @@
-"""The server programs at hand, and how three of them become a cluster."""
+"""The server programs at hand, and how three servers become a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVERS = find_servers()
 KINDS = [
     pytest.param(name, marks=[pytest.mark.other_server] if place else []) for place, name in enumerate(SERVERS)
 ] or ["none"]
-"""Of a fixture that starts a server: its `params`."""
+"""Kinds of servers: the `params` of a fixture that starts one."""
 
 
 def cluster_arguments() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""`penstock worker` with the fake engine, or `penstock gateway`, that gets SIGHUP, SIGTERM and SIGINT as each function
-of Python's begins to run for the first time after its first stop, to the end of the interpreter.
+"""Runs `penstock worker` with the fake engine, or `penstock gateway`, and sends it signals from its first stop on.
 
-Up to the end of the service they are that stop again, and from then on later ones. Run as a program, with the
+SIGHUP, SIGTERM and SIGINT come as each Python function begins to run for the first time, to the end of the interpreter.
+Up to the end of the service they repeat that stop; from then on they are later ones. Run as a program, with the
 command's own arguments.
 """
 

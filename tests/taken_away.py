@@ -1,4 +1,4 @@
-"""Takes from this process what a small container, a sandbox or another system lacks, while a block lasts."""
+"""Takes from this process, while a block lasts, what a small container, a sandbox or another system lacks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class TlsProxy(Forwarding):
 
 
 def tls_of(certificate: Certificate, clients: Path | None = None) -> ssl.SSLContext:
-    """How a server speaks TLS with a certificate, and with those clients alone that show theirs."""
+    """Returns a server's TLS context for a certificate. With `clients`, a client must show a certificate of those."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate.file, certificate.key)
     if clients is not None:

@@ -1,4 +1,4 @@
-"""Workers that are traced: in this process, with what they export at hand, and in processes of their own."""
+"""Traced workers, in this process with their exports at hand, or as separate processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class InMemory:
 
 
 class TracedWorker(chaos.FakeWorker):
-    """As a FakeWorker, with `otel` on under some variables."""
+    """A FakeWorker with `otel` on under some variables."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Connections to Redis that a test has left open, found at its own end.
+"""Finds connections to Redis that a test has left open, at the end of that test.
 
-The collector would find them too, and say so in whichever test it comes by.
+The garbage collector would report them too, but in whichever test it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AbstractConnection.__init__ = _note  # type: ignore[method-assign, assignment]
 
 
 def unclosed_connections() -> list[str]:
-    """Those of event loops that have ended, each of them once."""
+    """Returns the connections of event loops that have ended, each of them once."""
     found = []
     for connection in list(_made):
         writer = connection._writer

@@ -1,4 +1,4 @@
-"""Tests that wait for what a task is to do, and fail with that task instead of waiting in vain."""
+"""Waits for what a task is to do, and fails with that task instead of waiting in vain."""
 
 from __future__ import annotations
 

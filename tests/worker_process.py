@@ -1,4 +1,4 @@
-"""Workers with the fake engine as processes of their own, for tests that kill or freeze them."""
+"""Workers with the fake engine as separate processes, for tests that kill or freeze them."""
 
 from __future__ import annotations
 

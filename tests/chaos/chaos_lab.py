@@ -23,12 +23,16 @@ class Result:
     verdict: Verdict
 
     def owners(self, request_id: str) -> list[str]:
-        """Of the last of its name: where a busy machine left a fault no moment, the request ran again for it."""
+        """Returns the workers that owned a request, in order. The request ran again under a longer name where a busy
+        machine left no moment for the fault; the last run counts.
+        """
         request_id = [name for name in self.history.records if name.startswith(request_id)][-1]
         return [entry.fields["worker"] for entry in self.history.records[request_id].seen if is_own(entry.fields)]
 
     def heirs(self, kind: EventKind) -> list[str]:
-        """Who had the victim after the last worker that this happened to; nobody, where that one never had it."""
+        """Returns the workers that owned the victim after the last worker that had such an event; none if that one
+        never had it.
+        """
         worker = [event.worker for event in self.history.events if event.kind == kind][-1]
         owners = self.owners("victim")
         return owners[owners.index(worker) + 1 :] if worker in owners else []
@@ -42,7 +46,7 @@ class Result:
 
 
 def wrongs(verdict: Verdict) -> list[Problem]:
-    """What must not happen on any machine. How long a takeover lasts is for `penstock chaos` on a quiet one."""
+    """Returns what must not happen on any machine. How long a takeover lasts is for `penstock chaos` on a quiet one."""
     return [problem for problem in verdict.problems if problem.fault != "late"]
 
 

@@ -1,4 +1,4 @@
-"""The checker has to notice each way in which a promise can be broken; it is no use otherwise."""
+"""The checker notices each way in which a promise can be broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault at each of the moments where a promise could break, on purpose and not by chance."""
+"""Faults at chosen moments, one for each at which a promise could break."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ async def test_zombie(lasting_server: EmbeddedServer, tmp_path: Path, stage: Sta
 
 
 def num_fenced(logs: Path) -> int:
-    """How often a worker let go of a request because it found another owner: by a refused write, or by a look at a new
-    connection, which it may have made when it woke up.
+    """Counts how often a worker dropped a request because another one owned it.
+
+    It learned that from a refused write, or from a look at a new connection, which it may have made when it woke up.
     """
     lines = [line for log in logs.glob("*.log") for line in log.read_text().splitlines()]
     return sum('"request_dropped"' in line and '"fenced"' in line for line in lines)

@@ -1,4 +1,4 @@
-"""A plan is a function of its seed, and holds what was asked for."""
+"""A plan follows from its seed, and holds what was asked for."""
 
 from __future__ import annotations
 

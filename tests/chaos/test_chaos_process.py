@@ -1,4 +1,4 @@
-"""Workers with the fake engine end with the harness, however that ends."""
+"""Workers with the fake engine end with the harness, however it ends."""
 
 from __future__ import annotations
 

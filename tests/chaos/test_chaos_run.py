@@ -1,4 +1,4 @@
-"""A short run of the whole harness: `make chaos` has the long ones."""
+"""A short run of the whole harness; `make chaos` does the long ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory stays flat: of the server, of its keys, and of a worker, however many requests go through."""
+"""Memory of the server, its keys and a worker stays flat, however many requests go through."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Sample:
-    """What was there after `requests`; of the server without the buffers of connections, which it shrinks when idle."""
+    """State of the queue and its processes after `requests`.
+
+    The server's memory is without its connection buffers, which it shrinks when idle.
+    """
 
     requests: int
     used_memory: int

@@ -1,4 +1,4 @@
-"""What the fake engine's tokens say: a function of the tokens, whatever was said before a takeover."""
+"""The fake engine's text follows from its tokens, whatever was said before a takeover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What langchain-openai, as it is installed, gets from a gateway. Usage: langchain_chats.py URL"""
+"""Checks langchain-openai, as it is installed, against a gateway. Usage: langchain_chats.py URL"""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ QUESTION = "Is it noon?"
 
 
 class Weather(BaseModel):
-    """What to know of it."""
+    """A question about the weather."""
 
     city: Literal["Oslo", "Rome"]
     days: Literal[1, 2]

@@ -1,4 +1,4 @@
-"""What litellm, as it is installed, gets from a gateway. Usage: litellm_chats.py URL"""
+"""Checks litellm, as it is installed, against a gateway. Usage: litellm_chats.py URL"""
 
 import asyncio
 import json

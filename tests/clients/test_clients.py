@@ -1,4 +1,4 @@
-"""Clients that are too heavy for the project's own environment, each in one of its own: `make test-clients`."""
+"""Clients too heavy for the project's own environment, each in an environment of its own: `make test-clients`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def python_of(name: str) -> Path:
 
 
 def in_browser(script: str) -> tuple[Path, Path]:
-    """What drives a browser, copied to where node finds the packages that it needs."""
+    """Copies the script that drives a browser to where node finds its packages; returns node and the copy."""
     node, place = shutil.which("node"), ENVIRONMENTS / "chromium"
     assert node is not None, "not installed: node, which drives Chromium"
     assert (place / "node_modules").exists(), "not installed: chromium; `make test-clients` does that"

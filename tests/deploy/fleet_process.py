@@ -1,4 +1,4 @@
-"""Workers with the fake engine, of whichever tree is on PYTHONPATH, forked from a process that has imported everything.
+"""Starts workers with the fake engine from the tree on PYTHONPATH, forked from a process that has imported everything.
 
 Run as a program: each line of stdin is one worker, as JSON. Its exit status is written to the file that the line names.
 """

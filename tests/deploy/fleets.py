@@ -1,4 +1,4 @@
-"""Workers and gateways of two versions as processes, and an update that takes them one by one, as a Deployment does."""
+"""Worker and gateway processes of two versions, and an update that replaces them one by one, as a Deployment does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Worker:
 
 @dataclass
 class Workers:
-    """Those of one version."""
+    """Workers of one version."""
 
     version: str
     redis: RedisClient

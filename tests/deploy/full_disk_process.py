@@ -1,4 +1,4 @@
-"""A queue on a disk of four megabytes, until it is full and is then made larger; prints what everybody saw.
+"""Fills the four-megabyte disk of a queue, then makes it larger; prints what everybody saw.
 
 Run as a program in a mount namespace of its own: `unshare --map-root-user --mount`. The folder is the first argument;
 tests/ is on PYTHONPATH.

@@ -1,4 +1,4 @@
-"""What must hold of the manifests of deploy/kubernetes, as they are written and as kustomize renders them."""
+"""Checks for the manifests of deploy/kubernetes, both as written and as rendered by kustomize."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_probes(manifests: Sequence[Manifest]) -> None:
 
 
 def check_secrets(manifests: Sequence[Manifest]) -> None:
-    """What must not be known is a reference, and no value looks like a URL with a password."""
+    """Checks that secret values are references, and that no value looks like a URL with a password."""
     assert of_kind(manifests, "Secret") == []
     for name, spec in pods(manifests):
         for variable_ in (each for container in spec["containers"] for each in container.get("env", ())):

@@ -1,4 +1,4 @@
-"""What the scripts of deploy/redis ask of redis-cli, where there is none."""
+"""Stands in for redis-cli, as far as the scripts of deploy/redis use it."""
 
 from __future__ import annotations
 

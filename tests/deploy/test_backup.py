@@ -1,4 +1,4 @@
-"""A queue is copied while it is at work, and goes on from the copy; a server that cannot write makes everybody wait."""
+"""A busy queue is copied and goes on from the copy; while a server cannot write, everybody waits."""
 
 from __future__ import annotations
 

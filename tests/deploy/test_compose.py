@@ -1,4 +1,4 @@
-"""The compose file without Docker: what it promises, and its services run as local processes."""
+"""The compose file, without Docker: what it promises, with its services run as local processes."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def compose_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def make_access(folder: Path, *, tls: bool = False) -> dict[str, str]:
-    """What the services `certificates`, with `tls`, and `credentials` leave behind: texts by their paths."""
+    """Runs the services `credentials` and, with `tls`, `certificates`; returns the texts that they leave, by path."""
     certificates = folder / "certificates"
     certificates.mkdir(parents=True, exist_ok=True)
     for name in ("certificates", "credentials") if tls else ("credentials",):
@@ -456,7 +456,7 @@ def environment(declared: dict[str, str], places: dict[str, str]) -> dict[str, s
 
 
 def interpolated(text: str, variables: dict[str, str]) -> str:
-    """As Docker Compose reads `${NAME:-default}`."""
+    """Expands `${NAME:-default}` as Docker Compose does."""
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: variables.get(match[1]) or match[2], text)
 
 

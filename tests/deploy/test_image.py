@@ -1,4 +1,4 @@
-"""The image without Docker: what it holds, with hashes, and what its own lines of shell do."""
+"""The image, without Docker: its contents, by hash, and its lines of shell."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nothing_is_fetched_for_an_image_without_a_hash() -> None:
 
 
 def test_the_kernels_are_built_for_cpus_and_no_compiler_is_left(tmp_path: Path) -> None:
-    """Its own line of shell, with programs that write down what they are asked for."""
+    """Runs that shell line of the Dockerfile with programs that record their arguments."""
     instruction = re.search(r"^RUN (case (?:.*\\\n)*.*)$", BUILD, re.MULTILINE)
     assert instruction
     asked = tmp_path / "asked"

@@ -1,4 +1,4 @@
-"""The manifests without kustomize: what the files promise as they are written. `make manifests` renders them."""
+"""The manifests as written, without kustomize; `make manifests` renders them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_schemas_are_strict(kind: str) -> None:
 
 
 def made_secrets(tmp_path: Path) -> dict[str, dict[str, str]]:
-    """What secrets.sh gives to a kubectl that keeps it."""
+    """Runs secrets.sh with a kubectl that keeps what it gets; returns the secrets."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     kubectl = tmp_path / "bin/kubectl"
     kubectl.write_text(f"""#!/bin/sh

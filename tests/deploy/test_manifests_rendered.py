@@ -1,4 +1,4 @@
-"""The manifests as kustomize renders them, held against Kubernetes's own schemas, offline. Run by `make manifests`."""
+"""The manifests as kustomize renders them, checked offline by Kubernetes's own schemas. Run by `make manifests`."""
 
 from __future__ import annotations
 

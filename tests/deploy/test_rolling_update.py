@@ -1,4 +1,4 @@
-"""A rolling update under load, to a version with further fields on the wire and back: nothing lost, no error seen."""
+"""A rolling update under load, to a version with more fields on the wire and back, loses nothing and shows no error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.producer.redis.connection import RedisClient
 
 
 async def answer_to_the_new_field(redis: RedisClient, request_id: str) -> str | None:
-    """What becomes of a request with the field that one version knows: how it ends."""
+    """Sends a request with the field that only one version knows; returns how it ends."""
     fields = {"id": request_id, "prompt": "x", "max_tokens": "1", "hint": "new"}
     await redis.xadd(keys.requests("q"), fields)  # type: ignore[arg-type]
     entries: list[dict[str, str]] = []
@@ -66,7 +66,7 @@ async def test_nothing_is_lost_and_no_error_is_seen(redis_url: str, redis: Redis
 
 
 async def what_replies_tell(redis: RedisClient) -> tuple[list[list[str]], list[bool]]:
-    """Of each reply: the workers that wrote it, and whether its end has the new field."""
+    """Returns for each reply the workers that wrote it, and whether its end has the new field."""
     owners, has_hint = [], []
     async for key in redis.scan_iter("penstock:q:*:reply"):
         entries = [entry for _, entry in await redis.xrange(key)]

@@ -1,4 +1,4 @@
-"""The bill of materials of an image. Run by `make manifests`, which has what writes and checks one."""
+"""The bill of materials of an image. Run by `make manifests`, which has the tools that write and check one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The systemd units without systemd: what they promise, and the gateway's run by its own lines."""
+"""The systemd units, without systemd: what they promise, and the gateway run by the lines of its unit."""
 
 from __future__ import annotations
 

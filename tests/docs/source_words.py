@@ -1,4 +1,4 @@
-"""Words that the code says: read from its syntax, so that nothing has to be made to go wrong."""
+"""Words that the code uses, read from its syntax, so that no error has to be provoked."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def nodes(*folders: str) -> Iterator[ast.AST]:
 
 
 def unsaid(words: Iterable[str], *folders: str) -> set[str]:
-    """Those of the words that no file there has as a text."""
+    """Returns the words that no file of the folders has as a string."""
     return {word for word in words if not any(f'"{word}"' in source for source in sources(*folders))}
 
 
 def events(*folders: str) -> frozenset[str]:
-    """What is logged there as a warning or worse."""
+    """Returns the events that the folders log as warnings or worse."""
     found: set[str] = set()
     for node in nodes(*folders):
         if isinstance(node, ast.Call) and node.args and (_logs(node.func) or _called(node) == "log_unexpected"):

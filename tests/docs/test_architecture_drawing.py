@@ -1,4 +1,4 @@
-"""docs/architecture.svg is what docs/scripts/architecture.py draws, and what that declares is so."""
+"""docs/architecture.svg is what docs/scripts/architecture.py draws, and what the script declares is true."""
 
 from __future__ import annotations
 

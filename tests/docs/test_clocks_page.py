@@ -1,4 +1,4 @@
-"""What a step of the server's clock does to each key that there is: `docs/guarantees.md` leaves none out."""
+"""`docs/guarantees.md` says for every key what a step of the server's clock does to it."""
 
 from __future__ import annotations
 

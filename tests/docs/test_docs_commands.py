@@ -1,4 +1,4 @@
-"""Every command of ours that a page names is there: of `penstock` with its options, of make, and what Python runs."""
+"""Every command of ours that a page names exists: `penstock` with its options, make targets, and what Python runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULE = re.compile(r"python -m ((?:benchmarks|docs|penstock)[\w.]*)")
 
 
 def commands(name: str) -> Iterator[tuple[int, str]]:
-    """What a page would have one run: inline code, and lines of shell."""
+    """Yields the commands that a page tells its reader to run: inline code, and lines of shell."""
     for span in page(name).spans:
         if span.target.startswith("penstock "):
             yield span.line, span.target.removeprefix("penstock ")
@@ -36,7 +36,7 @@ def commands(name: str) -> Iterator[tuple[int, str]]:
 
 
 def fault_of(line: str) -> str | None:
-    """What of a command is not there."""
+    """Returns what a command names that does not exist."""
     command, may_descend = ROOT_COMMAND, True
     for word in shlex.split(line, comments=True):
         if word[:1] in ENDS_A_COMMAND or word == "2>&1":

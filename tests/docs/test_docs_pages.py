@@ -1,4 +1,4 @@
-"""Links lead somewhere, code is code, and each page can be found: for README.md, CHANGELOG.md, docs/ and their like."""
+"""Links resolve, code is valid, and each page can be found: README.md, CHANGELOG.md, docs/ and their like."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_block_of_code_is_what_it_says(block: Block) -> None:
 
 
 def test_anchors_are_those_of_github() -> None:
-    """What our headings have: punctuation goes, each space stays a hyphen, the second of a name is numbered."""
+    """Punctuation goes, each space becomes a hyphen, and the second heading of a name is numbered."""
     assert {"read-on", "use-it"} <= page("README.md").anchors
     assert {"openais-api", "what-a-request-may-say", "limits"} <= page("docs/gateway.md").anchors
     assert {"redis", "redis-1", "limits", "limits-of-http"} <= page("docs/configuration.md").anchors

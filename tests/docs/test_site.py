@@ -1,4 +1,4 @@
-"""The site has every page and every public name. Where the extra `docs` is installed it is built, as by `make docs`."""
+"""The site has every page and every public name. Where the extra `docs` is installed, it is built as by `make docs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/top.svg was drawn from a run, so it is not what the next run draws; but it shows the view as it is now."""
+"""docs/top.svg, drawn from an earlier run, shows the view as it is now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md names what the code says, all of it, and nothing else."""
+"""docs/troubleshooting.md names everything that the code logs or raises, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/redis/users.acl: each role can do its whole job through our own code, and nothing beside it."""
+"""deploy/redis/users.acl lets each role do its whole job through our own code, and nothing else."""
 
 from __future__ import annotations
 
@@ -692,7 +692,7 @@ async def test_a_request_waits_on_disk_under_its_role(tmp_path: Path) -> None:
 async def test_a_role_that_may_not_keep_letters_ends_the_worker_and_loses_nothing(
     acl_server: EmbeddedServer, admin: RedisClient
 ) -> None:
-    """As with a users.acl of an earlier version: an entry must not leave because its letter is not allowed."""
+    """An earlier users.acl lacks this right: an entry must not be removed while its dead letter can't be written."""
     (line,) = [line for line in USERS.read_text().splitlines() if line.startswith("user worker ")]
     rules = line.removeprefix("user worker ").replace("%W~penstock:{*}:malformed", "")
     await admin.execute_command("ACL", "SETUSER", "narrow", "reset", f">{PASSWORD}", *acl_rules(rules))

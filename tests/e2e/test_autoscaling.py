@@ -1,4 +1,4 @@
-"""Workers come and go as KEDA would have it, by its own arithmetic over what a real server and real workers say."""
+"""Workers come and go by KEDA's arithmetic, over the figures of a real server and real workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one trigger of a ScaledObject says."""
+    """Reading of one trigger of a ScaledObject."""
 
     value: float
     target: float
@@ -44,10 +44,11 @@ class Reading:
 
 @dataclass
 class Keda:
-    """What KEDA and the HPA that it makes do, without the pauses between two steps.
+    """Does what KEDA and its HPA do, without the pauses between two steps.
 
-    KEDA alone goes from 0 to 1, once any trigger is above its activation value, and back, once none is. In between an
-    HPA with all triggers takes the largest number that any asks for: value over target, rounded up (AverageValue).
+    KEDA alone goes from 0 to 1 once any trigger is above its activation value, and back once none is. In between, an
+    HPA with all triggers takes the largest number that any of them asks for: value over target, rounded up
+    (AverageValue).
     """
 
     redis: RedisClient
@@ -186,7 +187,7 @@ async def test_pending_sees_nothing_of_what_is_new(redis: RedisClient) -> None:
     ("replicas", "value", "expected"), [(1, 1, 1), (1, 2, 2), (2, 7, 6), (4, 9, 8), (8, 3, 3), (8, 0, 1), (10, 11, 8)]
 )
 async def test_the_arithmetic(redis: RedisClient, replicas: int, value: float, expected: int) -> None:
-    """As Kubernetes documents it, with its defaults: no more than 4 replicas or twice as many in one step."""
+    """Kubernetes documents this for its defaults: a step goes to at most 4 replicas or twice as many."""
     await redis.xadd(keys.requests("q"), {"prompt": "x"})
     keda = Keda(redis, {**streams(streamLength="1000000"), "maxReplicaCount": 8}, replicas=replicas)
     asked = Reading(value, target=1, activation=0)

@@ -1,4 +1,4 @@
-"""What dead and drained workers leave, and what is set aside for a model: whole workers, priorities and early ends."""
+"""Requests of dead and drained workers, or set aside for a model, keep their priorities and early ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = -1000
 
 @pytest.mark.parametrize("leaves", ["drains", "dies"])
 async def test_what_it_had_takes_the_place_of_batch_work(redis_url: str, redis: RedisClient, leaves: str) -> None:
-    """Which fills all other workers, and would for long."""
+    """Batch work fills all other workers, and would for long."""
     first_engine, second_engine = FakeEngine(max_num_seqs=1), FakeEngine(max_num_seqs=1)
     first_engine.hold()
     async with running_worker(redis_url, first_engine, name="first", drain_timeout_s=0.0) as first:

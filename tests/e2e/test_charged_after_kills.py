@@ -1,4 +1,4 @@
-"""A gateway and a worker are killed under streams: their key is charged what the workers published, once."""
+"""When a gateway and a worker are killed under streams, the key is charged once for what the workers published."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_what_a_killed_gateway_and_a_killed_worker_leave_is_charged_as_it_
 
 
 def undisturbed(engine: Engine, asked: Sequence[GenerateRequest]) -> list[list[tuple[str, int]]]:
-    """Of each request and choice the text, and how many tokens it has."""
+    """Returns the text and number of tokens of each choice of each request."""
     preparer = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars)
     choices = {request.id: [("", 0)] * request.n for request in asked}
     for request in asked:

@@ -1,4 +1,4 @@
-"""Chats with tools and forms of answers, through templates of several families, in a real model that knows neither."""
+"""Chats with tools and response formats, in templates of several families, on a real model trained for neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chats with tools, reasoning and grammars whose worker died after any chunk: no byte is lost, doubled or different."""
+"""When the worker of a chat with tools, reasoning or a grammar dies after any chunk, no byte is lost, doubled or
+changed.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def request(kind: str, cut: int) -> GenerateRequest:
 
 
 def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
-    """What each step gave, undisturbed."""
+    """Returns the outputs of all steps of an undisturbed request."""
     preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(asked)
     engine.add(to_engine_request(asked, preparation, engine.defaults))
     outputs = []
@@ -98,7 +100,7 @@ def rename(delta: ToolCallDelta, request_id: str, index: int) -> ToolCallDelta:
 
 
 async def assembled(redis: RedisClient, request_id: str) -> Reply:
-    """As the client library reads it."""
+    """Reads a reply as the client library does."""
     assembler = Assembler(request_id)
     reply = await read_reply(redis, request_id)
     for entry_id, entry in zip(reply.ids, reply.entries, strict=True):

@@ -1,4 +1,4 @@
-"""The server's clock is set back or forward: the dead are found in time all the same, nothing is lost or doubled."""
+"""When the server's clock is set back or forward, dead workers are found in time, and nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ LATE = re.compile(
 async def test_no_key_says_for_longer_than_it_was_set_for_that_somebody_lives(
     shifted: ShiftedServer, redis: RedisClient, tmp_path: Path
 ) -> None:
-    """Of all keys that there are; those of sets are looked at one by one."""
+    """All keys are checked; keys that hold sets are checked one by one."""
     victim = WorkerProcess(shifted.url, tmp_path / "log", name="victim")
     async with AsyncClient(shifted.url, queue="q") as client, running_worker(shifted.url, name="heir"):
         with victim:

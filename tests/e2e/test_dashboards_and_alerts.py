@@ -1,4 +1,4 @@
-"""Whatever dashboards and alerts ask for is exported. `test_prometheus.py` has Prometheus itself evaluate them."""
+"""Everything that dashboards and alerts query is exported. `test_prometheus.py` has Prometheus evaluate them."""
 
 from __future__ import annotations
 

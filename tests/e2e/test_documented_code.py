@@ -1,6 +1,6 @@
-"""Code of README.md, client.md, gateway.md and migration.md as it stands there, and what they say that it prints.
+"""The code of README.md, client.md, gateway.md and migration.md runs as it stands, and prints what the pages say.
 
-A worker with the demo model and a gateway answer; what that model was not taught, a scripted worker does.
+A worker with the demo model and a gateway answer; a scripted worker does what that model was not trained for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DOCUMENTED = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def addresses(compile_cache: Path) -> AsyncIterator[dict[str, str]]:
-    """Where a gateway and Redis are, by where the pages have them."""
+    """Maps the addresses of Redis and the gateway in the pages to real ones."""
     settings = {**WORKER, "queue": "default", "model": "demo", "compile_cache_dir": str(compile_cache)}
     with EmbeddedServer() as server:
         async with local_worker(server.url, settings) as worker:

@@ -1,4 +1,4 @@
-"""The examples and the documented redis-cli lines run as they stand, against a real server and a scripted worker."""
+"""The examples and the documented redis-cli lines run unchanged, against a real server and a scripted worker."""
 
 from __future__ import annotations
 

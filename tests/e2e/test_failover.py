@@ -1,4 +1,4 @@
-"""Failover to a replica that lags: what Redis had acknowledged is lost, and no client notices more than a pause."""
+"""A failover to a replica that lags loses acknowledged writes, and clients notice no more than a pause."""
 
 from __future__ import annotations
 

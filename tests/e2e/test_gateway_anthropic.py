@@ -1,4 +1,4 @@
-"""Anthropic's official client, a gateway, and a worker with a real model, which was taught nothing of tools."""
+"""Anthropic's official client, a gateway, and a worker with a real model that was not trained for tools."""
 
 from __future__ import annotations
 

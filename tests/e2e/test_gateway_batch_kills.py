@@ -1,4 +1,4 @@
-"""A batch outlives who runs it: gateways and workers are killed in the middle of it."""
+"""A batch survives gateways and workers that are killed in the middle of it."""
 
 from __future__ import annotations
 

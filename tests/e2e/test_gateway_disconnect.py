@@ -1,4 +1,4 @@
-"""A client that goes away frees what its request held in the engine."""
+"""When a client leaves, the engine frees what its request held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streamed answer outlives every process: gateways and workers are killed under open streams."""
+"""A streamed answer survives gateways and workers that are killed while it is open."""
 
 from __future__ import annotations
 

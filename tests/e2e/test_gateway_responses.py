@@ -1,4 +1,4 @@
-"""Responses of which nothing is lost, whatever is killed."""
+"""Responses lose nothing, whatever is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch work makes room in mid-generation for what has a higher priority, and loses nothing by it."""
+"""Batch work is preempted by higher priorities in mid-generation, and loses nothing."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_a_model_goes_on_as_if_nothing_had_been(
 
 
 def texts_of(engine: Engine, asked: list[GenerateRequest]) -> list[list[str]]:
-    """Of each request and choice."""
+    """Returns the texts of each request's choices."""
     found = []
     for request in asked:
         preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(request)

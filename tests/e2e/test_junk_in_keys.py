@@ -1,4 +1,4 @@
-"""Whatever a key of a queue or of a request holds: its request ends, the others do not notice, and no worker ends."""
+"""Junk in a key of a queue or request ends that request at most; other requests and workers do not notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, for whole workers: order, accounts, and early ends of what waits."""
+"""Order, accounting and early ends of waiting requests, with whole workers."""
 
 from __future__ import annotations
 

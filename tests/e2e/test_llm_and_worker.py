@@ -1,4 +1,4 @@
-"""`LLM` gives what a worker gives: the same requests, once in this process and once over Redis."""
+"""`LLM` gives what a worker gives: the same requests run in this process and over Redis."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def llm(compile_cache: Path) -> Iterator[LLM]:
 
 
 def told(reply: Reply) -> tuple[Any, ...]:
-    """What does not depend on the moment, on what the prefix cache held, or on rounding."""
+    """Returns what does not depend on the moment, on what the prefix cache held, or on rounding."""
     choices = tuple((choice.index, choice.text, choice.tokens, choice.finish_reason) for choice in reply.choices)
     usage = reply.usage
     return reply.request_id, reply.finish_reason, choices, usage.prompt_tokens, usage.completion_tokens

@@ -1,4 +1,4 @@
-"""A log that can't be written to: worker and gateway start, serve, drain, and exit with 0."""
+"""With a log that can't be written to, worker and gateway start, serve, drain, and exit with 0."""
 
 from __future__ import annotations
 

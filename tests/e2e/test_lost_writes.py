@@ -1,4 +1,4 @@
-"""Redis loses its last writes, as by a power cut: the tail of its append-only file is cut off while it is down."""
+"""Redis loses its last writes, as in a power cut: while it is down, the tail of its append-only file is cut off."""
 
 from __future__ import annotations
 

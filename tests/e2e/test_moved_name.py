@@ -1,4 +1,4 @@
-"""A managed Redis fails over by moving its name: connections that stay open to the demoted primary are dropped."""
+"""A managed Redis fails over by moving its name: connections still open to the demoted primary are dropped."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def _complete(http: httpx.AsyncClient, number: int) -> str:
 
 
 async def test_who_calls_after_the_move_notices_nothing(names: list[MovingName], redis: RedisClient) -> None:
-    """What the old server refused was not executed, so it is sent again."""
+    """A command that the old server refused was not executed, so it is sent again."""
     async with (
         running_worker(names[0].url, FakeEngine()),
         running_gateway(names[1].url) as gateway,
@@ -238,7 +238,7 @@ async def test_one_of_many_that_are_refused_drops_all(names: list[MovingName], m
 
 
 async def test_top_shows_what_is_where_the_name_leads_to(names: list[MovingName]) -> None:
-    """It only reads, and the demoted server would answer that for ever."""
+    """`top` only reads, and the demoted server would answer reads for ever."""
     name = names[0]
     async with aclosing(connect(name.url, decode=False, retries=0)) as redis:
         watch = _Watch(redis, parse_url(name.url), "q", 1.0, Board(await look(redis, "q")))

@@ -1,4 +1,4 @@
-"""A worker with another model does not join those that serve a queue; told to, it leaves their replies alone."""
+"""A worker with another model does not join a queue's fleet; if forced to, it leaves the fleet's replies alone."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_worker_with_other_weights_does_not_join(redis_url: str) -> None
 
 
 async def half_write(redis: RedisClient, request_id: str, *num_tokens: int) -> None:
-    """As a worker with the old model would that then dies."""
+    """Writes part of a reply as a worker with the old model that then dies."""
     await send(redis, prompt=PROMPT, id=request_id, max_tokens=NUM_TOKENS, n=2, seed=5)
     await take_and_claim(redis, "dead", request_id, digest=OLD.digest(None))
     for index, count in enumerate(num_tokens):

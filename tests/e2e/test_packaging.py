@@ -1,4 +1,4 @@
-"""What is built and installed: one package, a light client, pinned and without a place to fetch from."""
+"""The build is one package with a light client; its constraints are exact and name no place to fetch from."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_wheel_holds_the_demo_model_but_not_its_training(wheel: zipfile.ZipF
 
 
 def test_nothing_in_the_wheel_is_for_development(wheel: zipfile.ZipFile) -> None:
-    """Who installs it has neither the repository nor the packages of the `dev` extra."""
+    """Users who install the wheel have neither the repository nor the packages of the `dev` extra."""
     code = "\n".join(wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".py"))
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE))
     assert {"jax", "redis", "penstock"} <= imported

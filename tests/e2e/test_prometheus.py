@@ -1,7 +1,8 @@
-"""Prometheus itself on our dashboards and alerts: `make test-prometheus`, which needs `prometheus` and `promtool`.
+"""Prometheus itself evaluates our dashboards and alerts: `make test-prometheus`, which needs `prometheus` and
+`promtool`.
 
-Its scrapes are of a worker with the demo model, two with the fake engine of which one is killed, and a gateway, while
-requests run. `test_dashboards_and_alerts.py` is what can be known without it.
+It scrapes a worker with the demo model, two with the fake engine of which one is killed, and a gateway, while requests
+run. `test_dashboards_and_alerts.py` checks what needs no Prometheus.
 """
 
 from __future__ import annotations

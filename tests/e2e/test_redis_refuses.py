@@ -1,4 +1,4 @@
-"""Redis refuses: a worker that serves waits, says so, and goes on once it may."""
+"""When Redis refuses, a serving worker waits, says so, and goes on once Redis lets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each command of a worker meets each refusal, and is sent again until it passes: nothing is lost, nobody ends."""
+"""Each command of a worker meets each refusal and is sent again until it passes: nothing is lost, no worker ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DONE_BY_EACH_BEAT_TOO = {"PEXPIRE"}
 
 
 def all_scripts() -> set[str]:
-    """Of the protocol, by the names that the proxy has for them."""
+    """Returns the protocol's scripts, by the names that the proxy has for them."""
     return {
         f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}"
         for module in (calls, claims, entries, lanes, presence)
@@ -108,7 +108,7 @@ async def test_a_start_waits_for_what_passes_and_ends_at_what_does_not(redis_url
 
 
 async def test_who_leaves_is_not_held_up(redis_url: str, redis: RedisClient, quick: None) -> None:
-    """What it says then others find out by themselves."""
+    """If its last words are refused, other workers find out by themselves."""
     async with RefusingProxy(redis_url) as proxy:
         for answer in ANSWERS:
             proxy.refuse(answer, "presence.RELEASE")
@@ -121,7 +121,7 @@ async def test_who_leaves_is_not_held_up(redis_url: str, redis: RedisClient, qui
 
 
 class Work:
-    """What has a worker send everything that it can send."""
+    """Has a worker send everything that it can send."""
 
     def __init__(self, redis: RedisClient, client: AsyncClient, worker: Running, proxy: RefusingProxy) -> None:
         self._redis = redis
@@ -143,7 +143,9 @@ class Work:
         assert (await handle.result()).finish_reason == "cancelled"
 
     async def gives_way(self) -> None:
-        """Where a step of it is refused, what gave way is claimed again; so it takes one for each step and refusal."""
+        """Has requests give way, once for each step and refusal: after a refused step, the request that gave way is
+        claimed again.
+        """
         low = [await self._begin_low(place) for place in range(4)]
         for place in range(4, 40):  # it tells that it is full where it had told that it was not, before the last came
             if self._proxy.refused["ZADD"] >= len(ANSWERS):

@@ -1,4 +1,4 @@
-"""Redis refuses behind Sentinel, and in a cluster: worker, gateway, client and `top` wait as on a single server."""
+"""When Redis refuses behind Sentinel or in a cluster, worker, gateway, client and `top` wait as on a single server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More trouble with Redis, one kind a test: the worker keeps what runs, goes unready, tries again and comes back.
+"""More trouble with Redis, one kind a test: the worker keeps what runs, goes unready, retries and comes back.
 
 test_worker_trouble.py has lost answers, outages, FLUSHALL, full memory and a missing permission; test_failover.py has
 the loss of acknowledged writes.

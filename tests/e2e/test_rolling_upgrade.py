@@ -1,4 +1,4 @@
-"""A rolling upgrade with real engines: what a worker with the old model began, none with the new one goes on with."""
+"""In a rolling upgrade with real engines, no worker with the new model continues a reply that the old one began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections die silently, or are half closed or reset, under worker, gateway and client: all go on over new ones."""
+"""Worker, gateway and client replace connections that die silently, are half closed or are reset."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_work_over_tls_goes_on(redis_url: str, tmp_path: Path) -> None:
 
 
 async def test_a_client_of_threads_goes_on(redis_url: str) -> None:
-    """Its connections are those of another thread's event loop."""
+    """The connections of a blocking client belong to the event loop of another thread."""
     async with (
         RefusingProxy(redis_url) as proxy,
         running_worker(redis_url, FakeEngine(step_s=0.01)),

@@ -1,4 +1,4 @@
-"""A model whose layers keep states goes on in another worker after `kill -9`, and no token differs."""
+"""A request of a model with recurrent states is taken over after `kill -9`, and no token differs."""
 
 from __future__ import annotations
 

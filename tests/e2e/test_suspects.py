@@ -1,4 +1,4 @@
-"""Requests that were there at two crashes in a row: they run alone, and nothing waits for them longer than it must."""
+"""Requests that were running at two crashes in a row run alone, and nothing waits for them longer than it must."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_nothing_is_started_beside_it_and_what_need_not_run_ends(redis_url
 
 
 async def test_what_is_found_pending_here_meanwhile_waits_again(redis_url: str, redis: RedisClient) -> None:
-    """As after trouble with Redis: an answer of a read was lost."""
+    """An answer to a read was lost, in trouble with Redis."""
     engine = Company(max_num_seqs=4)
     engine.hold()
     async with running_worker(redis_url, engine, name="w", suspect_wait_s=LONG_S) as worker:

@@ -1,4 +1,4 @@
-"""Counters of tokens over several workers: they are what the usage of the replies comes to."""
+"""Token counters of several workers add up to the usage of the replies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A reader of tool calls that has read more than its server kept has every byte once, with the real engine.
+"""A reader of tool calls that has read more than its server kept gets every byte once, with the real engine.
 
-What the dead worker published is taken from an undisturbed run, what its heir publishes from a run that resumes.
+What the dead worker published comes from an undisturbed run; what its heir publishes comes from a run that resumes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, list[Output]]:
 
 
 def chunks(buffer: ChoiceBuffer, outputs: Iterable[Output]) -> Iterator[ChunkEntry]:
-    """As a worker publishes them of one choice, an output each."""
+    """Yields the entries that a worker publishes for one choice, one for each output."""
     for output in outputs:
         buffer.add(output)
         if buffer.is_closed:
@@ -98,7 +98,7 @@ def chunks(buffer: ChoiceBuffer, outputs: Iterable[Output]) -> Iterator[ChunkEnt
 
 
 def renamed(outputs: Iterable[Output], name: str) -> Iterator[Output]:
-    """As a request of this name would have them: the ids of its calls are its own."""
+    """Yields the outputs as a request of this name would have them: the ids of its tool calls follow from its name."""
     for output in outputs:
         calls = (
             each if each.id is None else replace(each, id=call_id(name, output.index, each.index))
@@ -108,7 +108,7 @@ def renamed(outputs: Iterable[Output], name: str) -> Iterator[Output]:
 
 
 def read(entries: Iterable[ChunkEntry], reasons: Sequence[Any], num_tokens: int) -> tuple[Choice, ...]:
-    """What a client has in the end, whose chunks joined are the same."""
+    """Returns what a client has in the end; its chunks joined are the same."""
     assembler = Assembler("r")
     parts: dict[tuple[int, int], str] = {}
     for entry in entries:
@@ -126,7 +126,7 @@ def read(entries: Iterable[ChunkEntry], reasons: Sequence[Any], num_tokens: int)
 
 
 def test_whatever_token_was_the_last(engine: Engine, preparation: Preparation) -> None:
-    """Of two choices, one dies some tokens before the other. The reader may have read more than the server kept."""
+    """One of two choices dies some tokens before the other. The reader may have read more than the server kept."""
     outputs = run(engine, [request_of(engine, preparation, "calm")])["calm"]
     calm = [[output for output in outputs if output.index == index] for index in range(2)]
     tokens = [tuple(token for output in each for token in output.token_ids) for each in calm]

@@ -1,4 +1,4 @@
-"""One trace per request, whatever becomes of the workers, and no word of any text in it."""
+"""A request has one trace, whatever becomes of the workers, and the trace has no word of any text."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ async def test_a_sampler_of_the_environment_decides(
 
 
 async def test_no_span_has_a_word_of_any_text(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
-    """Of prompts, replies, stop strings, tools, and errors that quote them: looked for in what goes over the wire."""
+    """Prompts, replies, stop strings, tools, and errors that quote them are looked for in what goes over the wire."""
     tool = {"type": "function", "function": {"name": f"{SECRET}_tool", "description": SECRET}}
     messages: Any = [{"role": "user", "content": SECRET}]
     with Collector() as collector:

@@ -1,4 +1,4 @@
-"""Connections that deliver bytes in odd pieces, and are reset in the middle of a streamed reply: streams end whole."""
+"""Streams end whole over connections that deliver bytes in odd pieces and are reset in the middle of a reply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trickling(url: str, sizes: Sequence[int] = ODD) -> Trickling:
 
 @asynccontextmanager
 async def address(kind: str, redis_url: str, redis_cluster: list[EmbeddedServer], folder: Path) -> AsyncIterator[str]:
-    """Of a deployment, each server of which is reached by way of a proxy."""
+    """Address of a deployment that has a trickling proxy before each server."""
     async with AsyncExitStack() as stack:
         if kind == "cluster":
             url, _ = await stack.enter_async_context(proxied_nodes(redis_cluster, trickling))
@@ -91,7 +91,7 @@ def of_a_thread(url: str) -> bool:
 
 
 class Events:
-    """What a client has got of a streamed answer, over all its connections."""
+    """A streamed answer as far as a client has it, over all its connections."""
 
     def __init__(self) -> None:
         self.text = self.last_id = ""

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, block by block as it stands, with a server of the test's own."""
+"""docs/tutorial.md runs block by block, unchanged, on the test's own server."""
 
 from __future__ import annotations
 

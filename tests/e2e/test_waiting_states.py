@@ -1,7 +1,6 @@
 """Each cell of the table of waiting states (docs/guarantees.md): real requests in that state, and what acts on them.
 
-What shows the bound is what did not happen: whatever holds a request in its state goes on holding it, and few sweeps
-are enough.
+What holds a request in its state goes on holding it, and few sweeps suffice: that shows the bound.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ async def expires(stage: Stage, state: State) -> None:
 
 
 async def is_cancelled(stage: Stage, state: State) -> None:
-    """As the client library asks, and as docs/wire.md has it for requests that were added by hand."""
+    """Cancels as the client library does, and requests that were added by hand as docs/wire.md says."""
     await _end(stage, state, "cancelled")
 
 

@@ -1,4 +1,4 @@
-"""One worker over a real server: what a reader with raw XADD and XREAD sees."""
+"""One worker on a real server, as a reader with raw XADD and XREAD sees it."""
 
 from __future__ import annotations
 

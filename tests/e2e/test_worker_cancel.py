@@ -1,4 +1,4 @@
-"""Cancelling and deadlines: queued, prefilling, decoding."""
+"""Cancelling and deadlines of requests that are queued, in prefill or in decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats whose template misbehaves: each gets one error end, and everything beside them goes on."""
+"""A chat whose template misbehaves gets one error end, and everything beside it goes on."""
 
 from __future__ import annotations
 

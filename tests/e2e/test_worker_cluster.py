@@ -1,4 +1,4 @@
-"""Producer and workers on a Redis Cluster of three nodes: every script, pipeline and read keeps to one slot."""
+"""Producer and workers on a three-node Redis Cluster: every script, pipeline and read keeps to one slot."""
 
 from __future__ import annotations
 

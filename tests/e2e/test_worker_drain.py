@@ -1,4 +1,4 @@
-"""Ending a worker: drain, hand-back, abort, and the ways in which it ends by itself."""
+"""How a worker ends: by drain, hand-back or abort, or by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that raises over one request: that request ends, its neighbours and the worker do not notice."""
+"""When the engine raises over one request, that request ends; its neighbours and the worker do not notice."""
 
 from __future__ import annotations
 

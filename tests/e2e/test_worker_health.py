@@ -236,7 +236,7 @@ async def test_scrapes_of_all_workers_cost_one_list_of_them_a_second(redis_url: 
 
 
 async def until_echo(monitor: Any) -> AsyncIterator[tuple[str, str]]:
-    """Who sent a command, a connection or a script, and the command."""
+    """Yields who sent each command (a connection or a script), and the command."""
     async with asyncio.timeout(WAIT_S):
         async for told in monitor.listen():
             if told["command"].startswith("ECHO"):

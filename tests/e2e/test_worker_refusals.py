@@ -1,4 +1,4 @@
-"""Malformed and refused requests: each gets one error end, and everything beside them goes on."""
+"""A malformed or refused request gets one error end, and everything beside it goes on."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_whatever_an_entry_holds_it_leaves(redis_url: str, redis: RedisCli
 
 
 async def test_an_entry_left_by_a_worker_that_could_not_bury_it_leaves(redis_url: str, redis: RedisClient) -> None:
-    """Its end is written, its worker died: as the next one finds it."""
+    """The worker died after it had written the end; the next worker finds the entry so."""
     fields = [part for i in range(4_000) for part in (f"f{i}", "v")]
     entry_id = await redis.execute_command("XADD", keys.requests("q"), "*", *fields)
     claim = await take_and_claim(redis, "dead", entry_id)

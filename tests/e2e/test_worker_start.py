@@ -1,4 +1,4 @@
-"""What a worker does before its model is there: it finds out what would keep it from serving."""
+"""Before its model is loaded, a worker finds out what would keep it from serving."""
 
 from __future__ import annotations
 

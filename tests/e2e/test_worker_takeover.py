@@ -1,4 +1,4 @@
-"""Workers that are killed or frozen: their requests go on elsewhere, token for token, and nothing is written twice."""
+"""Requests of killed or frozen workers go on elsewhere, token for token, and nothing is written twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis in trouble: the worker keeps what runs, tries again, and nothing is lost, doubled or out of order."""
+"""With Redis in trouble, a worker keeps what runs and retries; nothing is lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_flushall_forgets_requests_and_the_worker_goes_on(redis_url: str, 
 
 
 async def test_a_reply_that_vanishes_is_made_anew(redis_url: str, redis: RedisClient) -> None:
-    """As after a failover to a replica that had the queue entry but not the claim."""
+    """After a failover, a replica may have the queue entry but not the claim."""
     engine = FakeEngine(step_s=0.002)
     async with running_worker(redis_url, engine):
         await send(redis, prompt="x", id="x", max_tokens=100)

@@ -1,4 +1,4 @@
-"""Brings real requests into each state in which requests wait, and holds them there."""
+"""Puts real requests into each of the states in which requests wait, and holds them there."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SlowGrammars:
 
 
 class Stage:
-    """What all scenes have: a server, a client, workers, and what the two requests ask for."""
+    """What all scenes share: a server, a client, workers, and what the two requests ask for."""
 
     def __init__(self, url: str, redis: RedisClient, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url = url
@@ -172,7 +172,7 @@ class Stage:
 
     @asynccontextmanager
     async def full_worker(self, **options: Any) -> AsyncIterator[Running]:
-        """It has no room until the release, for nothing of any priority."""
+        """Runs a worker that is full until the release, for requests of every priority."""
         async with self.worker(1, **options) as running:
             await self.fill()
             yield running
@@ -281,7 +281,7 @@ async def orphaned(stage: Stage) -> AsyncIterator[None]:
 
 @scene(State.UNOWNED)
 async def unowned(stage: Stage) -> AsyncIterator[None]:
-    """As a worker from before lanes gives entries back."""
+    """A worker from before lanes gave the entries back."""
     async with stage.full_worker():
         stage.may_sweep.clear()
         await stage.redis.set(keys.heartbeat("q", "old"), "i", px=LONG_MS)
@@ -298,7 +298,7 @@ async def unowned(stage: Stage) -> AsyncIterator[None]:
 
 @scene(State.SET_ASIDE)
 async def set_aside(stage: Stage) -> AsyncIterator[None]:
-    """Their replies were begun by a model that no worker here has; one had it a moment ago."""
+    """The replies were begun by a model that no worker here has; a moment ago one had it."""
     aside = set_aside_for(OLD.digest(None))
     for request_id in IDS:
         await stage.add(request_id)
@@ -352,7 +352,7 @@ async def given_back(stage: Stage) -> AsyncIterator[None]:
 
 @scene(State.READ)
 async def read(stage: Stage) -> AsyncIterator[None]:
-    """Their claims wait for Redis, or for whatever comes before."""
+    """The claims wait for Redis, or for whatever comes before them."""
     may_claim, reached = asyncio.Event(), set[str]()
     claim = Claimer.claim
 
@@ -411,7 +411,7 @@ async def preempted(stage: Stage) -> AsyncIterator[None]:
 
 @scene(State.IN_OUTBOX)
 async def in_outbox(stage: Stage) -> AsyncIterator[None]:
-    """They have tokens that Redis does not take, and would go on."""
+    """The requests have tokens that Redis does not take, and would go on."""
     async with RedisProxy(stage.url) as proxy, stage.worker(2, url=proxy.url) as worker:
         await stage.add_both(max_tokens=40)
         await stage.prefilled(*IDS)

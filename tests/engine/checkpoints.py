@@ -1,4 +1,4 @@
-"""Tiny random checkpoints in Hugging Face format, written by transformers, and what it computes with them."""
+"""Writes tiny random Hugging Face checkpoints with transformers, and computes what transformers makes of them."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def write_checkpoint(
 
 
 def _config_of(family: str, fields: dict[str, Any]) -> Any:
-    """Of a model that takes images too, the fields are those of its text."""
+    """Makes the config of a family. The fields of a model that takes images too are those of its text model."""
     if "hidden_size_per_layer_input" in fields:  # a table of as many tokens
         fields = {**fields, "vocab_size_per_layer_input": fields["vocab_size"]}
     if family not in VISION:
@@ -144,9 +144,9 @@ def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f3
 
 
 def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
-    """What `model.generate` continues `token_ids` with, end-of-sequence ids ignored.
+    """Returns what `model.generate` continues `token_ids` with, end-of-sequence ids ignored.
 
-    By a model of its own: some remember how long the longest sequence was.
+    Each call makes its own model: some models remember how long the longest sequence was.
     """
     out = reference_model(directory).generate(
         torch.tensor([token_ids]),

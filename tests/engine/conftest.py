@@ -1,4 +1,4 @@
-"""Engines that the tests of this folder share: compiling is what takes time."""
+"""Engines shared by the tests of this folder, because compiling takes most of the time."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def as_shipped_elsewhere(as_shipped: None) -> Iterator[None]:
-    """As shipped, for devices that are not here: their compiler can't read back what it has written."""
+    """Like `as_shipped`, for devices that are absent: their compiler can't read back what it has written."""
     with no_kept_compilations():
         yield

@@ -15,16 +15,16 @@ import jax
 from patience import WAIT_S
 
 Runs = dict[str, dict[str, dict[str, Any]]]
-"""What tensor_parallel_process.py says, by model and layout."""
+"""Results of tensor_parallel_process.py, by model and layout."""
 
 
 def run_on_devices(model: Path, layouts: str) -> dict[str, dict[str, Any]]:
-    """What is said of one model on each of the comma-separated layouts."""
+    """Runs one model on each of the comma-separated layouts; returns the results by layout."""
     return run_models({"model": (model, layouts)})["model"]
 
 
 def run_models(models: Mapping[str, tuple[Path, str]]) -> Runs:
-    """Of several models, in one process: to start it takes longer than to run one."""
+    """Runs several models in one process: starting a process takes longer than running a model."""
     plan = json.dumps({name: [str(directory), layouts] for name, (directory, layouts) in models.items()})
     found: Runs = said_by("tensor_parallel_process.py", plan, wait_s=WAIT_S * len(models))
     return found
@@ -48,7 +48,7 @@ def said_by(script: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
 
 
 def once(file: Path, compute: Callable[[], Runs]) -> Runs:
-    """What `compute` gives, kept in `file`: the processes of a test run that share it wait for the first of them."""
+    """Returns what `compute` gives, kept in `file`: of the test processes that share it, all wait for the first."""
     with file.open("a+") as shared:
         fcntl.flock(shared, fcntl.LOCK_EX)
         shared.seek(0)

@@ -1,4 +1,4 @@
-"""Drafters for tests: what they say is known beforehand, right or wrong."""
+"""Drafters for tests, whose drafts are known beforehand, right or wrong."""
 
 from __future__ import annotations
 

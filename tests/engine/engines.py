@@ -98,7 +98,7 @@ def drive(
 
 
 def preempting(engine: Engine, every: int) -> Callable[[int], None]:
-    """What `drive` may do before a step: the last sequence of all that run is preempted every so many steps."""
+    """Returns a `before_step` for `drive` that preempts the last running sequence once in `every` steps."""
 
     def before_step(step: int) -> None:
         if step % every == every - 1 and engine._scheduler.running:

@@ -1,4 +1,4 @@
-"""Geometries of Gemma 4: dense ones, mixtures, and small ones with vectors of each layer and shared keys and values."""
+"""Geometries of Gemma 4: dense ones, mixtures, and small ones with per-layer vectors and shared keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files of checkpoints in Hugging Face format, with tensors named and laid out as by llama.cpp's converter."""
+"""Writes GGUF files from Hugging Face checkpoints, with tensors named and laid out as by llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Kinds = Callable[[str], str]
 
 
 def all_of(kind: str) -> Kinds:
-    """As converters do it: what has one axis, and routers, stay floats."""
+    """Quantizes all tensors to one type, but, as converters do, leaves tensors of one axis and routers as floats."""
 
     def of(name: str) -> str:
         return "F32" if "norm" in name or "ffn_gate_inp" in name or name.endswith("bias") or "sinks" in name else kind
@@ -121,7 +121,7 @@ def _encoded(
 
 
 def _parts(name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """What converters write apart, as views. Of experts each one's, in their order."""
+    """Yields views of the tensors that converters write apart; those of experts one by one, in order."""
     if "block_sparse_moe.input_linear" in name:  # of Granite, one half above the other
         base = name.replace("block_sparse_moe.input_linear", "mlp.experts.{}_proj")
         half = array.shape[1] // 2
@@ -162,7 +162,10 @@ def _permuted(rows: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndar
 
 
 def encode(values: np.ndarray, kind: str) -> np.ndarray:
-    """As a file holds it. The library has no quantization to the K types: of those, other values that are legal."""
+    """Encodes values as a file holds them.
+
+    The library can't quantize to the K types: for those the result is other values that are legal.
+    """
     if kind in ("F32", "F16"):
         return values.astype({"F32": np.float32, "F16": np.float16}[kind])
     if kind.endswith("_K"):
@@ -175,7 +178,7 @@ def decode(rows: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _random_blocks(shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Whose values are about as large as those of a tiny random checkpoint."""
+    """Returns blocks whose values are about as large as those of a tiny random checkpoint."""
     rng = np.random.default_rng(sum(shape))
     block, num_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     rows = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, num_bytes), np.uint8)
@@ -217,7 +220,7 @@ def _rope_metadata(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
 
 
 def _rope_factors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What frequencies are divided by: longrope's, and those that Llama 3's scaling amounts to."""
+    """Returns the divisors of rope frequencies: longrope's, and those that Llama 3's scaling amounts to."""
     rope = config["rope_parameters"]
     if rope.get("rope_type") == "longrope":
         return {

@@ -1,4 +1,4 @@
-"""An H100 that is not there: what XLA's compiler for CUDA has to know of one. It runs on the host alone."""
+"""Describes an H100 to XLA's compiler for CUDA, which then runs on the host alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of files: a full disk, a crash before anything reached it, a hand that slipped, bits that turned."""
+"""Damages files: a full disk, a crash before anything was written, a slip of the hand, flipped bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _flipped(place: float) -> Callable[[bytes], bytes]:
 
 
 def _other(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """What is no file in its place."""
+    """Returns a harm that puts something in the file's place that is no file."""
 
     def harm(path: Path) -> None:
         path.unlink()

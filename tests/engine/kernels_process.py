@@ -1,6 +1,6 @@
 """Run by test_kernels.py in a process with eight host devices; prints one JSON object.
 
-Each quantized matmul of a small stacked model is computed by the kernel, interpreted, and in f64.
+The interpreted kernel computes each quantized matmul of a small stacked model, and so does f64.
 """
 
 from __future__ import annotations

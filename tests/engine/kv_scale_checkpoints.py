@@ -1,4 +1,4 @@
-"""Checkpoints with scales for their KV cache, and what transformers computes with keys and values quantized by them."""
+"""Checkpoints with KV cache scales, and what transformers computes with keys and values quantized by them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class QuantizedCache(DynamicCache):
 def reference_logprobs(
     plain: Path, token_ids: Sequence[int], layers: Sequence[Mapping[str, np.ndarray]] | None
 ) -> np.ndarray:  # f32 [num_tokens, vocab]
-    """Of a checkpoint without scales; None: with keys and values as they are."""
+    """Returns log-probabilities of a checkpoint without scales. Without `layers`, keys and values are not quantized."""
     cache = DynamicCache() if layers is None else QuantizedCache(layers)
     with torch.no_grad():
         logits = reference_model(plain)(torch.tensor([list(token_ids)]), past_key_values=cache, use_cache=True).logits

@@ -1,4 +1,4 @@
-"""Writes what is tested into docs/models.md, out of the cases of the tests themselves: `make docs`."""
+"""Writes into docs/models.md which models are tested, from the cases of the tests themselves: `make docs`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOW = {
 
 
 class _Compiled(NativeLibrary):
-    """Of a machine with a C++ compiler."""
+    """A native library as on a machine with a C++ compiler."""
 
     def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
         del name, setting
@@ -100,7 +100,7 @@ def _is_there(setting: str, platform: str) -> bool:
 
 
 def _counts(cases: Mapping[str, Iterable[Any]]) -> Counter[str]:
-    """How many cases each family has. A case is some values: a family by its name, or fields that may name one."""
+    """Counts the cases of each family. A case is some values: a family by its name, or fields that may name one."""
     return Counter(_family(tuple(case)) for case in cases.values())
 
 

@@ -1,6 +1,6 @@
 """Run by test_overlap.py in a process with eight host devices; prints one JSON object.
 
-Steps of small stacked models, with sums over devices in parts and without.
+Runs steps of small stacked models, with all-reduces in parts and whole.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def main() -> None:
 
 
 def differences(config: ModelConfig, tensor: int) -> dict[str, float]:
-    """Of a step in two parts: to one that knows nothing of parts, and how many keys of the first layer are others
-    than those of one part, and of that one.
+    """Compares a step in two parts with a step of a model that knows no parts.
+
+    Also returns the share of the first layer's keys that differ from those of a step in one part, and from that
+    model's.
     """
     placement = place(jax.devices()[:tensor], tensor)
     model = filled(random_model(split_model(config, tensor), 0, placement=placement, stacked=True))

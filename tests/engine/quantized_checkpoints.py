@@ -1,4 +1,4 @@
-"""Checkpoints whose Linears are quantized, and beside each one that holds the same values unquantized."""
+"""Checkpoints with quantized Linears, each beside one that holds the same values unquantized."""
 
 from __future__ import annotations
 

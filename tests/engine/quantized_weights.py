@@ -1,7 +1,7 @@
-"""Weights as other programs quantize and store them, written from the formats' descriptions, with what they are worth.
+"""Weights as other programs quantize and store them, written from the formats' descriptions, with their values.
 
-Each scheme takes a weight f32 `[out, in]` and gives the tensors of its Linear, by what is behind the module's name, and
-the values that these stand for, computed in f32 before anything was packed.
+Each scheme takes a weight f32 `[out, in]` and gives the tensors of its Linear by the suffix of the module's name. It
+also gives the values that these stand for, computed in f32 before anything was packed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Random ragged batches, on which attention implementations are held to a reference in NumPy.
+"""Random ragged batches, on which attention implementations are compared with a reference in NumPy.
 
-That one is held to the reference that JAX publishes, which compiles each operation anew for each length.
+The reference is itself compared with the one that JAX publishes, which compiles each operation anew for each length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRITON = "triton"  # interpreted
 MAX_LEN, MAX_SEQS = 160, 10
 _BY_HEAD = (0, 2, 1, 3)
 AXES = {"xla": ((0, 2, 3, 1), _BY_HEAD), "native": ((0, 2, 3, 1), _BY_HEAD), TRITON: (_BY_HEAD, _BY_HEAD)}
-"""How keys and values of each implementation lie, from [pages, page_size, kv_heads, head_dim]."""
+"""Order of the axes of each implementation's keys and values, from [pages, page_size, kv_heads, head_dim]."""
 
 
 FP8 = "float8_e4m3fn"
@@ -81,7 +81,7 @@ def reference_attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,  # [num_heads]
 ) -> np.ndarray:
-    """What is attended over pages that already hold the new keys and values: f32 [num_real, num_heads, head_dim]."""
+    """Returns the attention over pages that hold the new keys and values too: f32 [num_real, num_heads, head_dim]."""
     outputs = []
     for i in range(num_seqs):
         q_len, kv_len = cu_q_lens[i + 1] - cu_q_lens[i], kv_lens[i]
@@ -127,7 +127,7 @@ def random_qkv(
 
 
 def random_sinks(num_heads: int) -> np.ndarray:
-    """Of all sizes: one takes next to nothing of the weights, another nearly all of them."""
+    """Returns sinks of all sizes: one takes next to nothing of the weights, another nearly all of them."""
     return np.random.default_rng(5).permutation(np.linspace(-8.0, 8.0, num_heads)).astype(np.float32)
 
 
@@ -153,7 +153,7 @@ class PagedBatch:
         num_tokens: int,
         seed: int,
     ) -> Self:
-        """Of `num_tokens` tokens, of which those behind all sequences' are padding."""
+        """Makes a batch of `num_tokens` tokens; the tokens behind all sequences' are padding."""
         pages_per_seq = -(-max_len // page_size)
         free = np.random.default_rng(seed).permutation(np.arange(1, max_seqs * pages_per_seq + 1))
         page_indices, kv_lens = np.zeros((max_seqs, pages_per_seq), np.int32), np.zeros(max_seqs, np.int32)
@@ -179,7 +179,7 @@ class PagedBatch:
         return int(self.cu_q_lens[-1])
 
     def slots_of(self, i: int) -> np.ndarray:
-        """Of all tokens of a sequence."""
+        """Returns the slots of all tokens of a sequence."""
         place = np.arange(self.kv_lens[i])
         return self.page_indices[i, place // self.page_size] * self.page_size + place % self.page_size
 

@@ -1,4 +1,4 @@
-"""Replies as models write them: any message in any format, and what comes out of reading it."""
+"""Replies as models write them, of any message in any format, and what reading them gives."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Message:
 
 
 def formats(name: str, *, special: bool) -> ReplyFormats:
-    """Of a tokenizer that has all delimiters of a format as special tokens, or as ordinary text."""
+    """Formats for a tokenizer that has all delimiters of a format as special tokens, or as ordinary text."""
     return ReplyFormats({tag: place for place, tag in enumerate(FORMATS[name].delimiters)} if special else {})
 
 

@@ -1,4 +1,4 @@
-"""Replies that a grammar allows, drawn at random, and how they are read: without a model."""
+"""Draws random replies that a grammar allows, and reads them, without a model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Vocabulary:
         return Walk(tuple(ids), is_whole=matcher.is_stopped())
 
     def read(self, spec: ResponseSpec, ids: Sequence[int]) -> Reply:
-        """What the parser of replies makes of them, token by token."""
+        """Parses the tokens one by one, as a reply."""
         stream = self._streams.stream(Request("request", (0,), response=spec), 0)
         reply = Reply()
         for id_ in ids:

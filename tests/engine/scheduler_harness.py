@@ -1,4 +1,4 @@
-"""A scheduler driven without a device: a token is any number, a step is plan and commit."""
+"""Drives a scheduler without a device: a token is any number, a step is plan and commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.engine.scheduling.step_plan import Row, StepPlan
 
 PAGE = 4
 TOKEN = 7
-"""What every sequence samples."""
+"""Token that every sequence samples."""
 
 
 class Harness:
@@ -158,7 +158,7 @@ class Harness:
         return range(row.start, row.start + row.num_tokens + max(0, row.num_sampled - 1))
 
     def beginnings(self, row: Row) -> list[int]:
-        """What stands for the tokens up to each one, those that are sampled while the plan runs too."""
+        """Returns for each token a hash of the tokens up to it, tokens that the running plan samples included."""
         end = self.positions(row).stop
         tokens = [*row.sequence.token_ids, *row.drafts]
         tokens += [TOKEN] * (end - len(tokens))

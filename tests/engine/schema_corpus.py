@@ -1,8 +1,8 @@
-"""JSON schemas of the kinds that are published: a seeded generator, the same schemas at every run.
+"""JSON schemas of the kinds that are published, from a seeded generator: the same schemas at every run.
 
-The mix follows what public collections hold: arguments of functions, files of configuration, events, resources of
-HTTP APIs, manifests with shared definitions, trees, unions, maps, tables, and a tail of keywords that few use and
-constrained decoding can't follow. Every schema is valid by its own draft, and something satisfies it.
+The mix follows public collections: function arguments, configuration files, events, resources of HTTP APIs, manifests
+with shared definitions, trees, unions, maps, tables. A tail has rare keywords that constrained decoding can't follow.
+Every schema is valid by its own draft, and something satisfies it.
 """
 
 from __future__ import annotations

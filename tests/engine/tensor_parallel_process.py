@@ -2,8 +2,8 @@
 
 python tensor_parallel_process.py '{"NAME": ["CHECKPOINT", "LAYOUT,..."], ...}'
 
-A LAYOUT is TENSOR or TENSORxEXPERT. A NAME that begins with int8 has pages of int8, in C++ where that can be had; one
-that begins with fp8 has pages of that.
+A LAYOUT is TENSOR or TENSORxEXPERT. A NAME that begins with int8 has int8 pages, in C++ where possible; one that begins
+with fp8 has fp8 pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Every attention implementation against a reference; that one against what JAX publishes with its own kernel."""
+"""Every attention implementation against the reference, and the reference against the one JAX publishes with its
+kernel.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a row gets depends on its own sequence alone, to the bit: not on how its prompt was cut, on who else is in the
-step, or on how the kernel in C++ makes tasks of it.
+"""A row depends on its own sequence alone, to the bit.
+
+How its prompt was cut, the company in its step, and the tasks that the C++ kernel makes of it change nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.skipif("native" not in IMPLEMENTATIONS, reason="there i
 def attended(
     name: str, dtype: str, first: int, end: int, neighbours: list[tuple[int, int]], options: AttentionOptions
 ) -> np.ndarray:
-    """What tokens [first, end) of a sequence get, as one chunk behind those before, with neighbours in the step."""
+    """Returns the attention of tokens [first, end) of a sequence: one chunk behind earlier tokens, in a step with
+    neighbours.
+    """
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(LENGTH, heads, HEAD_DIM)), dtype) for heads in (HEADS, 1, 1))
     lengths = [*neighbours, (end - first, end)]
@@ -56,7 +59,7 @@ def attended(
     ids=str,
 )
 def test_rows_are_the_same_however_they_come(name: str, dtype: str, options: AttentionOptions) -> None:
-    """As a long chunk, as a few queries whose parts are tasks, and alone beside others."""
+    """Rows come as a long chunk, as a few queries whose parts are tasks, and alone beside others."""
     chunk = attended(name, dtype, LENGTH - 60, LENGTH, [], options)
     few = attended(name, dtype, LENGTH - 3, LENGTH, [(1, 40)], options)
     one = attended(name, dtype, LENGTH - 1, LENGTH, [(5, 9), (1, 300)], options)

@@ -95,7 +95,7 @@ def run(
 
 
 def read_slots(batch: PagedBatch, tile: int, *, sliding_window: int | None = None, **_: Any) -> np.ndarray:
-    """Of the tiles with what the step's tokens see of earlier ones."""
+    """Returns the slots of the tiles that hold what the step's tokens see of earlier ones."""
     found = []
     for i, (q_len, kv_len) in enumerate(batch.lengths):
         first = first_key(kv_len - q_len, sliding_window) // tile * tile
@@ -113,7 +113,7 @@ def cache_of(values: np.ndarray, spec: KVCacheSpec) -> StackedCache:
 
 
 def check_pages(written: np.ndarray, before: np.ndarray, after: np.ndarray, batch: PagedBatch) -> None:
-    """What the tokens' pages hold is as in `after`, and all else, the other layer too, as it was."""
+    """Checks that the tokens' slots hold what is in `after`, and that all else, the other layer too, is unchanged."""
     head_dim, first = before.shape[-1], LAYER * batch.num_pages
     expected, lanes = as_pages(after, written.shape, head_dim), lanes_of(head_dim)
     slots = batch.held()
@@ -129,7 +129,7 @@ def check_pages(written: np.ndarray, before: np.ndarray, after: np.ndarray, batc
 
 
 def stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """What a page of this type keeps, as f32."""
+    """Returns the values as f32, rounded to a page's type."""
     return np.asarray(jnp.asarray(values, jnp.float32).astype(dtype).astype(jnp.float32))
 
 

@@ -1,4 +1,4 @@
-"""Our TPU kernel with pages of 8 bits, interpreted on CPU, against the XLA form with the same codes and scales."""
+"""Our TPU kernel with 8-bit pages, interpreted on CPU, against the XLA form with the same codes and scales."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fused(
 def random_pages(
     rng: np.random.Generator, num_pages: int, num_kv_heads: int, head_dim: int, kv_dtype: str = INT8
 ) -> LayerCache:
-    """As the XLA form has them: any codes, and scales of all sizes."""
+    """Returns pages as the XLA form has them: any codes, and scales of all sizes."""
     shape = (num_pages, num_kv_heads, PAGE)
     codes = rng.integers(-127, 128, (2, *shape, head_dim)).astype(np.int8)
     scales = np.exp(rng.uniform(np.log(1e-4), np.log(0.05), (2, *shape))).astype(np.float32)
@@ -81,7 +81,9 @@ def as_ours(pages: LayerCache, layer: int) -> StackedCache:
 
 
 def check_pages(ours: StackedCache, expected: LayerCache, batch: PagedBatch, layer: int) -> None:
-    """What the tokens hold is the same to the bit; other sequences' pages and other layers are as they were."""
+    """Checks that the tokens' slots are equal to the bit, and that other sequences' pages and other layers are
+    unchanged.
+    """
     wanted = as_ours(expected, layer)
     slots = batch.held()
     pages, places = int(wanted.first_page) + slots // PAGE, slots % PAGE
@@ -256,7 +258,7 @@ def test_pages_that_are_no_multiple_of_the_lanes_are_refused(kv_dtype: str) -> N
 
 @pytest.mark.parametrize("kv_scales", [None, KVScales(np.float32([0.0017, 0.0031]), np.float32([0.0053, 0.0011]))])
 def test_a_mesh_is_given_codes_and_scales_by_their_heads(kv_scales: KVScales | None) -> None:
-    """Of one device, as more of them are not interpreted; for four the plan compiles."""
+    """The mesh has one device, as more are not interpreted; for four devices the plan compiles."""
     kv_dtype = INT8 if kv_scales is None else FP8
     inner = FusedAttention(kv_dtype=kv_dtype, max_keys=PAGE, max_queries=16, interpret=EAGER)
     attention = ShardedAttention(inner, place(jax.devices()[:1], 1))

@@ -1,4 +1,4 @@
-"""The GPU kernels lowered by Pallas' Triton backend, and steps compiled for an H100, on a machine without one."""
+"""GPU kernels lowered by Pallas' Triton backend, and steps compiled for an H100, on a machine without one."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_step_is_one_graph_for_each_of_its_parts(part: str, tmp_path: Path) ->
 
 
 def abstract_steps(config: EngineConfig, deployment: Deployment) -> tuple[Steps, Any]:
-    """Of a deployment on devices that are not there, with its cache."""
+    """Returns the steps of a deployment on devices that are absent, and its cache."""
     assert deployment.placement is not None
     assert isinstance(deployment.attention, ShardedAttention)
     steps = Steps(

@@ -1,4 +1,4 @@
-"""Attention in C++ as compilers make it for other processors than this one."""
+"""The C++ attention kernels, compiled for other processors than this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values of 8 bits with a scale for each token and head: what pages hold, and what is attended over them."""
+"""8-bit keys and values with a scale for each token and head: what pages hold, and the attention over them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ MAX_LEN, MAX_SEQS = 160, 5
 
 
 def codes_of(x: np.ndarray, dtype: str, scales: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Of 8 bits, and the scale of each row: one of its own, where `scales`, which broadcast to rows, has none."""
+    """Returns 8-bit codes and the scale of each row. Rows have scales of their own unless `scales`, which broadcast to
+    rows, are given.
+    """
     top = {"int8": 127, FP8: 448}[dtype]
     found = np.abs(x).max(-1) * np.float32(1 / top) if scales is None else np.broadcast_to(scales, x.shape[:-1])
     codes = (x * (1 / found)[..., None]).clip(-top, top)
@@ -44,8 +46,10 @@ def codes_of(x: np.ndarray, dtype: str, scales: np.ndarray | None = None) -> tup
 
 
 def laid_out(name: str, held: np.ndarray, scales: np.ndarray | None = None) -> LayerCache:
-    """As an implementation has `held`, f32 [num_pages, page_size, 2 * num_kv_heads, head_dim] with K and V in turns;
-    `scales`, [2 * num_kv_heads], if any are given, likewise.
+    """Lays pages out as an implementation does.
+
+    `held` is f32 [num_pages, page_size, 2 * num_kv_heads, head_dim], with K and V interleaved; so are `scales`, [2 *
+    num_kv_heads], if given.
     """
     form, dtype = name.split()
     (keys, key_scales), (values, value_scales) = (

@@ -1,4 +1,4 @@
-"""A layer that reads the keys and values of another attends as that one does, and leaves its pages as they are."""
+"""A layer that reads another's keys and values attends as that layer does, and leaves its pages unchanged."""
 
 from __future__ import annotations
 

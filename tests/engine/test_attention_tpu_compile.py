@@ -1,4 +1,4 @@
-"""The TPU kernels compiled for real topologies by libtpu, with no TPU: geometries that are not the usual one."""
+"""TPU kernels of unusual geometries, compiled for real topologies by libtpu, without a TPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark, on a small model and whatever device there is: its figures mean nothing then, but it runs."""
+"""The GPU benchmark runs on a small model and any device, though its figures mean nothing there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token means for one choice: parts of its reply, and perhaps its end."""
+"""A token adds to a choice's reply, and may end it."""
 
 from __future__ import annotations
 

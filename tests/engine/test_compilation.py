@@ -1,4 +1,4 @@
-"""Compilations: counted, kept on disk, and done with the options that a device's compiler knows."""
+"""Compilations are counted, kept on disk, and done with the options that a device's compiler knows."""
 
 from __future__ import annotations
 

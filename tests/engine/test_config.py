@@ -1,4 +1,4 @@
-"""Settings of an engine that contradict one another or are out of range."""
+"""Engine settings that contradict one another or are out of range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TPU kernel of the gated delta rule, interpreted on CPU, against the form that goes through tokens in a loop."""
+"""The TPU kernel of the gated delta rule, interpreted on CPU, against the loop over tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ States = tuple[jax.Array, ...]
 
 
 class Device:
-    """What is between the matmuls of a delta net, and states of its own, which begin as what nobody may read."""
+    """Computes what is between the matmuls of a delta net. Its states begin as values that nobody may read."""
 
     def __init__(self, *, interpret: Any = None) -> None:
         net = DeltaNet(CONFIG, 16, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""What follows from a model, settings and devices before anything is loaded."""
+"""What follows from model, settings and devices before anything is loaded."""
 
 from __future__ import annotations
 

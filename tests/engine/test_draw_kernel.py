@@ -1,4 +1,4 @@
-"""The sampling kernel for TPU, interpreted, against the XLA form; and compiled."""
+"""The TPU sampling kernel, interpreted and compared with the XLA form; and compiled."""
 
 from __future__ import annotations
 

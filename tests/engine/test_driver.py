@@ -1,4 +1,4 @@
-"""The driver: an engine on its own thread, for an event loop."""
+"""The driver runs an engine on a thread of its own, for an event loop."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class ScriptedEngine:
 
 
 class UnhurriedEngine(ScriptedEngine):
-    """Its device is at work until there are two requests."""
+    """An engine whose device is busy until there are two requests."""
 
     def slack_s(self) -> float:
         return 0.0 if len(self.rows) == 2 else WAIT_S

@@ -1,7 +1,7 @@
-"""Log-probabilities are the same to the bit whatever a step has beside a request and however its prompt was cut, in
-each type that the C++ kernels have and each kind of model.
+"""Log-probabilities are the same to the bit, whatever else a step has and however the prompt was cut.
 
-`test_engine_states.py` says more of models that keep states.
+Each type that the C++ kernels have and each kind of model is tested; `test_engine_states.py` has more about models with
+recurrent states.
 """
 
 from __future__ import annotations

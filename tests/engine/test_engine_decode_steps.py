@@ -26,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"logit_bias": {7: 5.0, 11: -3.0}, "bad_token_ids": tuple(range(100, 140))},
     {"allowed_token_ids": tuple(range(0, 260, 2)), "frequency_penalty": 0.1},
 ]
-"""As repetition comes soon with greedy sampling, each changes tokens."""
+"""Options that each change tokens, because greedy sampling soon repeats itself."""
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Eng
 def test_with_few_shapes_a_loop_has_its_own_bucket(
     engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on TPU, where the head that has all options is compiled for the largest bucket alone."""
+    """On TPU, the head with all options is compiled for the largest bucket alone."""
     geometry = Deployment.geometry
     monkeypatch.setattr(Deployment, "geometry", lambda self, size: replace(geometry(self, size), few_shapes=True))
     config = replace(SMALL, decode_steps=STEPS, max_num_seqs=20, max_batch_tokens=32, num_pages=128)

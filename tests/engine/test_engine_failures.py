@@ -1,4 +1,4 @@
-"""One request over which the engine stumbles ends alone: neighbours, pages and batch slots stay as they were."""
+"""A request over which the engine stumbles ends alone: neighbours, pages and batch slots stay as they were."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BAD = Request("bad", tuple(range(60, 70)), POISONED)
 
 
 class Oops(Exception):
-    """What nobody expects."""
+    """An error that nobody expects."""
 
 
 class StumblingTokenizer:
@@ -87,7 +87,7 @@ def stumble_in_planning(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def stumble_in_growing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    """Where it already runs, and others of the step have their pages."""
+    """Fails a request that already runs, while others of the step have their pages."""
     hold_pages = engine._scheduler._hold_pages
 
     def make(sequence: Any, num_tokens: int, chosen: Any) -> int:
@@ -121,7 +121,7 @@ def stumble_in_committing(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    """Where the host reads what the device sampled."""
+    """Fails where the host reads what the device sampled."""
 
     def logprob(choice: Any, *_: Any) -> None:
         if choice._sequence.request.id == "bad":
@@ -131,7 +131,7 @@ def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
 
 
 def stumble_in_scoring(engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    """Where it reads the log-probabilities of a prompt, for the first choice."""
+    """Fails where the log-probabilities of the prompt are read, for the first choice."""
     take = PromptLogprobs.take
 
     def taken(self: PromptLogprobs, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Replies that a grammar constrains: always in the grammar, and the same whatever happens beside them."""
+"""Replies under a grammar are always in the grammar, and the same whatever happens beside them."""
 
 from __future__ import annotations
 
@@ -248,7 +248,9 @@ def test_whatever_happens_at_once(
 
 
 def test_with_several_steps_in_a_dispatch_for_others(tiny_model: Path) -> None:
-    """They have them while no row is constrained, and the same tokens before and after."""
+    """The others take several steps a dispatch while no row is constrained, and their tokens are the same before and
+    after.
+    """
     engine = Engine.from_checkpoint(tiny_model, replace(SMALL, decode_steps=4))
     plain = [Request(f"p{i}", (i, 5), replace(HOT, max_tokens=40, ignore_eos=True)) for i in range(2)]
     held = request_of(engine, SOURCES["JSON of llguidance"])
@@ -315,7 +317,7 @@ def plan_of(sequence: Sequence, num_in_flight: int) -> StepPlan:
 
 @pytest.mark.parametrize("last", [EOS, 5, -1])
 def test_a_row_that_has_just_ended_has_all_bits(engine: Engine, last: int) -> None:
-    """Its head runs all the same, and with no bit set it would report that no token is left."""
+    """The head runs for that row all the same; with no bit set it would report that no token is left."""
     request = request_of(engine, 'start: "ab"', params=replace(HOT, stop_token_ids=(5,)))
     sequence = Sequence(request, 0, 0)
     masks = MaskBuilder(272, (EOS,))
@@ -431,7 +433,7 @@ def test_a_matcher_that_fails_ends_its_row_alone(
 
 
 def test_while_a_hostile_grammar_is_refused_others_go_on(engine: Engine) -> None:
-    """It takes half a second of a process of its own, which is many steps."""
+    """Refusing the grammar takes half a second of its own process, which is many steps."""
     plain = neighbours(engine)
     expected = drive(engine, plain)
     engine._pool.forget_contents()

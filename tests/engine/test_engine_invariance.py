@@ -1,4 +1,4 @@
-"""The same request gives the same output: alone, in company, preempted at any step, resumed from any token."""
+"""A request gives the same output alone, in company, preempted at any step, and resumed from any token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A KV cache of 8 bits: half the bytes or less, and answers that stay close to those of the full precision."""
+"""An 8-bit KV cache takes half the bytes or less, and its answers stay close to those of full precision."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_other_types_are_refused_by_name() -> None:
 def test_tokens_do_not_depend_on_company_preemption_resumption_or_the_prefix_cache(
     dtype: str, tiny_model: Path
 ) -> None:
-    """What a page holds follows from its tokens alone."""
+    """The content of a page follows from its tokens alone."""
     engine = Engine.from_checkpoint(tiny_model, replace(SMALL, kv_cache_dtype=dtype))
     prompt = tuple(range(40, 60))
     params = SamplingParams(temperature=1.1, seed=7, max_tokens=14, ignore_eos=True, logprobs=1)
@@ -112,7 +112,7 @@ def test_8_bits_cost_the_demo_model_next_to_no_perplexity(dtype: str) -> None:
 
 
 def perplexity(engine: Engine, texts: list[Encoded]) -> float:
-    """Of their answers."""
+    """Returns the perplexity of the texts' answers."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
     for i, text in enumerate(texts):
         engine.add(Request(str(i), tuple(text.token_ids), params))

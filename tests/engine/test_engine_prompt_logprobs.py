@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens: those of the reference, whatever happens while they are computed."""
+"""Log-probabilities of a prompt's own tokens equal the reference, whatever happens while they are computed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(engine: Engine, *requests: Request, before_step: Any = lambda step: None
 
 
 def of_prompt(outputs: list[Output], request_id: str = "r") -> tuple[TokenLogprob | None, ...]:
-    """They come once, with the first token of the first choice."""
+    """Returns the log-probabilities of a prompt. They come once, with the first token of the first choice."""
     found = [output for output in outputs if output.prompt_logprobs is not None and output.request_id == request_id]
     assert [(output.index, output.offset, len(output.token_ids)) for output in found] == [(0, 0, 1)]
     assert found[0].prompt_logprobs is not None

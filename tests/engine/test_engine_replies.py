@@ -1,4 +1,4 @@
-"""Chat replies out of the engine: the parts come once and whole, wherever another worker takes over."""
+"""Parts of chat replies leave the engine once and whole, wherever another worker takes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a model with random weights, at a high temperature: all that end are what was asked for."""
+"""Tool calls of a model with random weights, at a high temperature, are what was asked for if they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary frequencies that follow from a sequence's length: the tokens of generate, whatever the engine does between."""
+"""Rotary frequencies may follow from a sequence's length: tokens are those of generate, whatever the engine does."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_request_alone_and_resumed_at_any_token_gives_the_same(model: Path) ->
 
 
 def test_a_request_alone_crosses_in_the_middle_of_a_dispatch(model: Path) -> None:
-    """What the steps behind the crossing sampled for it is not its own: with that committed it never ended."""
+    """Tokens sampled in the steps behind the crossing are not committed: a request that got them never ended."""
     engine = Engine.from_checkpoint(model, replace(SMALL, decode_steps=4))
     for prompt, whole in zip(PROMPTS, expected(model), strict=True):
         assert tokens_of(engine, [Request(str(len(prompt)), prompt, PARAMS)]) == [whole], len(prompt)

@@ -1,4 +1,4 @@
-"""Published kinds of schemas through a whole engine: valid replies, and the same whatever happens beside them."""
+"""Published kinds of schemas through a whole engine give valid replies, the same whatever happens beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation changes nothing: the same tokens, texts and log-probabilities with any drafter as with none."""
+"""Speculation changes nothing: tokens, texts and log-probabilities are the same with any drafter and with none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPEATED = (*PROMPT[:9], *PROMPT[:9], *PROMPT[:4])
 
 
 def requests_of(engine: Engine) -> dict[str, Request]:
-    """Of each kind that sampling distinguishes, two choices of each."""
+    """Makes a request of each kind that sampling distinguishes, with two choices each."""
     hot = SamplingParams(temperature=1.5, seed=7, max_tokens=40)
     found = {name: Request(name, PROMPT, params, n=2) for name, params in PARAMS.items()}
     for name, params in ENDINGS.items():
@@ -56,7 +56,7 @@ class Plain(dict[tuple[str, int], Result]):
 
 @pytest.fixture(scope="module")
 def expected(shared_engine: Engine) -> Results:
-    """What all requests give without speculation, one by one."""
+    """Results of all requests without speculation, one by one."""
     before, shared_engine._speculation = shared_engine._speculation, None
     results = Plain()
     for request in requests_of(shared_engine).values():

@@ -1,4 +1,4 @@
-"""States at ends of pages are kept and found however small a step is beside a page, and leave every bit as it was."""
+"""States at page ends are kept and found however small a step is beside a page, and change no bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose layers keep states gives the same tokens, and log-probabilities to the bit, however it was cut."""
+"""A model with recurrent states gives the same tokens, and log-probabilities to the bit, however the prompt was cut."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_every_way_to_end(engine: Engine, ending: str) -> None:
 
 
 def test_prefixes_that_are_found(engine: Engine) -> None:
-    """Of prompts, at each page and in between, and of replies."""
+    """Prefixes of prompts are found at each page and in between; those of replies too."""
     whole = prompts(1, 61, seed=8)[0] * 2
     whole = whole[:60]
     for length in range(1, 60, 3):
@@ -312,8 +312,9 @@ def test_memory_of_delta_nets_is_as_counted_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_large_state_takes_a_quarter_of_the_memory_of_prefixes() -> None:
-    """Of Qwen3.5 9B: 24 layers of 32 matrices of 128 x 128, which are 48 MiB, and of three inputs of 8,192 channels. A
-    token has 32 KiB of keys and values, in 8 layers of 4 heads of 256.
+    """Qwen3.5 9B has 24 layers of 32 matrices of 128 x 128, which are 48 MiB, and of three inputs of 8,192 channels.
+
+    A token has 32 KiB of keys and values, in 8 layers of 4 heads of 256.
     """
     sizes = {"hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 16, "num_hidden_layers": 32}
     model = FAMILIES["qwen3_5_text"].config({**sizes, "vocab_size": 248_320}, "bfloat16")

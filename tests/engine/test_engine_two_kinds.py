@@ -1,5 +1,6 @@
-"""Layers whose pages are of two kinds, some of which read the keys and values of others: the same tokens to the bit,
-however prompts are cut, and every page of either kind back.
+"""Layers with two kinds of pages, some of which read the keys and values of others.
+
+Tokens are the same to the bit, however prompts are cut, and every page of either kind is freed.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def test_layers_that_read_others_own_nothing(sharing: Path) -> None:
 
 
 def test_keys_and_values_that_nothing_reads_are_passed_over(sharing: Path, tmp_path: Path) -> None:
-    """As published checkpoints have them, of layers that read those of others."""
+    """Published checkpoints have them, for layers that read the keys and values of other layers."""
     directory = shutil.copytree(sharing, tmp_path / "more")
     file = directory / "model.safetensors"
     tensors = load_file(file)

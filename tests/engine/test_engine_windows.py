@@ -1,4 +1,4 @@
-"""Pages behind windows come back while sequences run: the same tokens, in far fewer pages."""
+"""Pages behind windows are freed while sequences run: the same tokens take far fewer pages."""
 
 from __future__ import annotations
 
@@ -72,13 +72,15 @@ def test_a_window_that_no_sequence_outgrows_takes_no_pages_of_its_own(tmp_path: 
 
 
 def greedy(directory: Path, prompt: tuple[int, ...], max_tokens: int = 12) -> list[int]:
-    """Of transformers. Its cache keeps everything, instead of nothing, where the window is of one token."""
+    """Returns the greedy tokens of transformers. With a window of one token its cache keeps everything instead of
+    nothing, so none is used.
+    """
     is_one = json.loads((directory / "config.json").read_text())["sliding_window"] == 1
     return reference_greedy(directory, list(prompt), max_tokens, cached=not is_one)
 
 
 def tokens_of(engine: Engine, name: str, *, preempted: bool = False) -> list[list[int]]:
-    """What follows the prompts; if wanted, with one sequence or another preempted every few steps."""
+    """Returns what follows the prompts; if `preempted`, a sequence is preempted every few steps."""
     before_step = preempting(engine, 9 if preempted else sys.maxsize)
     requests = [Request(f"{name}{i}", prompt, PARAMS) for i, prompt in enumerate(PROMPTS)]
     results = drive(engine, requests, before_step=before_step)

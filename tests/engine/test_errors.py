@@ -1,4 +1,4 @@
-"""What errors say: codes for clients, and values from strangers' files in short."""
+"""Errors have codes for clients, and shorten values from strangers' files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts over several devices: the same tokens, and no device is sent the weights or the tokens of another."""
+"""Experts over several devices give the same tokens; no device is sent another's weights or tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Runs = Callable[[str], dict[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Of a model, by devices, of which `2x2` are those of 2 tensor_parallel and 2 expert_parallel."""
+    """Runs of a model by devices; `2x2` has 2 tensor_parallel and 2 expert_parallel."""
 
     @cache
     def run(model: str) -> dict[str, dict[str, Any]]:

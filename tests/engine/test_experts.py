@@ -1,4 +1,4 @@
-"""The mixture of experts against its plainest form: each token through each of its experts."""
+"""The mixture of experts against its plainest form, which sends each token through each of its experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts out of checkpoints: a tensor each or one for all, and what is refused."""
+"""Experts are loaded from one tensor each or one for all; what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parameters(model: Decoder) -> dict[Any, np.ndarray]:
 
 
 def fuse(tensors: Tensors) -> None:
-    """As transformers holds them in memory."""
+    """Stacks the experts' weights as transformers holds them in memory."""
     for layer in range(2):
         old, new = f"model.layers.{layer}.block_sparse_moe", f"model.layers.{layer}.mlp"
         w1, w2, w3 = (

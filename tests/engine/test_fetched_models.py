@@ -1,4 +1,4 @@
-"""Models of the hub that were fetched: whole, fetched again, or refused by name."""
+"""Models fetched from the hub are whole, fetched again, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder may hold instead of files that make sense: each is refused at once, by its name."""
+"""Files of a checkpoint that make no sense are refused at once, by name."""
 
 from __future__ import annotations
 

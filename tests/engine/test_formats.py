@@ -1,4 +1,4 @@
-"""Formats of quantized checkpoints: what is stored is what is computed with, to the last bit."""
+"""Quantized checkpoints of every format compute with what is stored, to the last bit."""
 
 from __future__ import annotations
 

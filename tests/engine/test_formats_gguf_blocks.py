@@ -1,4 +1,4 @@
-"""Blocks of GGUF tensors, held against the dequantization of the `gguf` library."""
+"""Blocks of GGUF tensors, compared with the dequantization of the `gguf` library."""
 
 from __future__ import annotations
 

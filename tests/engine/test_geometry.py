@@ -1,4 +1,4 @@
-"""Shapes of steps: a closed set, and arrays whose parts have names."""
+"""Shapes of steps are a closed set; the parts of their arrays have names."""
 
 from __future__ import annotations
 

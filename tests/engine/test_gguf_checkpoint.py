@@ -1,4 +1,4 @@
-"""A GGUF file alone is a checkpoint: weights, tokenizer, template, defaults and digest come from it."""
+"""A single GGUF file is a checkpoint: weights, tokenizer, template, defaults and digest come from it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHAT = Conversation([{"role": "user", "content": "the thé"}])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `file` is made of, with the values of its weights."""
+    """Folder that `file` is made from, with the values of its weights."""
     path = write_model(tmp_path_factory.mktemp("of_file") / "folder", "llama", **K, tie_word_embeddings=True)
     write_gguf(path.parent / "model.gguf", path, q4_k_m)
     return path
@@ -107,7 +107,7 @@ def test_what_is_held_is_little_more_than_the_file_has(file: Path, model: Decode
 
 @pytest.fixture(scope="module")
 def served(file: Path) -> Model:
-    """As `penstock worker --model FILE` loads it."""
+    """Loads a file as `penstock worker --model FILE` does."""
     return load_for_worker(str(file), replace(SMALL, dtype="float32"))
 
 
@@ -284,7 +284,7 @@ def renamed(file: Path, old: str, new: str) -> None:
 
 
 def retyped(file: Path, name: str, kind: int) -> None:
-    """What a header says of a tensor's type."""
+    """Changes the type that a header has for a tensor."""
     data = file.read_bytes()
     at = data.index(name.encode()) + len(name) + 4 + 16
     file.write_bytes(data[:at] + kind.to_bytes(4, "little") + data[at + 4 :])

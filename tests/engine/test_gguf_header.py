@@ -1,4 +1,4 @@
-"""GGUF files from strangers: what cannot be is refused by name, without time or memory."""
+"""Impossible GGUF files from strangers are refused by name, without taking time or memory."""
 
 from __future__ import annotations
 

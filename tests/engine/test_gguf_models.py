@@ -1,4 +1,4 @@
-"""GGUF files compute what checkpoints in Hugging Face format of the same values do."""
+"""GGUF files compute what Hugging Face checkpoints with the same values do."""
 
 from __future__ import annotations
 

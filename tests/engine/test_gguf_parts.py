@@ -1,4 +1,4 @@
-"""One part of a GGUF model that is split is refused as that, whichever it is, with what to do."""
+"""Any single part of a split GGUF model is refused as such, with what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def part(number: int, of: Path) -> Path:
 
 
 def write_part(file: Path, number: int, count: Any = COUNT) -> Path:
-    """As llama-gguf-split does: what the model is stands in the first one alone."""
+    """Writes one part as llama-gguf-split does: only the first one says what the model is."""
     writer = GGUFWriter(file, "llama")
     if number > 1:
         del writer.kv_data[0]["general.architecture"]

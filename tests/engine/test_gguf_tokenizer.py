@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file gives the ids that the one it was made of gives."""
+"""The tokenizer of a GGUF file gives the ids of the tokenizer that it was made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that we keep: whole, or as if they were not there."""
+"""Files that we keep are whole, or treated as missing."""
 
 from __future__ import annotations
 

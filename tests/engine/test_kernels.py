@@ -1,4 +1,4 @@
-"""The TPU kernels for quantized weights, interpreted on CPU: against what XLA makes of the same arrays."""
+"""The TPU kernels for quantized weights, interpreted on CPU, against XLA on the same arrays."""
 
 from __future__ import annotations
 

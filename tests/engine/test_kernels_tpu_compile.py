@@ -1,5 +1,6 @@
-"""The kernels for quantized weights and delta nets, compiled for real topologies by libtpu, with no TPU: sizes of no
-whole tiles, and shares of heads that devices have.
+"""Kernels for quantized weights and delta nets, compiled for real topologies by libtpu, without a TPU.
+
+Sizes are no whole tiles, and heads are the shares that devices have.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOPOLOGIES = ["v5e:2x2", "v6e:2x2", "tpu7x:2x2x1"]
 def shapes(
     packing: Packing, num_out: int, num_in: int, leading: tuple[int, ...], place: SingleDeviceSharding
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of what the kernels are given; `leading` axes are of layers, and of experts."""
+    """Returns shapes of what the kernels are given; `leading` axes are of layers and of experts."""
     form, found = KernelForm(packing), {}
     for leaf, name in zip(form.leaves, form.names, strict=True):
         shape, kind = leaf_shapes(packing, num_out, num_in)[leaf]
@@ -71,7 +72,7 @@ def test_grouped_matmuls_compile(topology: str, num_rows: int) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_grouped_matmuls_read_stacks_as_they_are_held(name: str) -> None:
-    """Of as many layers and experts as a tile has rows, which the compiler would rather have there than 12 groups."""
+    """There are as many layers and experts as a tile has rows; the compiler would rather tile those than 12 groups."""
     place, packing = SingleDeviceSharding(devices_of("v6e:2x2")[0]), FORMS[name]
     held = shapes(packing, 200, 384, (8, 8), place)
     rows = jax.ShapeDtypeStruct((16, 384), jnp.bfloat16, sharding=place)

@@ -1,4 +1,4 @@
-"""Scales that a checkpoint has for its KV cache: read by all their names, used in pages of fp8, refused if broken."""
+"""A checkpoint's KV cache scales are read by all their names, used in fp8 pages, and refused if broken."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_scales_are_found_by_all_their_names(names: tuple[str, str], dtype: str,
 
 
 def test_scales_stand_beside_quantized_weights(tmp_path: Path) -> None:
-    """As llm-compressor writes both: FP8 for weights and KV cache."""
+    """llm-compressor writes both: FP8 for weights and KV cache."""
     scheme = SCHEMES["compressed fp8 tensor"]
     scheme = replace(scheme, fields={**scheme.fields, "kv_cache_scheme": SCHEME})
     path, _ = write_quantized(tmp_path, scheme)

@@ -1,4 +1,4 @@
-"""Layers in groups that share pages: which are together, and what is left unused."""
+"""Which layers share pages as a group, and what is left unused."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_families_that_are_not_supported_are_named(fields: dict[str, Any], named
 
 
 def test_lfm2_of_the_first_months() -> None:
-    """As `config.json` of LFM2-1.2B has it."""
+    """These are the fields of LFM2-1.2B's `config.json`."""
     older = {"block_ff_dim": 12_288, "tie_embedding": True, "tie_word_embeddings": False, "full_attn_idxs": [1]}
     model = configure("lfm2", **older)
     assert model.tie_word_embeddings

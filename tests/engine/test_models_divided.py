@@ -1,4 +1,4 @@
-"""Each family over several devices gives the tokens of one: its heads, features, vocabulary and experts are divided."""
+"""Each family gives the same tokens over several devices: heads, features, vocabulary and experts are divided."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Recorded(Mapping[str, Any]):
 
 
 def fields_of(family: str) -> dict[str, dataclasses.Field[Any]]:
-    """Those of the class in transformers that can change what a model computes."""
+    """Returns the fields of the class in transformers that can change what a model computes."""
     return {field.name: field for field in dataclasses.fields(CONFIG_MAPPING[family]) if field.name not in HARMLESS}
 
 

@@ -817,7 +817,7 @@ def our_logits(
 
 
 def dense_pages(config: ModelConfig, num_tokens: int, *, stacked: bool) -> tuple[Any, ...]:
-    """What `dense_attend` keeps keys and values in, for layers that read another's."""
+    """Makes what `dense_attend` keeps keys and values in, for layers that read another's."""
     kinds = layer_groups(config).page_kinds
     if not stacked:
         return (None,) * sum(kind.size for kind in kinds)

@@ -1,4 +1,4 @@
-"""The C++ kernels: built once, or a reason why not."""
+"""The C++ kernels are built once, or there is a reason why not."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def says_seven(build_dir: Path | None, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """As a process that starts anew finds it."""
+    """Checks whether the library that a newly started process finds says 7."""
     forget(monkeypatch)
     return bool(load_library(build_dir).seven() == 7)
 

@@ -1,4 +1,4 @@
-"""The kernels on other processors: what they compute there, and that this one's library has its instructions."""
+"""The C++ kernels on other processors: what they compute there, and which instructions this one's library has."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ ROWS, COLUMNS, DEPTH = 101, 70, 384
 
 
 class Weights:
-    """What `Panels` packs, with the values that it stands for."""
+    """Weights that `Panels` packs, and the values that they stand for."""
 
     def __init__(self, packing: Packing) -> None:
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Kernels that were built ahead: the best that the processor can run, with no compiler at hand."""
+"""Of prebuilt kernels the best is loaded that the processor can run, without a compiler."""
 
 from __future__ import annotations
 

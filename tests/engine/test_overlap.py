@@ -1,4 +1,4 @@
-"""Sums over devices in parts, one of which travels while the other is multiplied: the numbers of whole ones."""
+"""All-reduces in parts, one sent while the next is multiplied, give the numbers of whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the default bound on prompts does to first tokens and streams, with a device made of a table."""
+"""Effect of the default bound on prompts on first tokens and streams, on a device that is a table of times."""
 
 from __future__ import annotations
 

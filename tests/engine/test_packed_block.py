@@ -1,4 +1,4 @@
-"""Each half of a block as one call of the CPU kernel, held to the block as XLA computes it."""
+"""Each half of a block as one call of the CPU kernel, compared with the block as XLA computes it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def empty_cache(config: BlockConfig, dtype: str) -> LayerCache:
 
 
 def two_steps(block: Block, config: BlockConfig, dtype: str, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """What real tokens become in a first step, and in a second one that sees the keys and values of the first."""
+    """Returns real tokens after a first step, and after a second one that sees the keys and values of the first."""
     graph, state = nnx.split(block)
 
     def compute(state: nnx.State, pages: LayerCache) -> tuple[list[jax.Array], LayerCache]:

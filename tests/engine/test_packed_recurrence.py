@@ -1,5 +1,6 @@
-"""What is in the place of attention as a part of the CPU kernel's call, held to the block as XLA computes it, and to
-itself: a token's bits follow from the tokens before it, however they were cut.
+"""Recurrences in the CPU kernel's call, compared with the block as XLA computes it, and with themselves.
+
+A token's bits follow from the tokens before it, however they were cut.
 """
 
 from __future__ import annotations

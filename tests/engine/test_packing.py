@@ -1,4 +1,4 @@
-"""A plan, packed into one array and unpacked as the device sees it."""
+"""A plan is packed into one array, and unpacked as the device sees it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SIZE = 4
 
 
 def hashes(token_ids: list[int], salt: str = "") -> Iterator[bytes]:
-    """Of its full pages."""
+    """Yields the hashes of the full pages."""
     digest = root_hash(salt)
     for end in range(SIZE, len(token_ids) + 1, SIZE):
         digest = page_hash(digest, token_ids[end - SIZE : end])

@@ -1,4 +1,4 @@
-"""Step times of a plan: those of its own table, and how they follow from what a step holds."""
+"""Step times of a plan come from its own table, and follow from what a step holds."""
 
 from __future__ import annotations
 

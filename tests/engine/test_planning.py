@@ -1,4 +1,4 @@
-"""The planner's arithmetic by hand, its reading of HLO on a small text, and one plan compiled for a real topology."""
+"""The planner's arithmetic by hand, its parser of HLO on a small text, and one plan compiled for a real topology."""
 
 from __future__ import annotations
 
@@ -89,8 +89,10 @@ def narrow_llama(num_layers: int = 4) -> ModelConfig:
 
 
 def logits_bytes(model: ModelConfig) -> int:
-    """What a greedy step of 16 rows moves of its logits, f32, at most. It is next to nothing beside the weights of a
-    real model, and a quarter of those of a small one over many devices.
+    """Returns the most bytes of f32 logits that a greedy step of 16 rows moves.
+
+    They are next to nothing beside the weights of a real model, and a quarter of those of a small one over many
+    devices.
     """
     return 5 * 16 * model.vocab_size * 4
 
@@ -511,7 +513,9 @@ def test_slices_of_one_chip_are_known_too(topology: str, num_devices: int) -> No
 
 @needs_libtpu
 def test_experts_are_copied_nowhere() -> None:
-    """Those of three layers are more than VMEM holds, of one matrix, and those of one more than is fetched ahead."""
+    """The experts of three layers are more than VMEM holds of one matrix; those of one layer are more than is fetched
+    ahead.
+    """
     fields = {
         **PRESETS["Qwen3-30B-A3B"], "num_hidden_layers": 3, "num_experts": 64, "moe_intermediate_size": 1024,
         "vocab_size": 4096,

@@ -1,4 +1,4 @@
-"""Cycles of a layer: read from a small text, and those that libtpu's compiler expects of real models."""
+"""Cycles of a layer, parsed from a small text, and those that libtpu's compiler expects of real models."""
 
 from __future__ import annotations
 
@@ -118,8 +118,9 @@ def test_what_is_neither_matmul_nor_attention_takes_little(
 
 @needs_libtpu
 def test_a_step_is_expected_to_take_longer_than_its_roofline_and_not_twice_as_long() -> None:
-    """Of a decode step, whose weights and pages come from HBM: the compiler expects matmuls to have most of its
-    bandwidth. The step of the largest bucket has the same function, and is that of a prompt.
+    """In a decode step weights and pages come from HBM: the compiler expects matmuls to have most of its bandwidth.
+
+    The step of the largest bucket has the same function, and is that of a prompt.
     """
     fields = {**PRESETS["Llama-3.1-8B"], "vocab_size": 32768, "num_hidden_layers": 4}
     config = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=4)
@@ -141,7 +142,7 @@ def test_a_step_is_expected_to_take_longer_than_its_roofline_and_not_twice_as_lo
 @needs_libtpu
 @pytest.mark.parametrize("batch", [slow(1), slow(16), slow(64), slow(256)])
 def test_a_decode_step_moves_few_bytes_at_every_context(batch: int) -> None:
-    """Of short sequences too, whose last tile is mostly empty."""
+    """Short sequences, whose last tile is mostly empty, are no exception."""
     model = preset("Llama-3.1-8B")
     assert model is not None
     config = EngineConfig(max_num_seqs=max(16, batch), max_model_len=8192, tensor_parallel=4)

@@ -1,4 +1,4 @@
-"""What a program waits for its collectives, counted by hand beside the text of one."""
+"""How long a program waits for its collectives, counted by hand from its text."""
 
 from __future__ import annotations
 

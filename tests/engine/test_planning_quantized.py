@@ -1,4 +1,4 @@
-"""Plans of quantized models, compiled for real topologies: codes and scales are read once, as they are held."""
+"""Plans of quantized models, compiled for real topologies, read codes and scales once, as they are held."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_kernel_reads_what_it_states_and_is_not_in_vmem(cache_bytes: int) -> N
     ],
 )
 def test_quantized_weights_of_70b_are_read_as_they_are_held(weights: str, topology: str, tensor: int) -> None:
-    """Of three layers and a small vocabulary, in steps of one token and of 128."""
+    """The model has three layers and a small vocabulary; its steps have one token and 128."""
     fields = {**PRESETS["Llama-3.3-70B"], "num_hidden_layers": 3, "vocab_size": 2048}
     made = compiled(fields, weights, topology, tensor)
     assert made.temporary_bytes < 2**24
@@ -64,10 +64,10 @@ def compiled(fields: dict[str, object], weights: str, topology: str, tensor: int
 @needs_libtpu
 @pytest.mark.slow
 def test_quantized_experts_that_have_rows_are_read_where_they_are() -> None:
-    """Those of gpt-oss, whose hidden size is no whole number of tiles: nothing of the size of a matrix is copied.
+    """The hidden size of gpt-oss is no whole number of tiles, yet nothing of the size of a matrix is copied.
 
-    Of all its layers: of few, the compiler prefetches the attention's weights of all into VMEM, in each. One token has
-    rows for 4 of 32 experts, 32 tokens for nearly all.
+    The plan has all layers: with few, the compiler prefetches the attention's weights of all layers into VMEM, in each
+    layer. One token has rows for 4 of 32 experts, 32 tokens for nearly all.
     """
     fields = {**PRESETS["gpt-oss-20b"], "vocab_size": 2048}
     family = FAMILIES["gpt_oss"]

@@ -1,4 +1,4 @@
-"""Functions of a plan that several processes compile are those that one compiles in turn."""
+"""Several processes compile the same functions of a plan as one process in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4, planned: pages of two kinds counted by hand, and steps compiled for TPUs that move little more."""
+"""Plans of Gemma 4: pages of two kinds, counted by hand, and steps that move little more when compiled for TPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner's bytes by hand: what a device holds, what a step reads, and KV, from the published geometries alone."""
+"""The planner's bytes by hand, from published geometries alone: what a device holds, what a step reads, and KV."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_a_mixture_of_experts() -> None:
 
 
 def test_what_grouped_matmuls_read_of_experts() -> None:
-    """Of Qwen3-30B-A3B's 48 x 3, those whose experts are in HBM: what 4 tokens choose of those that a device holds."""
+    """Those of Qwen3-30B-A3B's 48 x 3 matrices count whose experts are in HBM, with the local experts that 4 tokens
+    choose.
+    """
     model, matrix = known("Qwen3-30B-A3B"), BF16 * 2048 * 768
     each = 16 * (1 - (120 / 128) ** 4) * matrix
     split = split_model(model, 1, 8)
@@ -190,7 +192,7 @@ def test_pages_of_windows() -> None:
     ],
 )
 def test_formats_from_a_config_alone(tmp_path: Path, scheme: str, bits: float) -> None:
-    """Of square weights: 256 features, 4 heads of 64, and as many features inside the feed-forward."""
+    """Weights are square: 256 features, 4 heads of 64, and as many features inside the feed-forward."""
     fields = {
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 512,
         "num_attention_heads": 4, "rms_norm_eps": 1e-5, "quantization_config": SCHEMES[scheme].fields,
@@ -207,7 +209,7 @@ def test_formats_from_a_config_alone(tmp_path: Path, scheme: str, bits: float) -
     ("weights", "bits"), [("int8", 8 + 32 / 4096), ("int4", 4 + 2 * 16 / 32), ("fp8", 8 + 32 / 128**2)]
 )
 def test_weights_that_are_quantized_while_they_are_loaded(weights: str, bits: float) -> None:
-    """Of Llama-3.1-8B's matmuls six have 4,096 input features and one 14,336; a scale of int8 is for all of them."""
+    """Six of Llama-3.1-8B's matmuls have 4,096 input features and one has 14,336; an int8 scale is for all of them."""
     model, attention, mlp = known("Llama-3.1-8B", weights), 2 * 4096 * (32 + 8) * 128, 3 * 4096 * 14336
     matmuls = 32 * (attention + mlp) * bits / 8
     if weights == "int8":

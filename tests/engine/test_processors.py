@@ -1,4 +1,4 @@
-"""How many processors: those allowed, and the quota of a container."""
+"""Number of processors: those allowed, within the quota of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits."""
+"""8-bit keys and values."""
 
 from __future__ import annotations
 

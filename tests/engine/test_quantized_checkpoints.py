@@ -1,4 +1,4 @@
-"""Quantized checkpoints: loaded packed, they compute what the same values unquantized do."""
+"""Quantized checkpoints are loaded packed, and compute what the same values compute unquantized."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = [5, 9, 77, 3, 41, 8, 100]
 
 
 def forms(config: ModelConfig) -> list[Any]:
-    """How each weight is held, but for the type of its scales, which a config does not say."""
+    """Returns how each weight is held, but for the type of its scales, which a config does not say."""
     packed = [config.packed, *(block.packed for block in config.blocks)]
     return [[(path, p.code, p.group, p.rows, p.offset, p.has_order) for path, p in one] for one in packed]
 

@@ -1,4 +1,4 @@
-"""What config.json says of quantization and what files hold are one thing, in every format, or nothing is loaded."""
+"""In every format, config.json and the files must agree on the quantization, or nothing is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized weights stay quantized: while they are loaded, packed beside others, and in every step."""
+"""Quantized weights stay quantized while they are loaded, when packed beside others, and in every step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _num_bytes(model: Decoder) -> int:
 
 
 def _traced(directory: Path, setting: str, *, stacked: bool) -> tuple[int, int, int]:
-    """Of the memory of numpy: what a loaded model holds, and the most that there was; and the model's size."""
+    """Returns the numpy memory of a loaded model, the peak while it loaded, and the model's size."""
     config = read_model_config(directory, weights=setting)
     load_model(directory, config, stacked=stacked)  # what is made once and kept counts for nothing
     gc.collect()  # so that what others left is not collected late in between, with this model's own

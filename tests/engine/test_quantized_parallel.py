@@ -1,4 +1,4 @@
-"""Quantized models over several devices: the same tokens, and no more communication than unquantized ones have."""
+"""Quantized models over several devices give the same tokens, with no more communication than unquantized ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> N
 
 @pytest.mark.slow
 def test_a_gguf_file_is_divided_by_rows_as_they_should_be(tmp_path: Path) -> None:
-    """Its rows of queries and keys are put in order, and its quantized embedding is padded to 274 tokens."""
+    """Rows of queries and keys are put in order, and the quantized embedding is padded to 274 tokens."""
     geometry = {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True, **HEADS}
     folder = write_model(tmp_path / "folder", "llama", **{**geometry, "vocab_size": 273})
     runs = run_on_devices(write_gguf(tmp_path / "model.gguf", folder, all_of("Q8_0")), "1,2")

@@ -13,7 +13,7 @@ from penstock.engine.models.rope import _rotate_by_matmul, _rotate_pairs
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [16, 12])
 def test_both_forms_give_the_same(dim: int, *, interleaved: bool) -> None:
-    """Of all features of a head, and of the first ones alone."""
+    """Both rotate all features of a head, or the first ones alone."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(5, 3, 16)), jnp.float32)
     angles = jnp.asarray(rng.uniform(0, 100, size=(5, dim // 2)), jnp.float32)

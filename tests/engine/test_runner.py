@@ -1,4 +1,4 @@
-"""Steps on the device, without an engine: what is read from the step before, what is kept, what starts over."""
+"""Steps on the device, without an engine: what they read from the step before, what is kept, what starts over."""
 
 from __future__ import annotations
 

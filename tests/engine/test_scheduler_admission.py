@@ -1,4 +1,4 @@
-"""Who starts while a prompt waits for pages: small ones behind it, and only so many."""
+"""While a prompt waits for pages, small ones behind it start, up to a bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def crowded() -> tuple[Harness, Sequence, Sequence]:
 
 
 def steps_until(harness: Harness, sequence: Sequence, limit: int = 500) -> int:
-    """How many it takes until `sequence` has started."""
+    """Returns the number of steps until `sequence` has started."""
     for count in range(limit):
         if sequence.num_starts:
             return count
@@ -89,7 +89,7 @@ def test_a_preempted_sequence_is_passed_no_more_often_than_one_that_never_ran() 
 
 
 def test_a_suspect_that_finds_no_pages_is_not_passed_for_good() -> None:
-    """It runs alone or not at all, so whatever else starts meanwhile starts before it."""
+    """A suspect runs alone or not at all, so whatever else starts meanwhile starts before it."""
     harness = Harness(num_pages=33, max_num_seqs=8, max_batch_tokens=64, max_model_len=128)
     first, second = harness.add(30, max_tokens=60), harness.add(50, max_tokens=30, first_token=200)
     harness.run_for(16)

@@ -1,4 +1,4 @@
-"""Steps with drafts: what they hold and compute, whoever drafts."""
+"""Steps with drafts: what they hold and compute, whichever drafter made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts share steps: a short one waits for no long one, and no long one for a stream of short ones."""
+"""Prompts share steps: a short prompt does not wait for a long one, nor a long one for a stream of short ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def long_harness(**options: object) -> Harness:
 
 
 def tokens_of(harness: Harness, *sequences: Sequence) -> tuple[int, ...]:
-    """What each gets of the next step."""
+    """Returns how many tokens of the next step each sequence gets."""
     plan = harness.step()
     assert plan is not None
     taken = {row.sequence: row.num_tokens for row in plan.rows}

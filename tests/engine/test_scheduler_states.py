@@ -1,4 +1,4 @@
-"""Sequences of a model whose layers keep states: who holds a slot, what is found again, and what runs out first."""
+"""Sequences of a model with recurrent states: who holds a slot, what is found again, what runs out first."""
 
 from __future__ import annotations
 

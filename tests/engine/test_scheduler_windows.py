@@ -1,4 +1,4 @@
-"""Groups of layers with windows: pages come back, are found again, and are never missed."""
+"""Layer groups with windows: pages are freed, found again, and never missed."""
 
 from __future__ import annotations
 

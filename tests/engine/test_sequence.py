@@ -1,4 +1,4 @@
-"""A sequence's counts and its seed: all of it follows from the request."""
+"""A sequence's counts and seed follow from the request alone."""
 
 from __future__ import annotations
 

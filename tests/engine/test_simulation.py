@@ -174,7 +174,7 @@ def traffic(count: int, num_prefix: int, seed: int) -> list[TracedRequest]:
 
 
 def steps_of(engine: Engine, requests: list[TracedRequest]) -> list[StepShape]:
-    """What a real engine dispatches for them, all there at once."""
+    """Returns the steps that a real engine dispatches for the requests, all there at once."""
     rng = np.random.default_rng(0)
     prefix = tuple(rng.integers(10, 250, 16).tolist())
     shapes: list[StepShape] = []

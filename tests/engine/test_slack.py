@@ -20,7 +20,7 @@ class Machine:
         self.idle_s = 0.0  # that the device had nothing to do, in the newest step
 
     def step(self, *, waits: bool = True) -> float:
-        """As an engine does it. Returns the slack that there was before."""
+        """Runs one step as an engine does. Returns the slack that there was before."""
         slack_s = self.clock.slack_s()
         self.now_s += slack_s if waits else 0.0
         self.clock.begin(is_idle=not self.ends_s)

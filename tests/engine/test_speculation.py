@@ -1,4 +1,4 @@
-"""Who drafts, how good that is, and when it pays: on the host alone."""
+"""Which drafter drafts, how good it is, and when it pays; on the host alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder's second form, one loop over stacked layers, as TPUs run it: here with our kernel interpreted."""
+"""The decoder as TPUs run it, one loop over stacked layers, here with our kernel interpreted."""
 
 from __future__ import annotations
 

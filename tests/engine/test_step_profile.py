@@ -1,4 +1,4 @@
-"""What the profile of steps reads out of a program's text and a trace."""
+"""What the step profile reads from a program's text and a trace."""
 
 from __future__ import annotations
 

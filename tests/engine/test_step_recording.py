@@ -1,4 +1,4 @@
-"""Steps of a real engine are noted one by one, and times are fitted to them that can be kept."""
+"""Steps of a real engine are recorded one by one; times are fitted to them, and can be kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.engine.planning.step_times import StepShape
 
 
 def usual_s(shape: StepShape) -> float:
-    """Of a device to be found out."""
+    """Returns the time of a step on the device that is to be modelled."""
     return shape.num_steps * (2e-3 + 50e-6 * shape.num_tokens + 10e-6 * shape.num_sampled + 1e-7 * shape.num_pairs)
 
 

@@ -1,4 +1,4 @@
-"""Grammars: compiled once, within limits that hold, for every kind of vocabulary."""
+"""Grammars are compiled once, within limits that hold, for every kind of vocabulary."""
 
 from __future__ import annotations
 

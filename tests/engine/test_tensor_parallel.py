@@ -1,4 +1,4 @@
-"""A model over several devices: the same tokens, two all-reduces per layer, every weight split."""
+"""A model over several devices gives the same tokens, with two all-reduces per layer and every weight split."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ QUICK = ("padded", "normed", "parallel", "fp8 pages")  # the others run in `make
 
 @pytest.fixture(scope="module")
 def runs(run_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> OfModel:
-    """Of a model, by the number of devices; those that are quick, and those that are not, share a process."""
+    """Runs of a model by number of devices. Quick models share a process; the others share another."""
 
     @cache
     def run(is_quick: bool) -> Runs:

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers does, and ended for certain."""
+"""Chat templates render as in transformers, and are sure to end."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ print(ChatTemplate("{{ said }}").render({"said": "hello"}))
 
 
 def test_a_worker_whose_own_memory_is_bounded_renders() -> None:
-    """Its processes may not raise what is bounded for good (`ulimit -v`, systemd's LimitAS)."""
+    """Processes of such a worker may not raise a hard limit (`ulimit -v`, systemd's LimitAS)."""
     done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("hello\n", "")
 

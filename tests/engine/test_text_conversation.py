@@ -1,4 +1,4 @@
-"""Conversations with tools over several turns, in templates of six families: the prompts of transformers."""
+"""Conversations with tools over several turns give the prompts of transformers, in templates of six families."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def encoded(family: str, messages: list[dict[str, Any]], **more: Any) -> Encoded
 
 
 def theirs(family: str, messages: list[dict[str, Any]], **more: Any) -> str:
-    """What transformers makes of it."""
+    """Renders the messages with transformers."""
     more = {"add_generation_prompt": True, "tokenize": False, **more}
     return str(tokenizer_for(family).apply_chat_template(messages, **more))
 
 
 def as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """As a template wants a message that puts content and arguments in as they are."""
+    """Turns a message into what a template wants that inserts content and arguments as they are."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}}
         for call in message.get("tool_calls", ())

@@ -24,7 +24,7 @@ ALL = {"byte-level": BYTE_LEVEL, "llama2": LLAMA2, **OTHERS}
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int] | tuple[int, ...], *, skip_special_tokens: bool = True) -> list[str]:
-    """What each push released, and the flush."""
+    """Returns what each push released, and then the flush."""
     detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
     return [*[detokenizer.push(id_) for id_ in ids], detokenizer.flush()]
 

@@ -1,4 +1,4 @@
-"""The bound is below the number of tokens, whatever the text; where none holds, there is none."""
+"""The lower bound on the number of tokens holds for every text; where none holds, there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From token ids to the parts of a reply: with real tokenizers, stop strings, and from anywhere on."""
+"""From token ids to the parts of a reply: real tokenizers, stop strings, and starts at any token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the formats of chat replies, and which one a model has."""
+"""Formats of chat replies: what is declared of each, and which one a model has."""
 
 # ruff: noqa: RUF001  DeepSeek writes full-width bars
 
@@ -93,7 +93,7 @@ def test_a_prompt_may_have_the_beginning_of_a_reply(name: str, prompt: str, pref
 
 
 def test_a_message_that_is_continued_has_a_bounded_number_of_tags() -> None:
-    """What is behind each is looked at, by the engine's thread."""
+    """The engine's thread looks at what follows each tag."""
     prompt = "<|im_start|>assistant\n" + "Well. <tool_call>" * MAX_PREFIX_TAGS
     assert reply_prefix("hermes", prompt) == "Well. <tool_call>" * MAX_PREFIX_TAGS
     with pytest.raises(InvalidRequest, match=f"is continued has {MAX_PREFIX_TAGS + 1} tags, at most {MAX_PREFIX_TAGS}"):

@@ -1,4 +1,4 @@
-"""The grammar of a reply: what it allows in each format, and that the parser reads what it allows."""
+"""What the grammar of a reply allows in each format; the parser reads all of it."""
 
 # ruff: noqa: RUF001  DeepSeek writes full-width bars
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of schemas are kept as they are written: held against exact decimals, in all formats and places."""
+"""Numbers of schemas are kept as written, compared with exact decimals in all formats and places."""
 
 from __future__ import annotations
 

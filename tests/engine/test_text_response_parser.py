@@ -1,4 +1,4 @@
-"""Reading replies: whatever a model writes, in every format, cut anywhere."""
+"""Replies are read whatever a model writes, in every format, cut anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is accepted of published schemas, and that what their grammars allow follows them."""
+"""Which published schemas are accepted; what their grammars allow is valid by the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in calls: JSON as it arrives, Python's literals, bare keys, and text cast by a schema."""
+"""Values in calls: JSON as it arrives, Python literals, bare keys, and text cast by a schema."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def recursive_union(width: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(30)
 def test_a_recursive_union_is_walked_once() -> None:
-    """Its branches to the eighth power would take hours."""
+    """Walking its branches to the eighth power would take hours."""
     schema = Schema(json.dumps(recursive_union(40)))
     for _ in range(1000):
         assert schema.cast("v", "12") == 12

@@ -1,4 +1,4 @@
-"""What one token stands for inside a text."""
+"""The text that one token stands for within other text."""
 
 from __future__ import annotations
 

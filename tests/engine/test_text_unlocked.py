@@ -1,4 +1,4 @@
-"""What may take long of a tokenizer lets other threads run: a thread that only a voluntary release lets in gets in."""
+"""Slow calls of a tokenizer release the GIL: a thread that needs a voluntary release gets to run."""
 
 from __future__ import annotations
 

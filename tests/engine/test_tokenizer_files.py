@@ -1,4 +1,4 @@
-"""A checkpoint whose tokenizer is not there, is empty or is another model's is refused, by `doctor` and by a worker."""
+"""`doctor` and a worker refuse a checkpoint whose tokenizer is missing, empty or another model's."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NO_TOKENIZER = "holds no tokenizer: there is no tokenizer.json"
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a family for which transformers makes an empty tokenizer up."""
+    """A model of a family for which transformers makes up an empty tokenizer."""
     return write_model(tmp_path_factory.mktemp("sound") / "model", "qwen3")
 
 
 def refusal(path: Path) -> str:
-    """What both say."""
+    """Returns the one refusal that both checking and loading give."""
     found = {finding.name: finding for finding in check_model(str(path), "auto")}["tokenizer"]
     assert found.status == "fail"
     assert found.fix.startswith("copy tokenizer.json")
@@ -100,7 +100,7 @@ def test_what_is_no_tokenizer_of_this_model_is_refused(tmp_path: Path, sound: Pa
 
 
 def test_added_tokens_may_be_beyond_the_model_s(tmp_path: Path, sound: Path) -> None:
-    """As Gemma 3's for images, in the checkpoints that know text alone."""
+    """Gemma 3 has such tokens for images, in checkpoints that know text alone."""
     model = Path(shutil.copytree(sound, tmp_path / "model"))
     edited(beyond)(model / "tokenizer.json")
     (found,) = (finding for finding in check_model(str(model), "auto") if finding.name == "tokenizer")

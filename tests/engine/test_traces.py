@@ -1,4 +1,4 @@
-"""Traces are read line by line, and what is wrong in one is named with its line and value."""
+"""Traces are read line by line; an error names its line and value."""
 
 from __future__ import annotations
 

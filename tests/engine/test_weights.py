@@ -1,4 +1,4 @@
-"""Parameters out of safetensors files: transposed, repeated, stacked, and of each only a device's share."""
+"""Parameters from safetensors files: transposed, repeated, stacked, and only a device's share of each."""
 
 from __future__ import annotations
 

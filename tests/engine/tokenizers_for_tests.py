@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that checkpoints come with, built on the spot."""
+"""Builds small tokenizers of the kinds that checkpoints come with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The demo model's data: right answers, a split that holds, a tokenizer that loses nothing, packing that isolates."""
+"""The demo model's data: right answers, evaluation problems kept out of training, a lossless tokenizer, isolated
+packing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo checkpoint: it is what `transformers` reads, it fits in the package, and it answers."""
+"""The demo checkpoint loads in `transformers`, fits in the package, and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client of Anthropic's API, in front of a worker that thinks, says and calls what a test wants."""
+"""Anthropic's official client, and a worker that thinks, says and calls what a test wants."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Asked:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Those of the request."""
+        """Messages of the request."""
         return [json.loads(message.model_dump_json(exclude_none=True)) for message in self.request.messages or ()]
 
     async def message(self, **fields: Any) -> anthropic.types.Message:

@@ -1,4 +1,4 @@
-"""A guarded server over an application of a test's own."""
+"""A guarded server with an application of the test's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ FOREVER_S = 1000.0
 
 @asynccontextmanager
 async def guarded(app: Any, bounds: Limits, *, log_level: str = "error") -> AsyncIterator[tuple[GuardedServer, int]]:
-    """It, and its port on 127.0.0.1. What it answers when the block ends may take some seconds to end."""
+    """Runs a guarded server; gives it and its port on 127.0.0.1.
+
+    Answers that are under way when the block ends have some seconds to end.
+    """
     server = GuardedServer(
         app, bounds, log_config=None, log_level=log_level, lifespan="off", timeout_graceful_shutdown=5
     )

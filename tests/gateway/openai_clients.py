@@ -1,4 +1,4 @@
-"""The official client against a gateway in front of a scripted worker; and bodies, held to the client's own types."""
+"""The official client on a gateway with a scripted worker, and bodies checked with the client's own types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines of requests that clients read, as several gateways keep them."""
+"""Deadlines of requests that clients read, as kept by several gateways."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def watching(url: str, abandon_after_s: float = PATIENCE_S) -> AsyncIterat
 
 @pytest.fixture
 async def handle(redis: RedisClient, redis_url: str) -> AsyncIterator[Handle]:
-    """Of a request that runs."""
+    """Handle of a request that runs."""
     async with ScriptedWorker(redis_url, unfinished), AsyncClient(redis_url) as client:
         await redis.set(keys.heartbeat("default", "scripted"), "1")
         handle = await client.submit("x")
@@ -46,7 +46,7 @@ async def is_cancelled(redis: RedisClient, handle: Handle) -> bool:
 
 
 async def read_and_be_killed(url: str, handle: Handle, redis: RedisClient) -> None:
-    """As a gateway that had a reader and never says that he has gone."""
+    """Reads as a gateway that had a reader, and never says that the reader has gone."""
     async with watching(url, PATIENCE_S) as (_, watch):
         reading = watch.reading("default", handle.stream())
         reading.__enter__()
@@ -89,7 +89,7 @@ async def test_one_of_several_gateways_has_an_abandoned_request_for_itself(
 async def test_what_has_ended_is_forgotten_and_not_cancelled(
     redis: RedisClient, redis_url: str, handle: Handle, status: str | None
 ) -> None:
-    """As after a gateway that was killed while the end was on its way; or long after."""
+    """A gateway was killed while the end was on its way, or long after."""
     await redis.set(names.swept(), "1")
     await redis.xadd(keys.reply("default", handle.id), {"type": "end", "finish_reason": "stop"}, id="2-0")
     await redis.hset(keys.state("default", handle.id), "status", "done")

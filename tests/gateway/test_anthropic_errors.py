@@ -1,4 +1,4 @@
-"""What goes wrong under /v1/messages, in Anthropic's form and as the classes of its official client."""
+"""Errors under /v1/messages, in Anthropic's form and as the classes of its official client."""
 
 from __future__ import annotations
 

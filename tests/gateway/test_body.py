@@ -1,4 +1,4 @@
-"""Bodies: what is read of them, and what all of them together may take."""
+"""How much of a body is read, and how much all bodies together may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keys are charged is what workers published, whoever left and whenever."""
+"""Keys are charged what workers published, whoever left and whenever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client behind a proxy that cuts connections after the server acted: what is asked for is made once."""
+"""Behind a proxy that cuts connections after the server acted, what the official client asks for is made once."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ async def nothing_yet(reply: ScriptedReply) -> None:
 
 
 async def never_taken(reply: ScriptedReply) -> None:
-    """As one that waits in the queue."""
+    """Leaves the request waiting in the queue."""
 
 
 @pytest.fixture

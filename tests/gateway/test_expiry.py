@@ -1,4 +1,4 @@
-"""Requests whose time is over, and whose worker is not there any more to say so."""
+"""Expired requests whose worker is gone and can't say so."""
 
 from __future__ import annotations
 

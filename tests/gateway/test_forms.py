@@ -1,4 +1,4 @@
-"""Forms that are none: a status, whatever they are."""
+"""Malformed forms get a status, whatever they hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway that is full: its probes answer on both ports, and no client fills it alone."""
+"""On a full gateway, probes answer on both ports, and no client fills it alone."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def http(url: str) -> httpx.AsyncClient:
 
 
 class Streams:
-    """Those of one client that takes all it can."""
+    """Streams of one client that takes all it can."""
 
     def __init__(self, client: httpx.AsyncClient, open_ones: AsyncExitStack) -> None:
         self._client = client
         self._open = open_ones
 
     async def fill(self, headers: Headers) -> int:
-        """How many it gets."""
+        """Opens streams until one is refused; returns how many are open."""
         for num_open in range(MAX + 1):
             answer = await self._open.enter_async_context(self._client.stream("POST", CHAT, json=BODY, headers=headers))
             if answer.status_code != 200:

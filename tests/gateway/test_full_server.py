@@ -1,4 +1,4 @@
-"""A server that is full, by whatever fills it: probes are answered, newcomers read why they are not."""
+"""A server that is full, for whatever reason, answers probes and tells new clients why it refuses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gateways keep by the server's clock, while that is set back and forward."""
+"""Gateways keep deadlines by the server's clock while it is set back and forward."""
 
 from __future__ import annotations
 

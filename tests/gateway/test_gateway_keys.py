@@ -1,4 +1,4 @@
-"""Who may ask: API keys at the door of the gateway."""
+"""API keys decide who may ask the gateway."""
 
 from __future__ import annotations
 

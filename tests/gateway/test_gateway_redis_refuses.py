@@ -1,4 +1,4 @@
-"""Each command of a gateway meets each refusal: who asks may ask again, and what runs in the background goes on."""
+"""Each command of a gateway meets each refusal: clients may ask again, and what runs in the background goes on."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What is logged."""
+    """Log events of the test."""
     structlog.reset_defaults()
     with capture_logs() as captured:
         yield captured
@@ -266,7 +266,7 @@ async def _has(redis: RedisClient, pattern: str) -> bool:
 
 
 async def limits(client: Client, redis: RedisClient) -> None:
-    """What goes on in the background counts until somebody finds that it has ended."""
+    """Answers in the background count until somebody finds that they have ended."""
     made = await client.post("/v1/responses", {**RESPONSE, "background": True})
     await client.until(f"/v1/responses/{made['id']}", "completed", "incomplete")
     await client.post("/v1/chat/completions", CHAT)

@@ -1,4 +1,4 @@
-"""Signals at each moment of a gateway's drain: a stream ends whole there, or goes on elsewhere."""
+"""After a signal at any moment of a gateway's drain, a stream ends whole there or goes on elsewhere."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def worker(redis: RedisClient, redis_url: str) -> AsyncIterator[ScriptedWo
 
 @pytest.fixture(autouse=True)
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[GatewayServer]:
-    """Those of the processes that the test runs, which leave this process's garbage alone."""
+    """Servers of the processes that the test runs, which leave this process's garbage alone."""
     made: list[GatewayServer] = []
     monkeypatch.setattr(garbage, "settle", lambda: None)
     monkeypatch.setattr("penstock.gateway.server.END_S", WAIT_S)
@@ -60,13 +60,13 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[GatewayServer]:
 
 @dataclass(frozen=True, slots=True)
 class Serving(Listening):
-    """What one process does, in this one."""
+    """A gateway process as far as it can run within the test's own process."""
 
     signals: Stopping
     status: asyncio.Task[int]
 
     def tell(self, *numbers: Signals) -> None:
-        """As the system does, between two instructions of the main thread."""
+        """Delivers signals as the system does, between two instructions of the main thread."""
         for number in numbers:
             self.signals._receive(number, None)
 
@@ -86,14 +86,14 @@ async def serving(redis_url: str, *, drain_timeout_s: float, lifeline: int | Non
 
 @dataclass(slots=True)
 class Stream:
-    """What a client has got of an answer."""
+    """An answer as far as a client has it."""
 
     text: str = ""
     last_id: str = ""
     codes: list[str] = field(default_factory=list)
 
     async def read(self, lines: AsyncIterator[str]) -> None:
-        """To the end, be it that of the connection."""
+        """Reads to the end of the answer, or to that of the connection."""
         with suppress(httpx.TransportError):
             async for line in lines:
                 self.take(line)

@@ -1,4 +1,4 @@
-"""The span of an HTTP request, and the trace that goes on from it to the worker."""
+"""The span of an HTTP request, and its trace as it goes on to the worker."""
 
 from __future__ import annotations
 

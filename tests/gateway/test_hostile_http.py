@@ -1,4 +1,4 @@
-"""What strangers send: each gets a status, the process goes on, and others are served."""
+"""Whatever strangers send gets a status; the process goes on, and others are served."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Client:
         self.writer.write(data)
 
     async def statuses(self) -> list[int]:
-        """Of all answers until the end of the connection."""
+        """Returns the statuses of all answers until the end of the connection."""
         answers = await asyncio.wait_for(self.reader.read(), WAIT_S)
         return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
 

@@ -1,4 +1,4 @@
-"""Answers to clients of HTTP/1.0: no chunks, and an end that is one."""
+"""Answers to HTTP/1.0 clients have no chunks, and an end that can be told."""
 
 from __future__ import annotations
 

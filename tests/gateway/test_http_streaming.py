@@ -1,4 +1,4 @@
-"""A reply as a stream of events: when the status goes out, what comes when nothing does, and how it ends."""
+"""A reply as a stream of events: when the status is sent, what comes during silence, and how the stream ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Words:
 
 @dataclass
 class Sent:
-    """What a server would have got, and what it does about it."""
+    """What a server would have received, and what it does about it."""
 
     status: int | None = None
     body: str = ""

@@ -1,4 +1,4 @@
-"""Requests that are sent again: one generation, whoever asks and however often."""
+"""Requests sent again give one generation, whoever asks and however often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends answers from outside."""
+"""Answers that are ended from outside."""
 
 from __future__ import annotations
 

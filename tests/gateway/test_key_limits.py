@@ -1,4 +1,4 @@
-"""How much a key may ask for, over all gateways."""
+"""How much a key may ask for, across all gateways."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ async def test_a_retried_request_is_charged_once(redis: RedisClient, redis_url: 
 
 
 async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url: str) -> None:
-    """As where an answer was lost."""
+    """A command runs twice when its answer was lost."""
     async with Store(redis_url) as store:
 
         async def twice(*command: str | bytes | int) -> Any:

@@ -24,7 +24,7 @@ TWO_AT_ONCE = Limits(max_concurrent=2)
 
 
 class Replies:
-    """What workers have published, as a test has it."""
+    """Replies that workers have published, as a test sets them."""
 
     def __init__(self) -> None:
         self.known: dict[str, Published] = {}
@@ -215,7 +215,7 @@ async def test_who_asks_again_pays_once(redis: RedisClient, redis_url: str) -> N
 
 
 async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url: str) -> None:
-    """As where an answer was lost."""
+    """A command runs twice when its answer was lost."""
     async with Store(redis_url) as store:
 
         async def twice(*command: str | bytes | int) -> Any:

@@ -16,14 +16,14 @@ LINE = "x" * 1023  # a KiB with its end
 
 
 class Pipe:
-    """Whose reader reads when it is told to."""
+    """A pipe that is read only when the test says so."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
         self.is_open = True
 
     def write(self, data: memoryview) -> int:
-        """What comes after the test goes nowhere, so that its thread ends."""
+        """Writes to the pipe. What comes after the test goes nowhere, so that its thread ends."""
         return os.write(self.writer, data) if self.is_open else len(data)
 
     def lines(self, end: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Metrics by OTLP: what a scrape shows, family by family."""
+"""OTLP metrics equal those of a scrape, family by family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong, as the official client sees it: a class of its own, and a status, a type, a code and a field."""
+"""Errors as the official client sees them: a class of its own, with status, type, code and field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY: Any = {"model": "tiny", "messages": HELLO}
 
 
 class Told(NamedTuple):
-    """What the client is told."""
+    """The error that the client gets."""
 
     kind: type[openai.APIStatusError]
     status: int

@@ -1,4 +1,4 @@
-"""Any JSON in any field of a request: the request for the queue, or one error that names the field."""
+"""Any JSON in any field of a request gives a request for the queue, or one error that names the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models there are."""
+"""The list of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page for operators over HTTP: who is let in, what is seen, what is done."""
+"""The operators' page over HTTP: who is let in, what is shown, what is done."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_what_a_gateway_says_becomes_tables(redis: RedisClient, redis_url:
 async def test_what_has_no_line_in_the_log_is_not_done(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody reads the log, and all that may wait for it does."""
+    """Nobody reads the log, and everything that may wait for it does."""
     done: list[str] = []
     monkeypatch.setattr(desk.Desk, "drain", lambda *_: done.append("drain"))
     monkeypatch.setattr(desk.Desk, "cancel", lambda *_: done.append("cancel"))

@@ -1,4 +1,4 @@
-"""The page at `/`: how it is served, what is in it, and its functions, which node runs here."""
+"""The page at `/`: how it is served, what it holds, and its functions, which node runs here."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_key_travels_in_a_header_alone() -> None:
 
 
 def in_node(*calls: Any) -> list[Any]:
-    """What the functions of the page give, for calls that are `[name, ...arguments]`."""
+    """Runs functions of the page; calls are `[name, ...arguments]`, and results come in their order."""
     given = "".join(json.dumps(call) + "\n" for call in calls)
     command = ["node", str(HERE / "page_functions.mjs")]
     result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=WAIT_S, check=False)

@@ -1,4 +1,4 @@
-"""Redis goes away under open streams: they wait, and go on."""
+"""When Redis goes away under open streams, they wait and go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries and abandoned requests on a cluster of three nodes."""
+"""Retries and abandoned requests on a three-node cluster."""
 
 from __future__ import annotations
 

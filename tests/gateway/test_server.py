@@ -1,4 +1,4 @@
-"""A gateway's server: what is said of each request, health, metrics, CORS, and the drain."""
+"""A gateway's server: log lines of requests, health, metrics, CORS, and the drain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose requests count together, how many connections they may take, and with how few descriptors a gateway starts."""
+"""Which requests count together, how many connections they may take, and with how few descriptors a gateway starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHERS = serve._OTHER_DESCRIPTORS
 
 
 def fill(shares: Shares, held: ExitStack, client: str) -> int:
-    """How many a client gets that takes all it can."""
+    """Takes all that a client can get; returns how many."""
     num_taken, refusal = 0, None
     while refusal is None:
         try:

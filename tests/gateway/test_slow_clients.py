@@ -1,4 +1,4 @@
-"""Clients that do not read cost no memory, and nobody else his answer."""
+"""Clients that do not read cost no memory, and delay nobody else's answer."""
 
 from __future__ import annotations
 

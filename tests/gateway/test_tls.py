@@ -1,4 +1,4 @@
-"""TLS, and those who do not speak it."""
+"""TLS, and clients that do not speak it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is passed to the client library is taken, or refused in the same call, by the argument's name and value."""
+"""The client library takes what is passed, or refuses it in the same call with the argument's name and value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from penstock.producer.wire import in_python
 NOWHERE = "redis://127.0.0.1:1"  # nothing is sent there
 CHAT = [{"role": "user", "content": "x"}]
 GIVEN: dict[str, Any] = {"prompt": "x", "prompts": ["x"], "token_ids": [1], "request_id": "r1", "queue": "q"}
-"""What is passed for parameters without a default."""
+"""Values for parameters without a default."""
 
 PROMPT_FIELDS = ("prompt", "messages", "prompt_token_ids", "token_ids")
 
@@ -52,7 +52,7 @@ NOBODYS: dict[str, Make] = {
     "null within": lambda: [None], "surrogate within": lambda: ["\udc80"], "nan within": lambda: {"1": math.nan},
     "object within": lambda: {"x": object()}, "once": lambda: iter([1]), "generator": lambda: (n for n in [1]),
 }  # fmt: skip
-"""What no argument takes. Each is made anew: some can be read once."""
+"""Makers of values that no argument takes. A value is made anew each time: some can be read only once."""
 
 SOMEBODYS: dict[str, Make] = {
     f"{at}: {in_python(value)}": lambda value=value: value  # type: ignore[misc]
@@ -212,7 +212,9 @@ def test_so_is_anything_else(site: Site, value: object) -> None:
 @given(name=st.sampled_from(sorted(Sampling.__annotations__)), value=anything)
 @example(name="max_completion_tokens", value=decimal.Decimal("sNaN"))
 def test_an_option_is_one_of_each_prompt_or_of_none(name: str, value: object) -> None:
-    """What a bulk refuses at once, each of its prompts would be refused for; and a request that is made can be sent."""
+    """If a bulk refuses an option at once, each of its prompts would be refused for it; a request that is made can be
+    sent.
+    """
     options: Any = {name: value}
     try:
         check_options(options)

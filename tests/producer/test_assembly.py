@@ -1,4 +1,4 @@
-"""From entries to chunks: nothing twice, nothing missing, whoever wrote them."""
+"""Entries become chunks: nothing twice, nothing missing, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_errors_are_told_apart_by_their_code() -> None:
 
 
 class Story:
-    """What each token of a choice says: some characters of text or reasoning, or of a call's arguments."""
+    """A choice whose tokens each stand for some characters of text or reasoning, or of a call's arguments."""
 
     def __init__(self, parts: list[tuple[str, str]]) -> None:
         self.parts = parts

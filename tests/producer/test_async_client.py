@@ -1,4 +1,4 @@
-"""The asyncio client against a real server and a scripted worker."""
+"""The asyncio client on a real server with a scripted worker."""
 
 from __future__ import annotations
 

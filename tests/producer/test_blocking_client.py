@@ -1,4 +1,4 @@
-"""The blocking client: the same from any thread, and Ctrl-C and leaving early work."""
+"""The blocking client works the same from any thread; Ctrl-C and leaving early work."""
 
 from __future__ import annotations
 

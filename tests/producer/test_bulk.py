@@ -1,4 +1,4 @@
-"""`map`: bounded, in order or as completed, and one failure is not another's."""
+"""`map` is bounded, in order or as completed, and one failure does not touch others."""
 
 from __future__ import annotations
 

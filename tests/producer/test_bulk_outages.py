@@ -1,4 +1,4 @@
-"""`map` waits while Redis is away or takes nothing, and ends at once where there never was a Redis."""
+"""`map` waits while Redis is away or takes no writes, and ends at once if there never was a Redis."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REFUSALS: dict[str, Switch] = {
         "REPLICAOF", *(("127.0.0.1", 1) if is_on else ("NO", "ONE"))
     ),
 }
-"""What a server says no with, and how it is made to."""
+"""Refusals of a server by code, and how each is switched on and off."""
 
 
 @pytest.fixture(params=["NOREPLICAS"])

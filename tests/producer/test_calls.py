@@ -1,4 +1,4 @@
-"""Calls of the client: answered by a worker, or an error that says why not; and what stands beside them."""
+"""Calls of the client are answered by a worker, or by an error that says why not; and what runs beside them."""
 
 from __future__ import annotations
 

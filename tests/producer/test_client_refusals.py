@@ -1,4 +1,4 @@
-"""Each call of the client meets each refusal of Redis: it raises an error of ours, in one line, or waits."""
+"""When Redis refuses, each call of the client raises an error of ours, in one line, or waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _mapped(client: AsyncClient) -> object:
 
 
 async def _known(client: AsyncClient) -> Handle:
-    """Of a request that ran to its end, sent by another client."""
+    """Returns the handle of a request that another client sent and that ran to its end."""
     return client.handle("known")
 
 

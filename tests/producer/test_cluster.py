@@ -1,4 +1,4 @@
-"""The same client on a cluster of three nodes: every script and read keeps to one slot."""
+"""The same client on a three-node cluster: every script and read keeps to one slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections: what the Redis library does with our settings, against real servers."""
+"""Connections that the Redis library makes with our settings, to real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User and password that are changed while a process runs: its new connections have those that are set by then."""
+"""User and password change while a process runs: its new connections use the latest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.worker.settings_loading import load
 
 
 class Login:
-    """Of a user whose password changes, and the setting that follows."""
+    """Credentials of a user whose password changes, and the setting that follows it."""
 
     def __init__(self, url: str, admin: RedisClient) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""`durable=True`: enqueueing returns when a crash of the server can't lose the request any more."""
+"""`durable=True`: enqueueing returns once a crash of the server can't lose the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enqueueing: once, bounded, and into a group that sees everything."""
+"""Requests are enqueued once, within a bound, into a group that sees everything."""
 
 from __future__ import annotations
 

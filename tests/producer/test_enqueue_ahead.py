@@ -1,4 +1,4 @@
-"""A request that would expire before its turn is refused at once, with an estimate of how long it would have waited."""
+"""A request that would expire before its turn is refused at once, with its estimated wait."""
 
 from __future__ import annotations
 

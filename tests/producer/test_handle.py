@@ -1,4 +1,4 @@
-"""Streams of one reply, and the deadline over them."""
+"""Streams of one reply, and their deadline."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_chunks_that_are_there_come_together_and_what_breaks_after_them(re
 
 
 async def test_a_chunk_is_not_held_back_for_what_is_none(redis: RedisClient, redis_url: str) -> None:
-    """As after a takeover from a server that has lost the last entries: tokens come again, and then nothing."""
+    """After a takeover from a server that has lost the last entries, tokens come again, and then nothing."""
 
     async def repeat(reply: ScriptedReply) -> None:
         await reply.own()

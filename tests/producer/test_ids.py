@@ -1,4 +1,4 @@
-"""Request ids: hard to guess, and in the slot that was asked for."""
+"""Request ids are hard to guess, and in the slot that was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that breaks over what a key holds finds the key, and goes on where that may be set aside."""
+"""A script that fails over a key's content finds the key, and goes on if that may be set aside."""
 
 from __future__ import annotations
 

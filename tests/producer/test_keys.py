@@ -1,4 +1,4 @@
-"""Keys: those of one queue, and those of one request, share a slot; tenants never share a key."""
+"""The keys of one queue share a slot, and so do those of one request; tenants never share a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lua scripts are files: each is loaded, compiles on the servers, and is the one that its name says."""
+"""Each Lua script is a file that is loaded, compiles on the servers, and is the one that its name says."""
 
 from __future__ import annotations
 

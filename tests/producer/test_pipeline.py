@@ -1,4 +1,4 @@
-"""Commands of many tasks that go to the server together."""
+"""Commands of many tasks are sent to the server together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: each is also what Python calls it, and its message names what it is about."""
+"""Each error is also one of Python's, and its message names its subject."""
 
 from __future__ import annotations
 

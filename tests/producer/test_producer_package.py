@@ -1,4 +1,4 @@
-"""The package as a whole: light, narrow, typed."""
+"""The package as a whole is light, narrow and typed."""
 
 from __future__ import annotations
 

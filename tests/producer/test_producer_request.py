@@ -1,4 +1,4 @@
-"""From what a caller passes to a request: each form of a prompt, and each mistake by its name."""
+"""A caller's arguments become a request: each form of a prompt, and each mistake by name."""
 
 from __future__ import annotations
 

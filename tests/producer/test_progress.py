@@ -1,4 +1,4 @@
-"""What shows the progress of a map."""
+"""Progress display of a map."""
 
 from __future__ import annotations
 

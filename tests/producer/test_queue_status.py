@@ -1,4 +1,4 @@
-"""Whether a queue is served: asked by clients, and said once where requests are sent to one that is not."""
+"""Clients can ask whether a queue is served, and are told once when they send to one that is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All replies over one connection: prompt, through reconnects, and nobody's trouble is another's."""
+"""All replies share one connection: promptly, through reconnects, and no reply suffers for another."""
 
 from __future__ import annotations
 

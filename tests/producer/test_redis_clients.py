@@ -1,4 +1,4 @@
-"""Clients of the Redis library as we make them leave no connection open."""
+"""Clients of the Redis library, made our way, leave no connection open."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_what_is_being_made_while_the_client_is_closed_is_closed_too(
 
 
 async def test_no_connection_stays_to_a_node_that_has_left_the_cluster(redis_cluster_url: str) -> None:
-    """Who chose the node before the topology was looked at still asks it."""
+    """A caller that chose the node before the topology was looked at still asks it."""
     client: Any = connect(redis_cluster_url, decode=False)
     await client.initialize()
     chosen = client.get_node_from_key("k")

@@ -1,4 +1,4 @@
-"""What an error means does not depend on what it came wrapped in; and one file alone looks at codes and texts."""
+"""An error means the same whatever it came wrapped in; one file alone looks at codes and texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What we override in redis-py, or call although it is not documented: a new version of it must fail here first.
+"""Undocumented parts of redis-py that we override or call: a new version of it must fail here first.
 
-Each name says where we need it. When one fails, look at what the library does now, then at ours, then at the pin in
+Each name says where we need it. When a test fails, look at what the library does now, then at ours, then at the pin in
 pyproject.toml.
 """
 
@@ -64,7 +64,7 @@ CALLED = [
 
 
 def parameters(function: Any) -> list[str]:
-    """Their names, with stars where they have some."""
+    """Returns the names of a function's parameters, with their stars if they have some."""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [stars.get(each.kind, "") + each.name for each in inspect.signature(function).parameters.values()]
 

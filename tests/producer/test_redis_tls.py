@@ -1,4 +1,4 @@
-"""TLS to Redis: to whom it is spoken, and files that are renewed while clients have connections."""
+"""TLS to Redis: which servers are trusted, and files that are renewed while clients have connections."""
 
 from __future__ import annotations
 

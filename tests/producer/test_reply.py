@@ -1,4 +1,4 @@
-"""What a caller gets back."""
+"""Values that callers get back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_reply_is_a_message_of_the_next_request() -> None:
 
 @pytest.mark.parametrize("kind", [Chunk, Choice, ToolCall, Usage, Timings, Reply])
 def test_values_can_be_kept_and_compared(kind: type) -> None:
-    """They are frozen, so that one given to a callback cannot be changed behind another's back."""
+    """Values are frozen, so that one given to a callback cannot be changed behind another's back."""
     assert dataclasses.is_dataclass(kind)
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert not hasattr(Usage(1, 2, 3), "__dict__")

@@ -1,4 +1,4 @@
-"""Connections that die silently are found at once, all of them; slow ones are left alone."""
+"""Connections that die silently are all found at once; slow ones are left alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What was said of dead connections so far."""
+    """Returns a function that gives the warnings about dead connections so far."""
     caplog.set_level(logging.WARNING)
     return lambda: [each.getMessage() for each in caplog.records if each.name == silence.__name__]
 
@@ -227,8 +227,8 @@ async def test_a_half_closed_connection_is_not_used(proxy: RefusingProxy) -> Non
 async def test_what_the_kernel_gives_up_is_a_lost_connection(
     proxy: RefusingProxy, ask: Callable[[RedisClient], Awaitable[bytes]]
 ) -> None:
-    """It is a TimeoutError, which the Redis library takes for its caller's and answers with None. Nobody hears of it
-    over an idle connection.
+    """The error is a TimeoutError, which the Redis library takes for its caller's and answers with None. Over an idle
+    connection nobody hears of it.
     """
     async with aclosing(connect(proxy.url, decode=False, retries=0)) as client:
         [made] = await opened(client, 1)
@@ -246,7 +246,7 @@ async def test_what_the_kernel_gives_up_is_a_lost_connection(
 
 
 def given_up(connection: Watched) -> None:
-    """As by TCP_USER_TIMEOUT, or when nobody answers keepalive."""
+    """Ends a connection as TCP_USER_TIMEOUT does, or unanswered keepalive."""
     transport: Any = connection._writer.transport  # type: ignore[union-attr]
     transport._force_close(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
 

@@ -1,4 +1,4 @@
-"""Ending tasks for certain, and one task for many."""
+"""Tasks that are sure to end, and one task for many waiters."""
 
 from __future__ import annotations
 

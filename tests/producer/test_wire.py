@@ -1,4 +1,4 @@
-"""The schema: what is written is read back, and hostile entries are refused with an id to answer to."""
+"""The schema: what is written is read back; hostile entries are refused with an id to answer to."""
 
 from __future__ import annotations
 

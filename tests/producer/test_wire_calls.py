@@ -1,4 +1,4 @@
-"""Calls and answers as they travel, and that docs/wire.md says so."""
+"""Calls and answers on the wire; docs/wire.md says the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats on the wire: what comes back as it was sent, what OpenAI's clients send, and each mistake by its name."""
+"""Chats on the wire: messages come back as sent, OpenAI's clients are understood, and each mistake is named."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_a_mistake_is_refused_by_field_and_value_however_it_comes(fields: dict[s
     ],
 )
 def test_however_many_mistakes_a_few_are_looked_at(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is refused must not cost more than what is served."""
+    """Refusing a request must not cost more than serving it."""
     compared: list[str] = []
 
     def compare(name: str, *args: Any, **options: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""One AsyncClient in two event loops: it says so, and never waits in silence."""
+"""An AsyncClient used in two event loops says so, and never waits in silence."""
 
 from __future__ import annotations
 

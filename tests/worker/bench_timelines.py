@@ -1,4 +1,4 @@
-"""Timelines of requests as a benchmark would note them."""
+"""Timelines of requests as a benchmark would record them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def result(
     machine: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Result:
-    """What a file of these runs is read as."""
+    """Writes these runs to a file and reads its result back."""
     target = Target(options.get("slo_ttft_ms"))
     runs = [(Summary.of(recorder, target), recorder, 0.5) for recorder in recorders]
     of_load = load or LoadOptions(requests=len(recorders[0].timelines)).load(1000)

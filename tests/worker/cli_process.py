@@ -62,7 +62,7 @@ async def penstock(
 
 
 def command(*arguments: str, **variables: str) -> Outcome:
-    """As `penstock`, in this process: for what a command says, where how a process starts and ends is not the point."""
+    """Runs `penstock` in this process, to test what a command says. How a process starts and ends is not tested so."""
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, environment(**variables), clear=True),
@@ -92,7 +92,7 @@ class Terminal:
 
     @property
     def screen(self) -> str:
-        """What a program that draws whole screens has drawn last, without colours."""
+        """Screen that a full-screen program drew last, without colours."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text.rpartition("\x1b[H")[2])
 
     def type(self, keys: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs commands of `penstock`, each in a fork of one process that has imported it, with outputs as it is told.
+"""Runs commands of `penstock`, each in a fork of one process that has imported it, with the outputs that it is given.
 
 A program: for each line of JSON on stdin (the fields of `Run`) it writes the command's exit status as a line. A fork
 ends as any interpreter does, so what is flushed at the end counts too.

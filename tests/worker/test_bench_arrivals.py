@@ -1,4 +1,4 @@
-"""When requests are sent."""
+"""Times at which requests are sent."""
 
 from __future__ import annotations
 

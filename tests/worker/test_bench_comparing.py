@@ -1,4 +1,4 @@
-"""Two results beside each other: what may be compared, and how sure a difference is."""
+"""Two results are compared: what may be, and how sure a difference is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent."""
+"""Prompts that are sent."""
 
 from __future__ import annotations
 

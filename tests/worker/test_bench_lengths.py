@@ -1,4 +1,4 @@
-"""How long prompts and answers are."""
+"""Lengths of prompts and answers."""
 
 from __future__ import annotations
 

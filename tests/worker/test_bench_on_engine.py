@@ -1,4 +1,4 @@
-"""Loads on an engine by itself."""
+"""Loads on an engine alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines are compared on, and the forms of a preset that they read. No other engine is needed for it."""
+"""What engines are compared on, and the preset formats that they read. No other engine is needed."""
 
 from __future__ import annotations
 

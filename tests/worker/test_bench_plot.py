@@ -1,4 +1,4 @@
-"""What is on a plot: its axes, their units, and what legends name."""
+"""Axes, units and legends of a plot."""
 
 from __future__ import annotations
 

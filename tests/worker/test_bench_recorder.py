@@ -1,4 +1,4 @@
-"""What is noted of a delivery."""
+"""What is recorded of a delivery."""
 
 from __future__ import annotations
 

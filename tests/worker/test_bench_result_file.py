@@ -1,4 +1,4 @@
-"""What `--json` writes can be read again, and says what is wrong with it."""
+"""A file from `--json` can be read again, or its error is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether somebody serves what is to be measured."""
+"""Whether a worker serves what is to be measured."""
 
 from __future__ import annotations
 

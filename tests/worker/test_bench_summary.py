@@ -1,4 +1,4 @@
-"""From what was noted to the figures of a run."""
+"""Recorded requests become the figures of a run."""
 
 from __future__ import annotations
 

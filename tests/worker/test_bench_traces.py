@@ -1,4 +1,4 @@
-"""Loads of trace files: what they say is sent, at their times, and what they share is shared."""
+"""Loads from trace files send what they say at its time, and share the prefixes that they share."""
 
 from __future__ import annotations
 

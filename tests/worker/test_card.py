@@ -1,4 +1,4 @@
-"""The card of a worker: what it says, and what a reader makes of it."""
+"""A worker's card: what it says, and what readers make of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock card`: over Redis, from anywhere."""
+"""`penstock card` works over Redis, from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock doctor` sees that Redis takes no writes, and why; or that it soon will take none."""
+"""`penstock doctor` sees that Redis takes no writes, or soon will take none, and why."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ SERVERS: Mapping[str, tuple[Change, Change, dict[str, str], str]] = {
         "READONLY",
     ),
 }
-"""How a server comes to it, and back; what is found but for what is good; the code that it refuses writes with."""
+"""How a server comes to this state, and back; what is found but for what is good; the code that it refuses writes with.
+"""
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

@@ -1,4 +1,4 @@
-"""`penstock drain`: over Redis, from anywhere."""
+"""`penstock drain` works over Redis, from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock top` and its like, and scrapes of metrics, whatever our keys hold: an answer or one line, no traceback."""
+"""Whatever our keys hold, `penstock top` and its like, and scrapes, give an answer or one line, never a traceback."""
 
 from __future__ import annotations
 

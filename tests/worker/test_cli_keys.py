@@ -1,4 +1,4 @@
-"""`penstock keys`: over Redis, from anywhere."""
+"""`penstock keys` works over Redis, from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong, with the real command: it says so at once, and what to do."""
+"""Newcomers' mistakes, with the real command: it says at once what is wrong, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options made from a table: what is given reaches the command, what is not is left out."""
+"""Options made from a table: what is given reaches the command, and what is not is left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.worker.settings_loading import SettingsError
 
 
 def run(command: Any, *arguments: str) -> Any:
-    """What the command gathered."""
+    """Runs a command; returns what it gathered."""
     app = typer.Typer()
     app.command()(command)
     outcome = CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Commands whose output can't be written, or is of another encoding or width: one line says so, and no traceback."""
+"""A command whose output can't be written, or has another encoding or width, says so in one line, without traceback."""
 
 from __future__ import annotations
 

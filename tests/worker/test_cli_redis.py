@@ -1,4 +1,4 @@
-"""How commands talk to Redis by themselves."""
+"""How commands themselves talk to Redis."""
 
 from __future__ import annotations
 

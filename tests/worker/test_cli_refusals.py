@@ -1,4 +1,4 @@
-"""Each command that talks to Redis meets each refusal: it ends with one line on stderr, and works once that is over."""
+"""Each command that meets a refusal of Redis ends with one line on stderr, and works once that is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock requests`: over Redis, from anywhere."""
+"""`penstock requests` works over Redis, from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock tenants`: over Redis, from anywhere."""
+"""`penstock tenants` works over Redis, from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock top`: at a terminal, with its keys, and for scripts."""
+"""`penstock top`, at a terminal with its keys, and for scripts."""
 
 from __future__ import annotations
 

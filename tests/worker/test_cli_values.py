@@ -1,4 +1,4 @@
-"""Whatever an option of any command is given: it is taken, or refused by its name, and the status is 2."""
+"""Any value of any option is taken, or refused by the option's name with status 2."""
 
 from __future__ import annotations
 

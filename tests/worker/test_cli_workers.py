@@ -1,4 +1,4 @@
-"""`penstock workers`: over Redis, from anywhere."""
+"""`penstock workers` works over Redis, from anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded server: starts, stops, survives a restart, and does not outlive its owner."""
+"""The embedded server starts, stops, survives a restart, and does not outlive its owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker ends: each reason has an exit status of its own."""
+"""Each reason for which a worker ends has an exit status of its own."""
 
 from __future__ import annotations
 

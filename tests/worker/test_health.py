@@ -1,4 +1,4 @@
-"""The health application by itself, with no server around it; tests/e2e/test_worker_health.py has the whole."""
+"""The health application without a server; tests/e2e/test_worker_health.py has the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP servers override in uvicorn and a worker takes from Python, although it is not documented.
+"""Undocumented parts of uvicorn that the HTTP servers override, and of Python that a worker uses.
 
 A new version must fail here first. `tests/producer/test_redis_privates.py` does the same for redis-py.
 """

@@ -1,4 +1,4 @@
-"""`LLM` over an engine whose every token is known: order, errors, leaving early, threads, closing."""
+"""`LLM` on an engine whose every token is known: order, errors, leaving early, threads, closing."""
 
 from __future__ import annotations
 

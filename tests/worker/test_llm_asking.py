@@ -1,4 +1,4 @@
-"""What `LLM` tells about prompts: as a client is told, and nothing is generated."""
+"""`LLM` answers questions about prompts as a client does, and nothing is generated."""
 
 from __future__ import annotations
 

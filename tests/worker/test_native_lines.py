@@ -1,4 +1,4 @@
-"""What libraries write to stderr by themselves, past our log."""
+"""Lines that libraries write to stderr, past our log."""
 
 from __future__ import annotations
 

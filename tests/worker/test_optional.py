@@ -1,4 +1,4 @@
-"""What our programs go on without: each is taken away, at the start and later, and what is asked is answered."""
+"""Our programs go on without optional parts: each is taken away, at the start and later, and requests are answered."""
 
 from __future__ import annotations
 

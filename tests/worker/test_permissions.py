@@ -1,4 +1,4 @@
-"""What a worker needs to do is what its role may do, and what is missing is named."""
+"""A worker's role may do what the worker needs, and missing permissions are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name while its model is loaded: nobody else gets it, and what a dead process of it left is not held up."""
+"""While its model is loaded, a worker's name is reserved, and what a dead process of that name left is not held up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of TLS that settings and URLs name: they are looked at before they are used, and what is wrong is said."""
+"""TLS files of settings and URLs are checked before they are used, and errors are named."""
 
 from __future__ import annotations
 

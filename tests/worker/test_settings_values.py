@@ -1,4 +1,4 @@
-"""Whatever stands in a setting: it is taken, or refused at once with its name, its value and its place."""
+"""Any value of a setting is taken, or refused at once with its name, its value and its place."""
 
 from __future__ import annotations
 

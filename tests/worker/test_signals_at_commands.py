@@ -1,4 +1,4 @@
-"""Signals at each command that a worker sends to Redis, from its start to its end: nothing is lost, nothing hangs."""
+"""Signals at each command that a worker sends to Redis, from start to end: nothing is lost, nothing hangs."""
 
 from __future__ import annotations
 

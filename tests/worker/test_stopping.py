@@ -1,4 +1,4 @@
-"""What signals mean to worker and gateway, at each moment of a start, of serving, of a drain and of a stop."""
+"""Signals to worker and gateway at each moment of a start, of serving, of a drain and of a stop."""
 
 from __future__ import annotations
 

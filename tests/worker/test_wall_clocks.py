@@ -1,4 +1,4 @@
-"""Nothing waits by the wall clock of its own host, which may step: pauses and deadlines follow monotonic clocks."""
+"""Pauses and deadlines follow monotonic clocks, as the wall clock of a host may step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official client against a gateway in front of a worker that does as each line says."""
+"""The official client on a gateway, whose worker does as each line says."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Asked(gateway_client.Asked):
         return await self.batch(batch.id)
 
     async def lines(self, file_id: str | None) -> dict[str, dict[str, Any]]:
-        """What a file has for each custom_id, of which each is there once."""
+        """Returns the lines of a file by custom_id, which must be unique."""
         if file_id is None:
             return {}
         content = await self.openai.files.content(file_id)

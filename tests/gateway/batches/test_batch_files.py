@@ -1,4 +1,4 @@
-"""Files that are uploaded, listed, read and deleted, with the official client."""
+"""Files are uploaded, listed, read and deleted with the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches from their input to their files, with the official client."""
+"""Batches, from their input to their files, with the official client."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_lines_go_to_the_queue_with_the_lowest_priority_and_what_is_left_o
 
 
 async def test_completions_with_several_prompts(asked: Asked) -> None:
-    """Of which each is a request to the queue."""
+    """Each prompt is a request to the queue."""
     lines = [
         {
             "custom_id": "a",
@@ -232,7 +232,7 @@ async def test_the_files_of_a_batch_expire_when_it_is_asked_for(asked: Asked) ->
 async def test_answers_wait_for_the_capacity_to_keep_them(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are there soon after something is deleted."""
+    """The answers are there soon after something is deleted."""
     monkeypatch.setattr(results, "FULL_WAIT_S", 0.05)
     async with asking(redis, redis_url, max_store_bytes=200_000) as asked:
         other = await asked.upload(b"x" * 190_000)

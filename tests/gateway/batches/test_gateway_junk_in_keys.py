@@ -1,4 +1,4 @@
-"""Whatever a key of the gateway's own holds, its routes answer, without a 500 and without a word of Redis's."""
+"""Whatever the gateway's own keys hold, its routes answer without a 500 and without quoting Redis."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Routes:
         return answer
 
     async def make(self) -> None:
-        """What the others then look at."""
+        """Makes what the other methods look at."""
         file = await self.ask(
             "POST", "/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", jsonl([line("one")]))}
         )

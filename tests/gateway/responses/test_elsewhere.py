@@ -1,4 +1,4 @@
-"""Responses whose gateway goes, whose API key is another one, whose Redis is a cluster."""
+"""Responses whose gateway goes, whose API key is another one, or whose Redis is a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any JSON in any field of a request for a response: the request for the queue, or one error that names the field."""
+"""Any JSON in any field of a response request gives a request for the queue, or one error that names the field."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def answer(body: dict[str, Any]) -> ApiError | GenerateRequest:
 
 
 def _check_kept(asked: ResponseBody, items: list[Item]) -> None:
-    """What is kept of a request can be kept, and says the same when it is read again."""
+    """Checks that what is kept of a request can be kept, and says the same when it is read again."""
     assert json.dumps(asked_for(asked))
     again = read_items(shown_items(items, "r"))
     assert to_messages(again) == to_messages(items)

@@ -1,4 +1,4 @@
-"""What a chunk becomes, whatever comes together in it."""
+"""What a chunk becomes, whatever it holds together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A response as events: in their order, with numbers that any replica gives, and from any of them on."""
+"""A response as events, in order, with numbers that any replica gives, and resumed from any of them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_one_in_the_background_is_announced_before_a_worker_takes_it(redis
 
 
 async def test_one_in_the_background_waits_for_a_worker_where_there_was_one(redis: RedisClient, redis_url: str) -> None:
-    """As after `penstock drain`: the queue's workers have taken its card with them."""
+    """After `penstock drain`, the queue's workers have taken its card with them."""
     await announce(redis)
     async with Asked.beside(None, redis, redis_url) as asked:
         await asked.http.get("/v1/models")

@@ -1,4 +1,4 @@
-"""Responses that are created, kept, gone on from and deleted, with the official client."""
+"""Responses are created, kept, continued and deleted with the official client."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_conversation_goes_on_from_a_response(asked: Asked) -> None:
 
 
 async def test_an_answer_can_be_given_back_as_items(asked: Asked) -> None:
-    """As clients do that store nothing: with what the gateway gave them, field by field."""
+    """Clients that store nothing do that with what the gateway gave them, field by field."""
     first = await asked.create("think hello", store=False)
     call = await asked.create("call weather", tools=[WEATHER], store=False)
     given: list[Any] = [item.model_dump() for item in (*first.output, *call.output)]

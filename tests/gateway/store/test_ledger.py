@@ -1,4 +1,4 @@
-"""The bound on what the gateway keeps, against real servers."""
+"""The bound on what the gateway keeps, on real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look at a queue: real workers, real lanes, and what somebody else wrote in their place."""
+"""One look at a queue with real workers and real lanes, or with junk in their place."""
 
 from __future__ import annotations
 

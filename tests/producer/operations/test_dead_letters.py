@@ -1,4 +1,4 @@
-"""Dead letters: written by a real worker, read, sent again once, removed."""
+"""Dead letters are written by a real worker, read, sent again once, and removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.every_server
 async def add_letter(
     redis: RedisClient, request_id: str, code: str = "too_many_crashes", *, kind: Kind = "request", **fields: str
 ) -> str:
-    """As a worker would leave it."""
+    """Adds a letter as a worker would."""
     letter = {"id": request_id, "entry": "1000-0", "code": code, "message": "why", "worker": "w", "crashes": "3"}
     letter |= {f"field:{name}": value for name, value in fields.items()}
     return str(await redis.xadd(dead_letters.stream_of("q", kind), letter))  # type: ignore[arg-type]

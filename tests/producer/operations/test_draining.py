@@ -1,4 +1,4 @@
-"""A worker is told to drain by name, and only the process that has it now is meant."""
+"""A worker is told to drain by name, and only the process that has the name now obeys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers say of themselves, and that docs/wire.md says so."""
+"""Workers' reports about themselves; docs/wire.md says the same."""
 
 from __future__ import annotations
 

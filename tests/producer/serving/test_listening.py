@@ -1,4 +1,4 @@
-"""Listeners, by how their host is written."""
+"""Listeners, for each way to write their host."""
 
 from __future__ import annotations
 

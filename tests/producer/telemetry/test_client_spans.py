@@ -1,4 +1,4 @@
-"""What a client records, with a provider that the application has, and a worker that is a script."""
+"""Spans that a client records, with the application's provider and a scripted worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the standard variables ask for, and what is said where it can't be had."""
+"""What the standard variables ask for, and what is logged where it can't be had."""
 
 from __future__ import annotations
 

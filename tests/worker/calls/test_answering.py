@@ -1,4 +1,4 @@
-"""What is answered: the same as a request would meet, and nothing is generated."""
+"""Calls are answered as a request would be treated, and nothing is generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls, from their stream to the answer: beside what the engine does, whoever dies, and never more than fits."""
+"""Calls, from their stream to the answer: beside the engine's work, whoever dies, and never more than fits."""
 
 from __future__ import annotations
 

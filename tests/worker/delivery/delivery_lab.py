@@ -1,4 +1,4 @@
-"""What the tests of delivery share: requests as if they were claimed, clocks, and a server made of lists."""
+"""Shared by the tests of delivery: requests as if claimed, clocks, and a server made of lists."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Reply:
         return b"ok"
 
     def tokens(self, index: int) -> list[str]:
-        """As readers put them together."""
+        """Joins a choice's tokens as readers do."""
         found: list[str] = []
         for _, fields in self.entries:
             if fields["type"] == "chunk" and int(fields["index"]) == index:
@@ -180,7 +180,7 @@ class Reply:
         return found
 
     def said(self, index: int) -> Said:
-        """As readers put it together."""
+        """Joins what a choice says as readers do."""
         chunks = [fields for _, fields in self.entries if fields["type"] == "chunk" and int(fields["index"]) == index]
         deltas = [delta for fields in chunks for delta in json.loads(fields.get("tool_calls", "[]"))]
         return Said(
@@ -267,7 +267,7 @@ class Bench:
         return verdict
 
     def act(self, verdict: Verdict) -> None:
-        """As the publisher does."""
+        """Acts on a verdict as the publisher does."""
         match verdict:
             case Finished(live=live):
                 self.requests.remove(live)

@@ -1,4 +1,4 @@
-"""From a request on the wire to a request of the engine."""
+"""A request on the wire becomes a request of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that end early: somebody cancelled them, or their time is up."""
+"""Requests end early because somebody cancelled them, or their time is up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker can do is what it does while requests wait."""
+"""A worker's capacity is what it does while requests wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pending of a choice."""
+"""Pending output of a choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pending of a choice, as a chunk: on the wire and in this process, the same."""
+"""Pending output of a choice becomes the same chunk on the wire and in this process."""
 
 from __future__ import annotations
 

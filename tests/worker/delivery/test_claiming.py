@@ -1,4 +1,4 @@
-"""What a claim finds, against a real server: the request is this worker's, or its entry leaves the queue."""
+"""On a real server, a claim makes the request this worker's, or removes its entry from the queue."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_one_that_another_began_is_resumed(desk: Desk, other: Desk, raw: R
 
 
 async def test_a_second_claim_by_the_same_process_fences_the_first(desk: Desk) -> None:
-    """It was frozen, lost the request, and has it back before it knew."""
+    """The process was frozen, lost the request, and has it back before it knew."""
     entry = await desk.entry()
     first, second = await desk.claim(entry), await desk.claim(entry)
     assert first.is_gone
@@ -224,7 +224,7 @@ async def test_one_whose_keys_hold_something_else_is_given_up(
 
 
 async def crash(raw: RedisClient, entry: QueueEntry, times: int) -> None:
-    """As many processes claim it and die."""
+    """Has `times` processes claim the entry and die."""
     for number in range(times):
         dying = Desk(raw, f"dead {number}")
         await dying.claim(entry, alone=True)

@@ -1,4 +1,4 @@
-"""From the fields of a request to the rules that its reply follows."""
+"""The fields of a request become the rules that its reply follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an end looks: to its reader, to the logs and metrics, and among the dead letters."""
+"""An end as its reader sees it, in logs and metrics, and among the dead letters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def finished(clock: FixedClock) -> LiveRequest:
 
 
 def letter_fields(letter: Burial) -> dict[bytes, bytes]:
-    """What the letter holds, without what the script needs for keeping it."""
+    """Returns the fields of the letter, without those that the script needs to keep it."""
     parts = [part if isinstance(part, bytes) else str(part).encode() for part in letter.command]
     start = parts.index(b"id")
     return dict(zip(parts[start::2], parts[start + 1 :: 2], strict=True))

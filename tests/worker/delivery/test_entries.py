@@ -1,4 +1,4 @@
-"""Entries are taken by their size: no body over the limit comes into a worker, but for one of a blocking read."""
+"""Entries are taken by size: no body over the limit reaches a worker, except one from a blocking read."""
 
 from __future__ import annotations
 

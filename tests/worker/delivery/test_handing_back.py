@@ -1,4 +1,4 @@
-"""What gives way to others, and that nothing of it is let go of before it is published."""
+"""What gives way to others; none of it is released before it is published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entries are taken, and when; those that take long to get ready: others go past, and what ends them is known."""
+"""Which entries are taken, and when; while slow ones are prepared, others pass, and what ends them is known."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_one_sweep_ends_all_that_are_over(
 async def test_what_a_sweep_finds_on_its_way_back_to_the_queue_is_looked_at_again(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its place as soon as the server has put it back, and the worker learns that only then."""
+    """The entry has its place as soon as the server has put it back, and the worker learns that only then."""
     monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 10**6)
     engine = FakeEngine(max_num_seqs=1)
     engine.hold()

@@ -1,4 +1,4 @@
-"""The reply stream, read back as the journal that it is."""
+"""The reply stream is read back as a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox against a server made of lists, which loses answers, refuses writes and gives requests to others."""
+"""The outbox on a server made of lists, which loses answers, refuses writes and gives requests to others."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_in_a_cluster_an_entry_leaves_when_its_end_was_seen_again(is_lost: bool)
 
 
 def test_tokens_that_are_put_back_stay_before_those_that_came_since(bench: Bench) -> None:
-    """Of a flush only the second chunk was executed, and no answer came."""
+    """Only the second chunk of a flush was executed, and no answer came."""
     live = bench.claim("r", n=2)
     for index in (0, 1):
         bench.push(live, index, index=index)

@@ -1,4 +1,4 @@
-"""From a request on the wire to what an engine needs of it: tokens, and what a chat template is given."""
+"""A request on the wire becomes what an engine needs: tokens, and the variables of a chat template."""
 
 from __future__ import annotations
 

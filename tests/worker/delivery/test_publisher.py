@@ -1,4 +1,4 @@
-"""The publisher by itself: what it makes of each answer that a chunk can get."""
+"""The publisher by itself, for each answer that a chunk can get."""
 
 from __future__ import annotations
 

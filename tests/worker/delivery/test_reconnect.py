@@ -1,4 +1,4 @@
-"""What the publisher does when a new connection may lead to a server that has forgotten something."""
+"""The publisher on a new connection, which may lead to a server that has forgotten something."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ VERDICTS: dict[str, Any] = {
     ],
 )
 def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str) -> None:
-    """Of a request of epoch 3 whose chunk 2 was confirmed; chunk 3 may have been written without an answer."""
+    """The request is of epoch 3, and its chunk 2 was confirmed; chunk 3 may have been written without an answer."""
     claim = Claim(3, "i", False, False, 0, 0, 1, 0, 0, 0)
     live: Any = SimpleNamespace(claim=claim, reply=SimpleNamespace(last_number=2))
     assert reconnect.judge(live, Standing(owner, last)) == VERDICTS[verdict](live)

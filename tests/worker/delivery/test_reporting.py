@@ -1,4 +1,4 @@
-"""What a worker tells operators of itself."""
+"""What a worker reports about itself to operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request stands: phases, clocks and buffers, without a server."""
+"""Phases, clocks and buffers of a request, without a server."""
 
 from __future__ import annotations
 

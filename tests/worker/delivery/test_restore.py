@@ -1,4 +1,4 @@
-"""From a claimed request to one that the engine can run, or to its end."""
+"""A claimed request becomes one that the engine can run, or ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a request's news are due: at once, with the next flush, or not while earlier ones are under way."""
+"""When a request's news are due: at once, with the next flush, or not while earlier ones are on their way."""
 
 from __future__ import annotations
 

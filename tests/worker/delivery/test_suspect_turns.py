@@ -1,4 +1,4 @@
-"""Which suspect runs alone next, and when: against a clock that is told, and an engine that says whether it is idle."""
+"""Which suspect runs alone next, and when, with a clock and an idle engine that the test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAITS_S = 10.0
 
 
 class Desk:
-    """As much of a worker as suspects look at."""
+    """The part of a worker that suspects look at."""
 
     def __init__(self, *, wait_s: float = WAITS_S) -> None:
         self.is_idle = False

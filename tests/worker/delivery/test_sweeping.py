@@ -1,4 +1,4 @@
-"""What a sweep does where the server is in trouble, or another process has the name."""
+"""Sweeps while the server is in trouble, or another process has the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes as commands: what goes onto a reply stream, and how it is taken back."""
+"""Writes as commands: what is added to a reply stream, and how it is taken back."""
 
 from __future__ import annotations
 

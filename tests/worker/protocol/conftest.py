@@ -1,4 +1,4 @@
-"""A queue that has its group, for tests of single scripts."""
+"""A queue with its group, for tests of single scripts."""
 
 from __future__ import annotations
 

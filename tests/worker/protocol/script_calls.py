@@ -1,4 +1,4 @@
-"""Calls of the protocol's scripts, as short as tests like them, for queue `q`."""
+"""Calls of the protocol's scripts for queue `q`, kept short for tests."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ async def owned(redis: RedisClient, worker: str, n: int = 1) -> list[str]:
 
 
 async def owners(redis: RedisClient) -> dict[str, int]:
-    """How many entries are pending for each consumer."""
+    """Returns the number of pending entries of each consumer."""
     consumers = await redis.xinfo_consumers(STREAM, keys.GROUP)
     return {consumer["name"].decode(): consumer["pending"] for consumer in consumers}
 
 
 async def give_up_as_before(redis: RedisClient, entry_ids: list[str], *, consumer: str = keys.UNOWNED) -> None:
-    """As workers do whose lanes have no place for what somebody had: the entries belong to nobody."""
+    """Gives entries up as workers do whose lanes keep no place for returned entries: the entries belong to nobody."""
     await redis.xclaim(STREAM, keys.GROUP, consumer, 0, entry_ids, justid=True)
 
 
 async def put_back(redis: RedisClient, worker: str, entry_ids: list[str], **more: Any) -> int:
-    """How many wait again."""
+    """Puts entries back; returns how many wait again."""
     _, put = await run(redis, scripts.put_back("q", worker=worker, entry_ids=entry_ids, **more))
     return int(put)

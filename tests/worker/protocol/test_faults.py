@@ -1,4 +1,4 @@
-"""What an error from Redis means: the same on every server, with the words that they really use."""
+"""An error from Redis means the same on every server, tested with the servers' real texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def restricted(redis: RedisClient, redis_url: str) -> AsyncIterator[RedisC
 
 
 async def refusals(restricted: RedisClient, redis_url: str) -> list[BaseException]:
-    """What a server really answers to whom it will go on refusing."""
+    """Real answers of a server to clients that it will go on refusing."""
     async with aclosing(connect(redis_url.replace("//", "//restricted:wrong@"), decode=False)) as stranger:
         return await asyncio.gather(
             restricted.set("k", "v"),

@@ -1,4 +1,4 @@
-"""One name, one process: who has the heartbeat key, who gets it when, who has to stop; and what the dead leave."""
+"""One name, one process: who has the heartbeat key, who gets it when, who has to stop, and what the dead leave."""
 
 from __future__ import annotations
 

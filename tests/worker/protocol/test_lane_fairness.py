@@ -1,6 +1,6 @@
-"""Virtual token counters on the real scripts: whoever waits all the time is served alike, whatever others do.
+"""Virtual token counters on the real scripts: tenants that always wait are served alike, whatever others do.
 
-The bound is that of Sheng et al. (arXiv 2401.00588, theorem 4.4), for a fleet: between two tenants that always have
+The bound is that of Sheng et al. (arXiv 2401.00588, theorem 4.4), for a fleet. For two tenants that always have
 something waiting, what each was served over its weight differs by no more than twice what can run at once costs.
 """
 

@@ -1,4 +1,4 @@
-"""The model of the policy against the scripts: of the same trace the same entries, in one order, and one account."""
+"""The model of the policy and the scripts take the same entries of a trace, in one order, with one account."""
 
 from __future__ import annotations
 

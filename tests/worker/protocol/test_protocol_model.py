@@ -1,9 +1,9 @@
 """The delivery protocol as a state machine: the real scripts on a real server, in any order hypothesis likes.
 
-Workers here are what a worker remembers: the entries it was given and the claims it believes to have. One that is
-frozen goes on believing; one that crashed has forgotten. The server may forget its last writes, as by a power cut or a
-failover; then each worker connects anew, in any order, and looks whether the server still knows what it wrote. What the
-streams hold is looked at after every step.
+A worker here is what it remembers: the entries it was given and the claims it believes to have. A frozen worker goes on
+believing; a crashed one has forgotten. The server may forget its last writes, as in a power cut or a failover. Then
+each worker reconnects, in any order, and looks whether the server still knows what it wrote. After every step the
+content of the streams is checked.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the server held after a step, and which entries the model knew."""
+    """What the server held after a step, and the entries that the model knew."""
 
     keys: dict[bytes, bytes]
     entry_ids: dict[str, list[str]]
@@ -270,7 +270,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at)
     def read_past_lanes(self, at: int) -> None:
-        """As an idle worker does, and as all did before there were lanes."""
+        """Reads as an idle worker does, and as all did before there were lanes."""
         worker = self.acting(at)
         answer = self.run(self.redis.xreadgroup(keys.GROUP, worker.name, {keys.requests(QUEUE): ">"}, count=1))
         for _, entries in stream_entries(answer):
@@ -302,12 +302,14 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def reclaim_waiting(self) -> None:
-        """As a worker does that knows of no lanes: what they hold is nobody's, and the lanes are left with places."""
+        """Reclaims as a worker does that knows of no lanes: the entries that lanes hold are nobody's, and lanes keep
+        their places.
+        """
         self.give_up_as_before(entry_id for entry_id, owner in self.pending().items() if owner == keys.WAITING)
 
     @rule(at=worker_at)
     def adopt_as_before(self, at: int) -> None:
-        """As a worker does whose lanes have no place for what somebody had."""
+        """Takes unowned entries as a worker does whose lanes keep no place for returned entries."""
         worker = self.acting(at)
         unowned = [entry_id for entry_id, owner in self.pending().items() if owner == keys.UNOWNED]
         if unowned:
@@ -535,7 +537,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at, pick=st.integers(0, 9))
     def pass_on(self, at: int, pick: int) -> None:
-        """What a worker has read and not claimed waits for others."""
+        """Leaves what a worker has read and not claimed to others."""
         worker = self.acting(at)
         entries = sorted(worker.entries)
         if not entries:
@@ -659,7 +661,7 @@ class Protocol(RuleBasedStateMachine):
 
 
 def models(reply: list[tuple[bytes, dict[bytes, bytes]]]) -> set[str]:
-    """Of those that wrote chunks."""
+    """Returns the digests of the models that wrote chunks."""
     found, digest = set(), ""
     for _, fields in reply:
         digest = fields[b"digest"].decode() if fields[b"type"] == b"own" else digest

@@ -1,4 +1,4 @@
-"""What waits again: however it came to that, its priority, its tenant, its age, its deadline and its cancel hold."""
+"""A request that waits again, for whatever reason, keeps its priority, tenant, age, deadline and cancel."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ BACK_IN_LINE = sorted(WAYS.keys() - {"is_set_aside", "is_passed_on"})
 
 
 async def reads_past_lanes(redis: RedisClient) -> str:
-    """As a worker that waits for new entries."""
+    """Reads as a worker that waits for new entries."""
     answer = await redis.xreadgroup(keys.GROUP, "had", {STREAM: ">"}, count=1)
     return str(answer[0][1][0][0].decode())
 

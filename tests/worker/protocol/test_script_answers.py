@@ -1,4 +1,4 @@
-"""The scripts on the stream of calls: each is answered once, by whoever has it, and never after its time."""
+"""The scripts on the stream of calls: each call is answered once, by its owner, and never after its time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def answer(raw: RedisClient, worker: str, entry_id: str, timeout_ms: int =
 
 
 async def leave_alone(raw: RedisClient, worker: str, entry_id: str) -> None:
-    """As if nothing had been heard of its worker for a while."""
+    """Has the entry look as if nothing had been heard of its worker for a while."""
     await raw.xclaim(CALLS, keys.GROUP, worker, 0, [entry_id], idle=60_000, justid=True)
 
 

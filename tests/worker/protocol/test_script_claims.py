@@ -1,4 +1,4 @@
-"""The scripts on one request, against a real server: who may do what, and what twice means."""
+"""The scripts on one request, on a real server: who may do what, and what a repeated call does."""
 
 from __future__ import annotations
 

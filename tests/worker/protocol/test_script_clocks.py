@@ -1,4 +1,4 @@
-"""What single scripts make of times that are to come: the server's clock was set back since."""
+"""Single scripts meet times in the future, as after the server's clock was set back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_whatever_year_it_is_what_waits_is_taken_in_its_order(
 
 
 async def test_nothing_is_overtaken_for_longer_after_a_step_back(shifted: ShiftedServer, raw: RedisClient) -> None:
-    """Its id says that it is yet to come, so for how long it has waited nobody knows."""
+    """By its id the old entry is yet to come, so nobody knows for how long it has waited."""
     old = await add(raw)
     shifted.set_ahead(-FAR_S)
     for _ in range(4):
@@ -75,7 +75,7 @@ async def test_nothing_is_overtaken_for_longer_after_a_step_back(shifted: Shifte
 
 
 async def home_and_other(raw: RedisClient, entry: str) -> tuple[str, str]:
-    """Who has the entry's home, and who else serves."""
+    """Returns the worker that is the entry's home, and another that serves."""
     for worker in ("a", "b"):
         await serve(raw, worker)
     await raw.zadd(keys.room("q"), {"a": 1, "b": 1})

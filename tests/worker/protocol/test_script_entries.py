@@ -1,4 +1,4 @@
-"""The scripts on a queue's entries and its letters, against a real server: who may do what, and what twice means."""
+"""The scripts on a queue's entries and letters, on a real server: who may do what, and what a repeated call does."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_letters_that_are_taken_give_their_bytes_back(raw: RedisClient) ->
 
 
 async def test_a_full_server_loses_no_letter(raw: RedisClient) -> None:
-    """What passes is to be waited for, unlike what Redis refuses for good."""
+    """A full server is waited for, as it passes, unlike what Redis refuses for good."""
     (entry_id,) = await owned(raw, "a")
     await raw.config_set("maxmemory", 1)
     try:

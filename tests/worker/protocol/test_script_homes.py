@@ -1,4 +1,4 @@
-"""Prompts that begin alike go to one worker while that has room, and wait for nobody else for long."""
+"""Prompts with the same beginning go to one worker while it has capacity, and wait for no other for long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = 10**7  # ms
 
 
 async def serve(redis: RedisClient, *workers: str, ttl_ms: int = LONG) -> None:
-    """As a worker's first beats do."""
+    """Has workers serve, as their first beats do."""
     for worker in workers:
         command = scripts.beat(
             "q",

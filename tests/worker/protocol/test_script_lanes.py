@@ -1,4 +1,4 @@
-"""Whose turn it is: the scripts that give entries their places, take them, and charge their tenants."""
+"""The scripts that give entries their places, take them in turn, and charge their tenants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def sweep(redis: RedisClient, count: int = 10) -> list[str]:
 
 
 async def counters(redis: RedisClient) -> dict[str, float]:
-    """What each tenant has been served, as far as it is known."""
+    """Returns what each tenant has been served, as far as it is known."""
     found = dict(await redis.zrange(keys.service("q"), 0, -1, withscores=True))
     for band in await redis.zrange(keys.bands("q"), 0, -1):
         found |= dict(await redis.zrange(keys.band("q", band.decode()), 0, -1, withscores=True))
@@ -101,7 +101,7 @@ async def test_who_comes_back_cannot_claim_what_it_did_not_ask_for(raw: RedisCli
 
 
 async def test_a_band_of_ones_own_is_entered_as_any_other(raw: RedisClient) -> None:
-    """What somebody was served who has left is nothing to one that comes with a priority that nobody has."""
+    """What a tenant that has left was served is nothing to one that comes with a priority that nobody has."""
     (entry,) = await add(raw, tenant="heavy")
     await take(raw)
     await run(raw, scripts.ack("q", worker="w", bills=[Bill(entry, "heavy", 1_000_000)]))

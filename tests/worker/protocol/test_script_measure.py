@@ -1,4 +1,4 @@
-"""How a queue stands, as one hash: what waits is counted as it comes and goes, and wrong counts are made anew."""
+"""The state of a queue as one hash: waiting entries are counted as they come and go, and wrong counts are made anew."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def say(redis: RedisClient, part: Part = USUAL, *, worker: str = "w") -> t
 async def measured(
     redis: RedisClient, part: Part = USUAL, *, worker: str = "w", target_s: float = 10, max_bytes: int = 10**6
 ) -> dict[str, str]:
-    """As if nobody had looked for a while."""
+    """Measures as if nobody had looked for a while."""
     await say(redis, part, worker=worker)
     if await redis.exists(keys.load("q")):
         await redis.hset(keys.load("q"), "at_ms", 0)
@@ -54,7 +54,7 @@ async def measured(
 
 
 async def counts(redis: RedisClient) -> dict[str, int]:
-    """What is counted and not 0."""
+    """Returns the counts that are not 0."""
     found: Any = await redis.hgetall(keys.backlog("q"))
     return {name.decode(): int(value) for name, value in found.items() if b"-" not in value[1:] and int(value)}
 
@@ -192,7 +192,7 @@ async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> N
 
 
 async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None:
-    """Of a thousand workers half, and of their entries one look in two asks the server."""
+    """Of a thousand workers half are asked, and for their entries one look in two asks the server."""
     await add(raw, 9)
     given_back, *_ = await take(raw, 4)
     await give_up_as_before(raw, [given_back])

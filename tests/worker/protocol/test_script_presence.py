@@ -1,4 +1,4 @@
-"""The scripts on a heartbeat, against a real server: of two processes with one name, one has it, and what it leaves."""
+"""The heartbeat scripts on a real server: one of two processes with a name has it; and what it leaves."""
 
 from __future__ import annotations
 

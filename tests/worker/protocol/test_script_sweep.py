@@ -1,4 +1,6 @@
-"""Sweeps: each looks at so much, and loses no wish to cancel. What says nothing any more is forgotten."""
+"""Each sweep looks at a bounded number of entries and loses no wish to cancel. What means nothing any more is
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,7 @@ async def test_names_of_what_waits_no_more_are_forgotten(raw: RedisClient) -> No
 
 
 async def charge(redis: RedisClient, tenant: str, tokens: int) -> None:
-    """As for what a worker read past the lanes."""
+    """Charges a tenant for a request that a worker read past the lanes."""
     entry = await add(redis, tenant=tenant)
     await redis.xreadgroup(keys.GROUP, "idle", {STREAM: ">"})
     await run(redis, scripts.ack("q", worker="idle", bills=[Bill(entry, tenant, tokens)]))

@@ -1,4 +1,4 @@
-"""Each script, with each type of junk in each of its keys, answers, or names the key."""
+"""Each script, with each type of junk in each of its keys, answers or names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots that no server made."""
+"""Snapshots made without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keys do on the screen of `penstock top`, and what they only ask about."""
+"""Keys on the screen of `penstock top`: what they do, and what they only ask about."""
 
 from __future__ import annotations
 

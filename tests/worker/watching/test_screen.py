@@ -1,4 +1,4 @@
-"""What is on the screen: everything where it fits, and the question above all."""
+"""The screen shows everything where it fits, and the question above all."""
 
 from __future__ import annotations
 
