@@ -13,7 +13,7 @@ values = st.recursive(
 
 
 def mutations(value: Any) -> st.SearchStrategy[Any]:
-    """The value with something else in one place."""
+    """Draws the value with one place changed."""
     if isinstance(value, dict) and value:
         inside = [mutations(inner).map(lambda new, name=name: {**value, name: new}) for name, inner in value.items()]
         return st.one_of(values, st.tuples(st.text(), values).map(lambda item: {**value, item[0]: item[1]}), *inside)

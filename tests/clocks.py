@@ -24,8 +24,8 @@ class ShiftedServer(EmbeddedServer):
     """A running server whose clock `set_ahead` sets, where `can_be_set`.
 
     Args:
-        program: of the server.
-        folder: for what is built.
+        program: the server's program.
+        folder: where the shim is built.
     """
 
     def __init__(self, program: Path, folder: Path) -> None:
@@ -56,7 +56,7 @@ class ShiftedServer(EmbeddedServer):
 
 
 def _can_be_shifted(program: Path) -> bool:
-    """Whether there is a compiler, and a loader that puts what it makes before the C library of `program`."""
+    """Checks for a compiler, and for a loader that puts its output before the C library of `program`."""
     if sys.platform != "linux" or shutil.which("cc") is None:
         return False
     return b"ld-linux" in program.read_bytes()  # the loader that a program names which is linked dynamically

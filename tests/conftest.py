@@ -29,7 +29,9 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_runtest_setup() -> None:
-    """SIGHUP was found ignored late in a run that had set it at the start, so each test sets it for its processes."""
+    """Resets SIGHUP for the processes that the test starts: it was once found ignored late in a run that had set it at
+    first.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -61,14 +63,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_other_servers_to_the_slow(items: list[pytest.Item]) -> None:
-    """On another kind of server than the first, `make test` runs those alone that prove something else there."""
+    """Leaves tests on other kinds of servers than the first to `make test-slow`, unless they prove something else
+    there.
+    """
     for item in items:
         if item.get_closest_marker("other_server") and not item.get_closest_marker("every_server"):
             item.add_marker("slow")
 
 
 def trace_once(items: list[pytest.Item]) -> None:
-    """Coverage follows the first case of each test: it slows every line of Python, and the others take the same way."""
+    """Traces only the first case of each test for coverage, which slows every line of Python; the others take the same
+    way.
+    """
     seen: set[str] = set()
     for item in items:
         name = item.nodeid.partition("[")[0]
@@ -78,7 +84,7 @@ def trace_once(items: list[pytest.Item]) -> None:
 
 
 def limit_times(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A limit per test, for those that set none themselves, unless the command line or the environment has one."""
+    """Sets a limit for each test that has none, unless the command line or the environment has one."""
     if config.getoption("timeout") is None and "PYTEST_TIMEOUT" not in os.environ:
         for item in items:
             if item.get_closest_marker("timeout") is None:
@@ -86,7 +92,7 @@ def limit_times(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 BARE_NAMES = frozenset({"producer", "engine", "worker", "gateway"})
-"""A folder imported by its bare name is a second copy: its classes are not those of the package."""
+"""Folders that must not be imported by their bare names: such a second copy has other classes than the package."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -116,7 +122,7 @@ def shifted_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture
 def shifted(shifted_server: ShiftedServer) -> Iterator[ShiftedServer]:
-    """A server whose clock is right, with an empty database. The test sets it."""
+    """A server with the right clock and an empty database. The test sets the clock."""
     if not shifted_server.can_be_set:
         pytest.skip("NOT CHECKED: this server's clock can't be shifted; that needs Linux, cc and a dynamic program")
     shifted_server.set_ahead(0)
@@ -150,7 +156,7 @@ def redis_cluster_url(redis_cluster: list[EmbeddedServer]) -> str:
 
 @pytest.fixture(scope="session")
 def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all processes of a test run."""
+    """Directory shared by all processes of a test run."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 

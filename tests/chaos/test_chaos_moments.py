@@ -52,7 +52,7 @@ def num_fenced(logs: Path) -> int:
 
 
 async def test_two_zombies_of_one_request(lasting_server: EmbeddedServer, tmp_path: Path) -> None:
-    """Both wake up with a write in hand while a third worker has the request."""
+    """Both zombies wake up with a write in hand while a third worker has the request."""
     fault = Fault("freeze", "chunk", "before", at_chunk=2, times=2, length_s=WAIT_S, until_taken=True)
     result = await run_requests(lasting_server, tmp_path, victim(fault, 400), workers=3)
     assert result.problems == []

@@ -56,7 +56,7 @@ def test_a_worker_that_was_ended_before_it_began_has_not_joined(tmp_path: Path) 
 
 
 def stat_of(pid: int) -> list[str]:
-    """State, parent and more of a process; one empty text if there is none."""
+    """Returns state, parent and more of a process; one empty text if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

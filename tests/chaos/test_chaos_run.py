@@ -31,7 +31,9 @@ async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None
 
 @pytest.mark.skipif(not SERVERS, reason="no Redis server")
 async def test_short_run_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices that end apart, stop strings, penalties and seeds go from worker to worker: the fake engine has none."""
+    """With a model, choices that end apart, stop strings, penalties and seeds pass from worker to worker; the fake
+    engine has none of these.
+    """
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # programs as they ship
     faults = {"kills": 3, "zombies": 1, "restarts": 0, "losses": 2}
     options = ChaosOptions(seed=395, requests=16, **faults, workers=2, engine="model", has_chats=True)
@@ -53,7 +55,7 @@ async def test_short_run_with_the_model(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def went_on_inside_a_call(record: Record) -> bool:
-    """Whether a worker took the request where the last thing said was a part of a call, and went on with that call."""
+    """Checks whether a worker took the request when its last output was a part of a call, and continued that call."""
     has_parts, was_taken = False, False
     for entry in record.seen:
         if entry.fields["type"] == "own":
@@ -66,6 +68,6 @@ def went_on_inside_a_call(record: Record) -> bool:
 
 
 def went_on_beside_an_ended_choice(record: Record) -> bool:
-    """Whether a worker took the request when one of its choices had ended and another had not."""
+    """Checks whether a worker took the request when one of its choices had ended and another had not."""
     kinds = [entry.fields["type"] if "finish_reason" not in entry.fields else "ended" for entry in record.seen]
     return "ended" in kinds and "own" in kinds[kinds.index("ended") :]

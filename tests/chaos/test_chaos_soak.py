@@ -77,7 +77,7 @@ async def test_reconnect_stays_flat(tmp_path: Path, num_requests: int) -> None:
 
 
 async def wave(redis: RedisClient, pid: int, number: int, count: int) -> Sample:
-    """Sends `count` requests more, never too many at once, and looks when the last of them has expired."""
+    """Sends `count` more requests, a bounded number at once, and takes a sample when the last of them has expired."""
     for batch in range(0, count, 50):
         ids = [f"s{number}-{batch + at}" for at in range(min(50, count - batch))]
         answers = await asyncio.gather(*(send(redis, request_id) for request_id in ids))
@@ -97,15 +97,16 @@ async def send(redis: RedisClient, request_id: str) -> object:
 
 
 async def is_clean(redis: RedisClient) -> bool:
-    """Whether the queue is empty, beside its streams there is only what workers say of themselves, and the server has
-    freed what expired: KEYS leaves it out, DBSIZE counts it until then.
+    """Checks whether the queue is empty, with only workers' reports beside its streams.
+
+    The server must also have freed what expired: KEYS leaves it out, DBSIZE counts it until then.
     """
     is_empty = not await redis.xlen(keys.requests("soak")) and await key_names(redis) <= KEPT
     return is_empty and await redis.dbsize() <= len(await redis.keys("*"))
 
 
 async def key_names(redis: RedisClient) -> set[str]:
-    """Without the one that is there for a while after each look for dead workers."""
+    """Returns the names of keys, without the one that stays for a while after each look for dead workers."""
     return set(await redis.keys("*")) - {keys.looked("soak")}
 
 

@@ -42,7 +42,7 @@ CHANGES = {  # what a next version may add within version 1 of the wire, and sen
 
 
 def next_version(folder: Path) -> Path:
-    """A tree like this one, whose wire has further optional fields."""
+    """Makes a tree like this one, whose wire has more optional fields."""
     shutil.copytree(ROOT / "penstock", folder / "penstock", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "producer", folder / "producer", ignore=shutil.ignore_patterns("__pycache__"))
     for part in ("engine", "worker", "gateway"):
@@ -74,7 +74,7 @@ class Worker:
     status: Path
 
     async def stop(self) -> None:
-        """SIGTERM, as Kubernetes sends it, and the exit."""
+        """Sends SIGTERM, as Kubernetes does; returns the exit status."""
         os.kill(self.pid, signal.SIGTERM)
         await eventually(lambda: self.status.exists() and self.status.read_text())
         assert self.status.read_text() == "0"
@@ -96,7 +96,7 @@ class Workers:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def start(self) -> Worker:
-        """Returns once it is ready: it serves its queue."""
+        """Returns once the worker is ready: it serves its queue."""
         name = f"{self.version}-{next(self._numbers)}"
         config = {
             "queue": "q", "name": name, "health_port": None, "block_ms": 100, "reclaim_interval_s": 0.1,
@@ -155,7 +155,7 @@ class Gateway:
 
 
 async def start_gateway(tree: Path, url: str) -> Gateway:
-    """Returns once it is ready."""
+    """Starts a gateway; returns once it is ready."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
         *dies_with_parent(), sys.executable, "-m", "penstock", "gateway", "--redis-url", url, "--port", str(port),

@@ -36,7 +36,7 @@ def of_kind(manifests: Sequence[Manifest], *kinds: str) -> list[Manifest]:
 
 
 def pods(manifests: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Names and specs of all that runs."""
+    """Yields name and spec of all pods."""
     for each in of_kind(manifests, "Deployment", "StatefulSet"):
         yield each["metadata"]["name"], each["spec"]["template"]["spec"]
     for each in of_kind(manifests, "Pod"):
@@ -44,7 +44,7 @@ def pods(manifests: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
 
 
 def check_rights(manifests: Sequence[Manifest]) -> None:
-    """The `restricted` standard for pods, and a root filesystem that nobody writes to."""
+    """Checks that pods follow the `restricted` standard and that nobody writes to their root filesystem."""
     for name, spec in pods(manifests):
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["runAsUser"] > 0, name
@@ -63,7 +63,9 @@ def check_rights(manifests: Sequence[Manifest]) -> None:
 
 
 def check_probes(manifests: Sequence[Manifest]) -> None:
-    """Each asks what the program has, at a port that it names; no answer is waited for longer than until the next."""
+    """Checks that each probe asks for a path the program has, at a named port, with a timeout no longer than its
+    period.
+    """
     for name, spec in pods(manifests):
         if name == "penstock-operator":
             continue
@@ -92,7 +94,7 @@ def check_secrets(manifests: Sequence[Manifest]) -> None:
 
 
 def secrets_used(manifests: Sequence[Manifest]) -> set[tuple[str, str]]:
-    """Names of Secrets and the keys that are read of them; `*` where all are mounted."""
+    """Returns the names of Secrets with the keys that are read of them; `*` where all are mounted."""
     used = set()
     for _, spec in pods(manifests):
         for container in spec["containers"]:
@@ -111,7 +113,7 @@ def secrets_used(manifests: Sequence[Manifest]) -> set[tuple[str, str]]:
 
 
 def check_settings(manifests: Sequence[Manifest]) -> None:
-    """Every PENSTOCK_* variable is a setting: an unknown one would end the program."""
+    """Checks that every PENSTOCK_* variable is a setting: an unknown one would end the program."""
     names = {
         each["name"]
         for name, spec in pods(manifests)
@@ -125,7 +127,7 @@ def check_settings(manifests: Sequence[Manifest]) -> None:
 
 
 def check_grace(manifests: Sequence[Manifest]) -> None:
-    """A pod is killed only after its program had its time to drain, and to hand back."""
+    """Checks that a pod is killed only after its program has had time to drain and to hand back."""
     settings = {name: value for each in of_kind(manifests, "ConfigMap") for name, value in each["data"].items()}
     specs = dict(pods(manifests))
     worker = specs["penstock-worker"]["terminationGracePeriodSeconds"]
@@ -139,7 +141,9 @@ def check_grace(manifests: Sequence[Manifest]) -> None:
 
 
 def check_selectors(manifests: Sequence[Manifest]) -> None:
-    """Whatever selects pods, selects some; each Deployment may lose one pod at a time, and none has open doors."""
+    """Checks that selectors match something, that each Deployment may lose one pod at a time, and that none has open
+    doors.
+    """
     labels = {
         each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"]
         for each in of_kind(manifests, "Deployment", "StatefulSet")
@@ -161,7 +165,7 @@ def check_selectors(manifests: Sequence[Manifest]) -> None:
 
 
 def check_resources_of_others(manifests: Sequence[Manifest]) -> None:
-    """Resources that Kubernetes does not know itself, by schemas of our own."""
+    """Checks resources that Kubernetes itself does not know, by schemas of our own."""
     for each in manifests:
         schema = SCHEMAS.get(each["kind"].lower())
         if schema is not None:

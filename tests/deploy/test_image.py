@@ -102,7 +102,7 @@ def test_an_image_says_what_it_is() -> None:
 
 
 def test_health_is_asked_at_the_port_that_is_set() -> None:
-    """By the image's own check, of a server at another port than the default."""
+    """The image's own check finds a server at another port than the default."""
     command = re.search(r"^HEALTHCHECK .*\\\n    CMD (\[.*\])$", FINAL, re.MULTILINE)
     assert command
     program, *arguments = json.loads(command[1])

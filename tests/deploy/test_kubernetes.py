@@ -16,7 +16,9 @@ FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.parent.nam
 
 
 def written() -> list[Manifest]:
-    """All of base, components and the operator's pod; what is generated stands for the ConfigMap it becomes."""
+    """Returns all manifests of base, components and the operator's pod. A generator stands for the ConfigMap that it
+    makes.
+    """
     documents = [document for path in FILES for document in load(path.read_text())]
     settings = [
         {"kind": "ConfigMap", "data": dict(pair.split("=", 1) for pair in generator.get("literals", ()))}
@@ -93,7 +95,7 @@ def test_the_script_makes_every_secret_that_is_named_and_only_once(tmp_path: Pat
 
 
 def test_gateways_have_an_operator_s_url_beside_their_own() -> None:
-    """Optional: of a Redis of one's own the Secret may have none."""
+    """The key is optional: with a Redis of one's own, the Secret may have none."""
     (gateway,) = [each for each in of_kind(written(), "Deployment") if each["metadata"]["name"] == "penstock-gateway"]
     (container,) = gateway["spec"]["template"]["spec"]["containers"]
     urls = {

@@ -13,13 +13,13 @@ WARNINGS = ("warning", "error", "exception", "critical")
 
 @cache
 def sources(*folders: str) -> tuple[str, ...]:
-    """The Python files below folders of the repository, and single ones of it."""
+    """Returns the Python files below folders of the repository, or single files of it."""
     paths = [path for folder in folders for path in (sorted((ROOT / folder).rglob("*.py")) or [ROOT / folder])]
     return tuple(path.read_text() for path in paths)
 
 
 def nodes(*folders: str) -> Iterator[ast.AST]:
-    """All of their syntax."""
+    """Yields all syntax nodes of those files."""
     return (node for source in sources(*folders) for node in ast.walk(ast.parse(source)))
 
 
@@ -40,7 +40,7 @@ def events(*folders: str) -> frozenset[str]:
 
 
 def findings(*folders: str) -> frozenset[str]:
-    """Names of the checks of `penstock doctor` that may find something wrong."""
+    """Returns the names of the checks of `penstock doctor` that may find something wrong."""
     found: set[str] = set()
     for node in nodes(*folders):
         if isinstance(node, ast.Call) and _called(node) in ("Finding", "_tried") and len(node.args) > 1:
@@ -52,7 +52,7 @@ def findings(*folders: str) -> frozenset[str]:
 
 
 def _logs(function: ast.expr) -> bool:
-    """Whether it is one of `_log`, `log` or `live.log`."""
+    """Checks whether the function is a method of `_log`, `log` or `live.log`."""
     return (
         isinstance(function, ast.Attribute) and function.attr in WARNINGS and _named(function.value) in ("_log", "log")
     )

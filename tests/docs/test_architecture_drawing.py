@@ -59,7 +59,7 @@ def test_imports_are_those_of_the_modules(source: str) -> None:
 
 
 def imported(source: str) -> set[str]:
-    """Packages that the modules of one import from, at whatever place."""
+    """Returns the packages that the modules of one package import from, wherever the imports stand."""
     found: set[str] = set()
     for path in (ROOT / source).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -75,7 +75,7 @@ def test_keys_are_those_of_the_wire() -> None:
 
 
 def test_every_text_is_inside_its_box() -> None:
-    """By the widest that a character may be: fonts differ from reader to reader."""
+    """Characters count as wide as they may be, as readers' fonts differ."""
     where = architecture.places()
     for package in PACKAGES:
         place = where[package.name]
@@ -95,7 +95,7 @@ def test_every_text_is_inside_its_box() -> None:
 
 
 def test_it_is_legible_in_light_and_dark() -> None:
-    """Contrast of every colour of text with what it stands on, as WCAG 2 counts it."""
+    """Every colour of text has enough contrast with its background, by WCAG 2."""
     style = ET.fromstring(architecture.drawing()).find(f"{SVG}style")
     assert style is not None
     light, dark = re.findall(r"svg \{([^}]*)\}", style.text or "")

@@ -55,7 +55,7 @@ def leads_somewhere(source: Path, target: str) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in all_pages() if name != "CHANGELOG.md"])
 def test_every_path_in_inline_code_exists(name: str) -> None:
-    """The changelog is history: what it names may be gone."""
+    """Paths in the changelog may be gone, as it is history."""
     spans = [span for span in page(name).spans if PATH.fullmatch(span.target)]
     assert [f"{name}:{span.line}: {span.target}" for span in spans if not (ROOT / span.target).exists()] == []
 

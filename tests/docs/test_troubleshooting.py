@@ -15,7 +15,7 @@ PAGE = page("docs/troubleshooting.md")
 
 
 def column(heading: str, place: int = 0) -> set[str]:
-    """Inline code of one column of the table under a heading."""
+    """Returns the inline code of one column of the table under a heading."""
     return {code for row in PAGE.table(heading) for code in row[place].codes}
 
 

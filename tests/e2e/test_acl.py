@@ -53,23 +53,25 @@ TRIED_ONCE = [
     for prefix in ("", "q-")
     for role, denied in (("producer", ("key", keys.requests("q"))), ("reader", ("key", keys.requests("q"))))
 ]
-"""Whether a request without a reply still waits: some clients may look, these learn that they may not."""
+"""Commands that ask whether a request without a reply still waits: some clients may look, these learn that they may
+not.
+"""
 
 
 def documented(heading: str) -> str:
-    """The first shell lines that docs/security.md has under a heading."""
+    """Returns the first shell lines that docs/security.md has under a heading."""
     section = SECURITY.read_text().split(f"# {heading}\n", 1)[1]
     return section.split("```sh\n", 1)[1].split("```", 1)[0]
 
 
 def bind(folder: Path, queue: str, role: str) -> None:
-    """Adds a user of one queue to users.acl, by the recipe as it stands in the docs."""
+    """Adds a user of one queue to users.acl, by the recipe in the docs."""
     recipe = documented("A user of one queue").replace("QUEUE=invoices ROLE=producer", f"QUEUE={queue} ROLE={role}")
     subprocess.run(["sh", "-euc", recipe], cwd=folder, check=True)
 
 
 def write_users(folder: Path) -> Path:
-    """Our users with passwords, and some of them bound to queue `q`."""
+    """Writes our users with passwords, some of them bound to queue `q`."""
     path = folder / "users.acl"
     path.write_text(USERS.read_text())
     for role in BOUND_ROLES:
@@ -103,7 +105,7 @@ async def admin(acl_server: EmbeddedServer) -> AsyncIterator[RedisClient]:
 
 
 async def denials(admin: RedisClient) -> list[tuple[str, str, str]]:
-    """(user, reason, object) of all that was refused; other servers keep no log of it, a process does."""
+    """Returns (user, reason, object) of all refusals. Real server processes log them; other servers keep no log."""
     return denied(await admin.acl_log())
 
 
@@ -177,7 +179,7 @@ async def _is_served(client: AsyncClient) -> bool:
 
 
 async def _consumers(admin: RedisClient) -> bool:
-    """Whether the dead consumer was removed."""
+    """Checks whether the dead consumer was removed."""
     consumers = await admin.xinfo_consumers(keys.requests("q"), keys.GROUP)
     return "dead" not in {consumer["name"] for consumer in consumers}
 
@@ -228,7 +230,7 @@ async def _is_empty(admin: RedisClient) -> bool:
 @pytest.mark.every_server
 @pytest.mark.parametrize("role", ["gateway", "q-gateway"])
 async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
-    """Only for named queues, if it is a user of these alone: it may not read which others there are."""
+    """A user of single queues gets only queues that are named: it may not read which others there are."""
     queues = ("q",) if role == "q-gateway" else ()
     async with (
         running_worker(url_of(acl_server, "worker"), FakeEngine(step_s=0.002)),
@@ -240,7 +242,7 @@ async def test_a_gateway_does_its_whole_job(acl_server: EmbeddedServer, admin: R
 
 
 async def use(gateway: RunningGateway) -> None:
-    """All that leads it to other commands of Redis."""
+    """Makes every request that leads a gateway to other commands of Redis."""
     async with openai_client(gateway.url) as client:
         chat = partial(
             client.chat.completions.create, model="q", messages=[{"role": "user", "content": "hi"}], max_tokens=20
@@ -259,7 +261,7 @@ async def use(gateway: RunningGateway) -> None:
 
 
 async def _run_batch(client: openai.AsyncOpenAI) -> None:
-    """From its file to its file, and until nothing is left of either."""
+    """Runs a batch from its input file to its output file, and until nothing is left of either."""
     body = {"model": "q", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     file = await client.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
@@ -279,7 +281,7 @@ async def _run_batch(client: openai.AsyncOpenAI) -> None:
 
 
 async def _is_deleted(client: openai.AsyncOpenAI, file_id: str) -> bool:
-    """A batch leaves its input a moment after it has ended."""
+    """Checks whether a file is deleted: a batch leaves its input a moment after it has ended."""
     try:
         return (await client.files.delete(file_id)).deleted
     except openai.ConflictError:
@@ -329,7 +331,9 @@ async def _is_turned_away(client: openai.AsyncOpenAI) -> bool:
 
 @pytest.mark.parametrize("role", sorted(set(ROLES) - {"admin"}))
 async def test_only_gateways_have_their_own_keys(acl_server: EmbeddedServer, admin: RedisClient, role: str) -> None:
-    """But for API keys, which an operator makes, and a gateway may only read: it lets in whom it is told to."""
+    """API keys are the exception: an operator makes them, and a gateway, which lets in whom it is told to, may only
+    read them.
+    """
     makers = inspect.getmembers(names, inspect.isfunction)
     own = {make(*("x" for _ in inspect.signature(make).parameters)) for _, make in makers}
     api_keys = {names.api_keys(), names.revocations(), names.revocation_notices()}
@@ -386,7 +390,7 @@ async def test_reader_reads_and_no_more(acl_server: EmbeddedServer, admin: Redis
 async def test_who_may_look_into_the_queue_learns_what_has_expired(
     acl_server: EmbeddedServer, admin: RedisClient, role: str
 ) -> None:
-    """And everybody does, of what workers have noted to have ended."""
+    """Everybody learns it of requests that workers have recorded as ended."""
     await admin.set(keys.seen("q", "expired"), "1-0")
     await admin.set(keys.seen("q", "noted"), keys.NO_ENTRY)
     async with AsyncClient(url_of(acl_server, role), queue="q") as client:
@@ -406,7 +410,7 @@ async def test_who_may_look_into_the_queue_learns_what_has_expired(
 
 @pytest.mark.every_server
 async def test_autoscaler_counts(acl_server: EmbeddedServer, admin: RedisClient) -> None:
-    """The commands of KEDA's redis-streams scaler."""
+    """These are the commands of KEDA's redis-streams scaler."""
     async with AsyncClient(url_of(acl_server, "producer"), queue="q") as client:
         await client.submit("secret prompt")
     async with aclosing(connect(url_of(acl_server, "autoscaler"), decode=True)) as scaler:
@@ -488,7 +492,7 @@ LEARN_IDS = [
     ("EVAL_RO", "return redis.call('GET', KEYS[1])", 1, keys.report("q", "w")),
     ("SET", keys.report("q", "w"), "x", "GET"), ("APPEND", keys.report("q", "w"), ""),
 ]  # fmt: skip
-"""An id is a right to read and to cancel: operators alone may see those of others."""
+"""Commands that list ids. An id is a right to read and to cancel: only operators may see those of others."""
 LOOKS = [("XRANGE", Q, "-", "+"), ("XRANGE", Q, "1-0", "1-0"), STEAL_PROMPTS]
 RESET_GROUP = [
     ("DEL", Q), ("SET", Q, 1), ("XADD", Q, "*", "a", "b"), ("XADD", Q, "MAXLEN", 0, "*", "a", "b"),
@@ -562,7 +566,7 @@ def test_nobody_but_admin_is_told_which_keys_change(acl_server: EmbeddedServer, 
 
 @pytest.mark.parametrize("role", sorted(set(ROLES) - {"admin"}))
 def test_no_role_gets_what_later_servers_may_add(role: str) -> None:
-    """Nothing is allowed by category, and of a command with subcommands that matter only named ones."""
+    """Nothing is allowed by category, and where subcommands matter, only named ones are."""
     (line,) = [line for line in USERS.read_text().splitlines() if line.startswith(f"user {role} ")]
     rules = line.replace("(", " ").replace(")", " ").split()
     assert [rule for rule in rules if "@" in rule and rule != "-@all"] == []
@@ -633,7 +637,7 @@ OTHER_QUEUES = ("p", "qq", "q:x", "x:q", "q.x", "Q", "wake")
 async def test_users_of_one_queue_have_nothing_of_another(
     acl_server: EmbeddedServer, admin: RedisClient, queue: str
 ) -> None:
-    """Also not where the other's name, or an id in it, looks like a key of theirs."""
+    """That holds even where the other queue's name, or an id in it, looks like a key of theirs."""
     ids = ("r", "q", "q:r", "a:reply", "a:wake", "a:requests")
     for request_id in ids:
         await admin.xadd(keys.reply(queue, request_id), {"type": "own"}, id="1-0")
@@ -707,7 +711,7 @@ async def test_a_role_that_may_not_keep_letters_ends_the_worker_and_loses_nothin
 
 
 async def test_the_file_of_yesterday_is_waited_for_until_today_s_is_loaded(tmp_path: Path) -> None:
-    """`ACL LOAD` of a file that lacks what workers need by now, and of one that has another password."""
+    """`ACL LOAD` reads a file that lacks what workers need by now, and one with another password."""
     path = write_users(tmp_path)
     today = path.read_text()
     lines = today.splitlines(keepends=True)
@@ -778,7 +782,7 @@ async def test_a_queue_that_takes_no_entries_any_more_is_renewed(
 
 
 def acl_rules(line: str) -> list[str]:
-    """The rules of a line of an ACL file as ACL SETUSER takes them: a selector is one argument."""
+    """Splits the rules of a line of an ACL file as ACL SETUSER takes them: a selector is one argument."""
     return re.findall(r"\([^)]*\)|\S+", line)
 
 

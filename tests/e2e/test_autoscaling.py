@@ -159,7 +159,7 @@ async def test_from_none_to_many_and_back(redis_url: str, redis: RedisClient, ra
 
 
 async def test_what_was_read_and_left_behind_starts_a_worker(redis_url: str, redis: RedisClient) -> None:
-    """The workers died. What they had given places is pending: lag sees nothing of it, the stream's length does."""
+    """The workers died. Entries with a place are pending: lag does not count them, the stream's length does."""
     engine = FakeEngine(max_num_seqs=1)
     engine.hold()
     async with running_worker(redis_url, engine, drain_timeout_s=0.05) as worker:

@@ -47,7 +47,7 @@ async def test_what_it_had_takes_the_place_of_batch_work(redis_url: str, redis: 
 
 @pytest.mark.parametrize("why", ["cancelled", "expired"])
 async def test_what_is_set_aside_ends_by_a_worker_of_any_model(redis_url: str, redis: RedisClient, why: str) -> None:
-    """While no worker with its own is there, and while its own deadline is all that ends it."""
+    """No worker with its own model is there, and only its own deadline ends it."""
     digest = OLD.digest(None)
     await redis.set(keys.heartbeat("q", set_aside_for(digest)), "old", px=10**6)
     await send(redis, prompt="y", id="begun", max_tokens=9, **({"timeout_s": 1} if why == "expired" else {}))
@@ -67,7 +67,7 @@ async def test_what_is_set_aside_ends_by_a_worker_of_any_model(redis_url: str, r
 
 
 async def test_who_is_noted_as_cancelled_and_is_not_keeps_its_turn(redis_url: str, redis: RedisClient) -> None:
-    """Else whoever may write to that set could have its requests run before all others."""
+    """Otherwise whoever may write to that set could have its requests run before all others."""
     engine = FakeEngine(max_num_seqs=1)
     engine.hold()
     async with running_worker(redis_url, engine):

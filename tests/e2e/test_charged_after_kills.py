@@ -57,7 +57,7 @@ def body(number: int, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def begun(url: str, secret: Secret, bodies: Sequence[Mapping[str, Any]]) -> AsyncIterator[None]:
-    """Streams, half of them with an Idempotency-Key, which have had their first events; at the end they are left."""
+    """Begins streams, half of them with an Idempotency-Key, and reads their first events; at the end they are left."""
     events = [asyncio.Event() for _ in bodies]
 
     async def read(client: httpx2.AsyncClient, number: int) -> None:
@@ -85,7 +85,7 @@ async def begun(url: str, secret: Secret, bodies: Sequence[Mapping[str, Any]]) -
 
 
 async def published(redis: RedisClient) -> int | None:
-    """All tokens of all replies, prompts too; None: one has not ended."""
+    """Returns the tokens of all replies, prompts included; None while one has not ended."""
     total = 0
     for name in await redis.keys(keys.reply(QUEUE, "*")):
         [(_, last)] = await redis.xrevrange(name, count=1)
@@ -96,7 +96,9 @@ async def published(redis: RedisClient) -> int | None:
 
 
 async def all_charged(redis: RedisClient, key_id: str) -> int:
-    """The tokens that a key was charged, once it has no tab left; another gateway looks at once, and not after 15 s."""
+    """Returns the tokens that a key was charged, once it has no tab left. Another gateway looks at once, not after 15
+    s.
+    """
     open_tabs: Any = await redis.hkeys(names.key_open(key_id))
     if open_tabs:
         await redis.zadd(names.unsettled(), {f"{key_id} {tab}": 0 for tab in open_tabs})
@@ -120,7 +122,7 @@ async def limited_key(redis_url: str) -> Secret:
 async def test_what_a_killed_gateway_and_a_killed_worker_leave_is_charged_as_it_is_published(
     redis: RedisClient, redis_url: str, redis_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    """To Redis, a gateway that was killed is one whose connections have ended, and that never comes back."""
+    """To Redis, a killed gateway is one whose connections have ended and that never comes back."""
     secret = await limited_key(redis_url)
     bodies = [body(number, max_tokens=NUM_TOKENS, ignore_eos=True) for number in range(NUM_STREAMS)]
     slow = {"max_num_seqs": 2 * NUM_STREAMS, "step_s": 0.5}  # it is killed long before the end
@@ -164,7 +166,7 @@ def as_sent(number: int, asked: Mapping[str, Any]) -> GenerateRequest:
 async def test_with_a_model_that_is_killed_in_the_middle(
     redis: RedisClient, redis_url: str, compile_cache: Path, tmp_path: Path
 ) -> None:
-    """Two choices with a seed, some of which end at a stop string that comes after the kill."""
+    """There are two choices with a seed, some of which end at a stop string that comes after the kill."""
     settings = {**SIZES, "compile_cache_dir": compile_cache}
     engine = Engine.from_checkpoint(MODEL_DIR, EngineConfig(**settings))
     bodies = [body(number, max_tokens=500, temperature=1.0, ignore_eos=True) for number in range(NUM_STREAMS)]

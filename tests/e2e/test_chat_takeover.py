@@ -81,7 +81,7 @@ def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
 
 
 async def leave(redis: RedisClient, kind: str, outputs: list[Output], cut: int) -> None:
-    """A request whose worker died after it had published its first `cut` outputs, each as a chunk of its own."""
+    """Leaves a request whose worker died after publishing its first `cut` outputs, each as a chunk of its own."""
     asked = request(kind, cut)
     await redis.xadd(keys.requests("q"), asked.to_entry())
     claim = await take_and_claim(redis, "victim", str(asked.id))
@@ -110,7 +110,7 @@ async def assembled(redis: RedisClient, request_id: str) -> Reply:
 
 
 def told(reply: Reply) -> list[tuple[Any, ...]]:
-    """All that does not depend on the request's id or on rounding."""
+    """Returns all that does not depend on the request's id or on rounding."""
     return [
         (
             choice.index,

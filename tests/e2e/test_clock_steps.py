@@ -75,7 +75,7 @@ def forward_and_back(server: ShiftedServer, victim: WorkerProcess) -> None:
 async def test_the_dead_are_found_whatever_the_clock_does(
     shifted: ShiftedServer, redis: RedisClient, tmp_path: Path, step: Step
 ) -> None:
-    """By a worker that is blocked in a read when the clock is set."""
+    """A worker that is blocked in a read when the clock is set finds them."""
     engine = {"step_s": 0.005}
     make = WorkerProcess(shifted.url, tmp_path / "log", engine=engine, name="victim", heartbeat_ttl_s=2.0)
     with make as victim, capture_logs() as logs:
@@ -94,7 +94,7 @@ async def test_the_dead_are_found_whatever_the_clock_does(
 
 
 async def test_running_requests_outlive_any_steps(shifted: ShiftedServer, redis: RedisClient, tmp_path: Path) -> None:
-    """Each step forward takes both workers for dead, and each step back lets what a dead one left live on."""
+    """At each step forward both workers seem dead; at each step back, what a dead one left lives on."""
     engine = {"step_s": 0.002}
     with (
         WorkerProcess(shifted.url, tmp_path / "one", engine=engine, name="one") as one,
@@ -117,13 +117,13 @@ async def test_running_requests_outlive_any_steps(shifted: ShiftedServer, redis:
 
 
 async def no_crash_counts(redis: RedisClient, request_ids: list[str]) -> bool:
-    """Whether the workers that were taken for dead have said that they live."""
+    """Checks whether the workers that seemed dead have said that they live."""
     counts = [await redis.hmget(keys.state("q", each), "crashes", "strikes") for each in request_ids]
     return all(count in (None, "0") for pair in counts for count in pair)
 
 
 async def have_short_lives(redis: RedisClient, *workers: str) -> bool:
-    """Whether each has a heartbeat, set by the clock as it is now or cut to it."""
+    """Checks whether each worker has a heartbeat that was set by the present clock, or cut to it."""
     lives = [await redis.pttl(keys.heartbeat("q", worker)) for worker in workers]
     return all(0 < left_ms <= 1000 for left_ms in lives)
 
@@ -161,7 +161,7 @@ async def none_outlives(redis: RedisClient, before: dict[str, int]) -> bool:
 
 
 async def outliving(redis: RedisClient, before: dict[str, int]) -> set[str]:
-    """Keys, and members of sets that are ordered by time, that last longer than they could."""
+    """Returns keys, and members of time-ordered sets, that last longer than they could."""
     bound_ms = FAR_S * 1000 / 2
     now_s, _ = await redis.time()
     found = {key for key in await redis.keys() if await redis.pttl(key) > before.get(key, 0) + bound_ms}

@@ -57,7 +57,7 @@ async def test_all_that_is_asked_for_is_exported(redis_url: str, redis: RedisCli
 
 
 async def test_all_that_is_exported_can_be_seen(redis_url: str, redis: RedisClient) -> None:
-    """On a dashboard; but for what is of no use to anybody who looks at one."""
+    """Dashboards show every metric, except those of no use to anybody who looks at one."""
     async with observed(redis_url) as there:
         await load(there, redis)
         families = [family for page in await there.pages() for family in text_string_to_metric_families(page)]

@@ -77,7 +77,7 @@ async def test_the_documented_key_is_made_listed_and_revoked(redis_url: str) -> 
 
 
 def moved(text: str, addresses: dict[str, str]) -> str:
-    """With the addresses of this run."""
+    """Returns the text with the addresses of this run."""
     found = text
     for there, here in addresses.items():
         found = found.replace(there, here)

@@ -186,7 +186,7 @@ async def test_the_example_without_a_queue() -> None:
 
 
 async def test_the_documented_code_without_a_queue() -> None:
-    """The code and what it prints, as they stand there."""
+    """The code and its output are as documented."""
     section = CLIENT_DOCS.partition("## Without a queue")[2]
     code, printed = re.findall(r"```python\n((?s:.*?))```\n\n((?:    .*\n)+)", section)[0]
     small = "LLM('demo', max_num_seqs=8, max_batch_tokens=64, num_pages=520)"  # as other tests: compiled already
@@ -202,7 +202,7 @@ async def is_done(worker: ScriptedWorker, request_id: str) -> bool:
 
 @needs_redis_cli
 async def test_the_documented_lines_work(redis_url: str) -> None:
-    """Every shell block of docs/wire.md, in its order."""
+    """They are all shell blocks of docs/wire.md, in order."""
     enqueue, read, cancel, document, keep, call = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
     function = f'redis-cli() {{ command redis-cli -u "{redis_url}" "$@"; }}\n'
     async with ScriptedWorker(redis_url, tell_a_story) as worker:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.every_server
 
 @dataclass
 class Deployment:
-    """A primary and a replica of it; clients and workers come through `front`, replication through `link`."""
+    """A primary and its replica; clients and workers connect through `front`, replication through `link`."""
 
     primary: RedisClient
     replica: RedisClient
@@ -36,7 +36,7 @@ class Deployment:
     link: RedisProxy
 
     async def stop_replication(self) -> None:
-        """After the replica has got everything so far."""
+        """Stops replication once the replica has got everything so far."""
         offset = await _offset(self.primary)  # WAIT would only speak of what this connection wrote
         await eventually(lambda: _has_reached(self.replica, offset))
         await self.link.stop()

@@ -33,7 +33,7 @@ def line(number: int) -> dict[str, Any]:
 
 
 class Fleet:
-    """Two gateways, of which one runs the batch, and two workers."""
+    """Two gateways, one of which runs the batch, and two workers."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._logs = [folder / f"gateway-{place}.log" for place in range(2)]
@@ -51,7 +51,7 @@ class Fleet:
             self.clients.append(await stack.enter_async_context(openai_client(gateway.url)))
 
     def holder(self) -> int:
-        """The place of the gateway that has said it runs the batch."""
+        """Returns the place of the gateway that holds the batch."""
         return next(place for place, log in enumerate(self._logs) if '"status": "in_progress"' in log.read_text())
 
     def kill_worker(self) -> None:

@@ -29,7 +29,7 @@ NUM_TOKENS = 120
 
 @dataclass
 class Stream:
-    """One answer, asked for until it is whole, by a client that only reconnects."""
+    """One answer, requested until it is whole by a client that only reconnects."""
 
     number: int
     clients: list[Any]
@@ -69,7 +69,7 @@ class Stream:
 
 
 class Fleet:
-    """Two gateways and two workers, of which one at a time is killed and comes back."""
+    """Two gateways and two workers, one of which at a time is killed and comes back."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.gateways = [GatewayProcess(url, folder / f"gateway-{place}.log") for place in range(2)]
@@ -85,7 +85,7 @@ class Fleet:
             await stack.enter_async_context(gateway)
 
     async def kill_one(self, what: str, place: int) -> None:
-        """Returns once it is back."""
+        """Kills one process; returns once it is back."""
         self.killed[what] += 1
         if what == "gateway":
             await self.gateways[place].kill()
@@ -101,7 +101,7 @@ async def has_started(worker: WorkerProcess) -> None:
 
 
 async def kill_at_random(fleet: Fleet, streams: list[Stream], num_kills: int) -> None:
-    """Each time another part of the text has come."""
+    """Kills processes, each time after another part of the text has come."""
     chance = random.Random(7)
     whole = sum(len(stream.expected) for stream in streams)
     kinds = ["gateway", "worker"] * (num_kills // 2)

@@ -194,7 +194,7 @@ async def test_tokens_of_prompt_and_answer_are_those_that_were_counted(served: S
 
 
 async def test_reasoning_comes_apart_under_both_names_and_is_counted(served: Served) -> None:
-    """The head of the answer is continued, and so its model reasons, which was taught nothing of it."""
+    """The head of the answer is continued, so the model reasons though it was not trained to."""
     begun = [*QUESTION, {"role": "assistant", "content": "<think>It is"}]
     asked = {**BRIEF, "messages": begun, "add_generation_prompt": False, "continue_final_message": True}
     (choice,) = (completion := await served.post("/v1/chat/completions", asked))["choices"]

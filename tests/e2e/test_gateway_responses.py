@@ -25,7 +25,7 @@ NUM_RESPONSES = 8
 
 
 class Follower:
-    """Reads one response in the background to its end, and does nothing but go on where it was cut off."""
+    """Reads one response to its end in the background, and only resumes where it was cut off."""
 
     def __init__(self, number: int, clients: list[openai.AsyncOpenAI]) -> None:
         self.number = number
@@ -73,7 +73,7 @@ async def has_started(worker: WorkerProcess) -> None:
 
 
 async def test_responses_outlive_gateways_and_workers(redis: RedisClient, redis_url: str, tmp_path: Path) -> None:
-    """The first worker is so slow that none of the replies can end before it is killed, the second ends them."""
+    """The first worker is so slow that no reply can end before it is killed; the second ends them."""
     gateways = [GatewayProcess(redis_url, tmp_path / f"gateway-{place}.log") for place in range(2)]
     slow, quick = (
         WorkerProcess(redis_url, tmp_path / f"{step_s}.log", engine={"max_num_seqs": 16, "step_s": step_s})

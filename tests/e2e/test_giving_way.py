@@ -94,7 +94,7 @@ async def test_other_work_does_not_and_what_gave_way_often_does_not_either(redis
 async def test_a_cancel_is_not_lost_whenever_its_request_gives_way(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In any order of the wish, of each step of the way back to the lane, and of sweeps, which look at wishes."""
+    """The cancel, each step of the way back to the lane, and sweeps, which look at cancels, come in any order."""
     chance, step = random.Random(46), publisher.execute
     monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 0.005)
 

@@ -23,8 +23,9 @@ from penstock.worker.protocol import tenants
 
 OF_REQUESTS = ("reply", "state", "cancel")
 NOT_THE_WORKERS = ("requests", "wake", *OF_REQUESTS)
-"""The stream of requests stays what it is, a client's own stream is nobody else's, and a request's keys have their own
-test."""
+"""Keys not tested here: the stream of requests stays as it is, a client's own stream is nobody else's, and a request's
+keys have a test of their own.
+"""
 
 JUNK: dict[str, dict[str, Any]] = {
     **{
@@ -50,7 +51,7 @@ class Line:
         self._number = 0
 
     async def pass_through(self) -> None:
-        """A request of a tenant with a deadline and a home, an entry that is none, a call: all end as they should."""
+        """Sends a request of a tenant with deadline and home, a malformed entry and a call; all end as they should."""
         self._number += 1
         good, bad = f"r{self._number}", f"m{self._number}"
         stream = keys.requests("q")
@@ -109,7 +110,7 @@ async def test_junk_in_a_queue_s_key_harms_nobody(
 
 
 async def is_calm(raw: RedisClient) -> None:
-    """Nobody asks the server the same again and again."""
+    """Checks that nobody asks the server the same again and again."""
     before = (await raw.info("stats"))["total_commands_processed"]
     await asyncio.sleep(0.3)
     assert (await raw.info("stats"))["total_commands_processed"] - before < 1000

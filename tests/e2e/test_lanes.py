@@ -16,12 +16,12 @@ from penstock.worker.delivery import charging, intake
 
 
 async def served(redis: RedisClient, tenant: str) -> float:
-    """Weighted tokens that a tenant was served which does not wait."""
+    """Returns the weighted tokens that a tenant with nothing waiting was served."""
     return float(await redis.zscore(keys.service("q"), tenant) or 0)
 
 
 async def waiting(redis: RedisClient) -> int:
-    """Entries that have a place."""
+    """Returns the entries that have a place."""
     pending: Any = await redis.xpending(keys.requests("q"), keys.GROUP)
     return sum(each["pending"] for each in pending["consumers"] if each["name"] == keys.WAITING)
 
@@ -60,7 +60,7 @@ async def _all_wait(redis: RedisClient, count: int) -> bool:
 
 
 async def test_what_waits_ends_while_no_worker_has_room(redis_url: str, redis: RedisClient) -> None:
-    """Cancelled by the client library, and too late."""
+    """One was cancelled by the client library; the other's deadline has passed."""
     engine = FakeEngine(max_num_seqs=1)
     engine.hold()
     async with running_worker(redis_url, engine), AsyncClient(redis_url, queue="q") as client:

@@ -24,7 +24,7 @@ TOOL = {"type": "function", "function": {"name": "spell", "parameters": {"type":
 
 
 def request(number: int, **fields: Any) -> GenerateRequest:
-    """The same id on both sides: it stands for the seed of a request without one."""
+    """Makes a request with the same id on both sides: the id is the seed of a request without one."""
     values = {"prompt": STORY, "max_tokens": 40, **fields}
     return GenerateRequest(id=f"r{number}", **{name: value for name, value in values.items() if value is not None})
 
@@ -86,7 +86,7 @@ def told(reply: Reply) -> tuple[Any, ...]:
 
 
 def logprobs_of(reply: Reply) -> list[float]:
-    """Rounded differently in every batch."""
+    """Returns the log-probabilities, which are rounded differently in every batch."""
     return [logprob.logprob for choice in reply.choices for logprob in choice.logprobs or ()]
 
 

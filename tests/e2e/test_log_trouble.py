@@ -31,7 +31,7 @@ def full_disk() -> int:
 
 
 def nobody_reads() -> int:
-    """A pipe that is full."""
+    """Opens a pipe that is full."""
     reader, writer = os.pipe()
     os.set_inheritable(reader, False)
     _KEPT.append(reader)
@@ -58,7 +58,7 @@ SINKS: dict[str, Callable[[], int] | None] = {
 
 @asynccontextmanager
 async def started(sink: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """With that as its stderr; and with stdout closed too where stderr is."""
+    """Starts a program with that as its stderr; where stderr is closed, stdout is too."""
     make = SINKS[sink]
     stderr = subprocess.DEVNULL if make is None else make()
     command = [sys.executable, *arguments]

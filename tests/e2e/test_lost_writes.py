@@ -40,7 +40,7 @@ class Server:
         return self._log().stat().st_size
 
     def lose_what_came_after(self, size: int) -> None:
-        """SIGKILL, and what was written since the file had `size` bytes is gone when it is back."""
+        """Kills the server; what was written since the file had `size` bytes is gone when it is back."""
         self.server.kill()
         os.truncate(self._log(), size)
         self.server.start()
@@ -83,7 +83,7 @@ async def has_chunks(redis: RedisClient, request_id: str, count: int) -> bool:
 
 
 async def has_ended(redis: RedisClient, request_id: str) -> bool:
-    """Also of a cluster that has just lost a node."""
+    """Checks whether a request has ended, on a cluster that has just lost a node too."""
     with suppress(exceptions.RedisError):
         newest = await redis.xrevrange(keys.reply("q", request_id), count=1)
         return bool(newest) and newest[0][1]["type"] == "end"
@@ -93,7 +93,7 @@ async def has_ended(redis: RedisClient, request_id: str) -> bool:
 @pytest.mark.parametrize("first", ["owner", "heir"])
 @pytest.mark.parametrize("lost", ["claim", "chunks"])
 async def test_two_owners_after_a_power_cut(lossy: Server, tmp_path: Path, lost: str, first: str) -> None:
-    """The owner is frozen while the server goes down; it wakes up before another worker claims the request or after."""
+    """The owner is frozen while the server goes down; it wakes up before or after another worker claims the request."""
     redis = connect(lossy.server.url, decode=True)
     engine = {"step_s": 0.005}
     async with AsyncClient(lossy.server.url, queue="q") as client:
@@ -124,7 +124,7 @@ async def test_two_owners_after_a_power_cut(lossy: Server, tmp_path: Path, lost:
 
 
 async def test_a_reader_whose_cursor_lies_above_the_new_ids(lossy: Server) -> None:
-    """The clock of the server that lost the claim was ahead of that of the one that gives the next."""
+    """The clock of the server that lost the claim was ahead of that of the server that gives the next one."""
     ahead = (int(time.time()) + 100) * 10**6
     async with (
         aclosing(connect(lossy.server.url, decode=True)) as redis,
@@ -191,5 +191,5 @@ async def test_the_nodes_of_a_cluster_lose_different_writes(
 
 
 def _node(name: str) -> int:
-    """The place of the node that has the keys with this hash tag, as `form_cluster` shares them out."""
+    """Returns the place of the node with the keys of this hash tag, as `form_cluster` assigns them."""
     return slot_of(name) * 3 // 16_384

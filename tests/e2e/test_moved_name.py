@@ -34,7 +34,7 @@ QUESTION = {"model": "q", "prompt": "x", "max_tokens": 3}
 
 @pytest.fixture
 async def names(redis_url: str) -> AsyncIterator[list[MovingName]]:
-    """One for each process, which finds out by itself."""
+    """A name for each process, which finds out by itself."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(MovingName(redis_url)) for _ in range(4)]
 
@@ -99,7 +99,7 @@ async def test_all_go_on_where_a_cluster_leads_to(redis_cluster: list[EmbeddedSe
 async def all_go_on(
     urls: Sequence[str], names: Sequence[MovingName], demote: Callable[[], object], move: Callable[[], object]
 ) -> None:
-    """A worker, a gateway, a client that calls, and one that only waits for what a stream brings, by these URLs."""
+    """Checks a worker, a gateway, a client that calls, and one that only waits for a stream, by these URLs."""
     engine = FakeEngine(step_s=0.002)
     of_worker, of_gateway, of_client, of_reader = urls
     async with (
@@ -178,7 +178,7 @@ async def test_under_load_nothing_is_lost_or_doubled(names: list[MovingName], re
 
 
 async def _complete(http: httpx.AsyncClient, number: int) -> str:
-    """Asked again, with the same key, while the gateway has no server that takes writes."""
+    """Sends a request again, with the same key, while the gateway has no server that takes writes."""
     body = {"model": "q", "prompt": str(number), "seed": number, "max_tokens": TOKENS}
     while True:
         answer = await http.post("/v1/completions", json=body, headers={"Idempotency-Key": f"x{number}"})
@@ -207,7 +207,7 @@ async def test_who_calls_after_the_move_notices_nothing(names: list[MovingName],
 
 
 async def test_one_of_many_that_are_refused_drops_all(names: list[MovingName], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a server that stays read-only is left alone in between."""
+    """Meanwhile, a server that stays read-only is left alone."""
     name = names[0]
     clients = [connect(name.url, decode=False, retries=0) for _ in range(3)]
     blocking = connect_blocking(name.url, decode=False, block_s=1.0)

@@ -141,7 +141,7 @@ async def _is(found: Awaitable[object], expected: object) -> bool:
 
 
 class _Run:
-    """A worker at work, drained at the end."""
+    """A running worker, drained at the end."""
 
     def __init__(self, worker: WorkerService) -> None:
         self._worker = worker

@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -
 
 
 def test_the_sdist_holds_the_same_package_and_what_builds_it(wheel: zipfile.ZipFile, sdist: tarfile.TarFile) -> None:
-    """Links of the tree are real files there; a file that two paths lead to is under `penstock/`."""
+    """Links of the tree are real files in the sdist; a file with two paths is under `penstock/`."""
     assert all(member.isfile() for member in sdist)
     names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {name for name in names if name.startswith("penstock/")} == {
@@ -86,7 +86,7 @@ def test_the_wheel_of_the_image_is_that_of_the_tree(wheel: zipfile.ZipFile, tmp_
 
 
 def copy_as_the_dockerfile_does(folder: Path) -> set[str]:
-    """Copies what its first stage does, links as links; returns the names at the top of the tree that it takes from."""
+    """Copies what the Dockerfile's first stage does, links as links; returns the top-level names that it copies."""
     lines = [line.split() for line in re.findall(r"^COPY ((?!--from).*)$", DOCKERFILE, re.MULTILINE)]
     for source, target in [(ROOT / source, folder / target) for *sources, target in lines for source in sources]:
         if source.is_dir():
@@ -99,7 +99,7 @@ def copy_as_the_dockerfile_does(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the wheel is installed into."""
+    """Folder that the wheel is installed into."""
     folder = tmp_path_factory.mktemp("installed")
     wheel.extractall(folder)
     return folder
@@ -201,7 +201,7 @@ SERVERS = ("uvicorn", "starlette", "httptools", "python_multipart")
 def test_importing_it_loads_nothing_heavy(
     module: str, heavy: tuple[str, ...], wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:
-    """From the wheel's own files, in a fresh interpreter, with the heavy packages out of reach."""
+    """The wheel's own files are imported in a fresh interpreter, with the heavy packages out of reach."""
     wheel.extractall(tmp_path)
     code = f"""
 import sys

@@ -43,7 +43,7 @@ SMALL = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "page_size
 
 
 def program(name: str) -> str:
-    """Fails where it is missing: whoever runs these tests wants to know what Prometheus says."""
+    """Returns the path of a program. Fails if it is missing: these tests are run to learn what Prometheus says."""
     path = shutil.which(name)
     assert path is not None, f"{name} is not installed; `apt install prometheus` has it"
     return path
@@ -65,7 +65,7 @@ def test_alerts_fire_when_they_should_and_not_before() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """One that scrapes."""
+    """A Prometheus that scrapes."""
 
     url: str
 
@@ -76,12 +76,12 @@ class Prometheus:
         return answer.json()["data"]
 
     async def values(self, expression: str) -> list[float]:
-        """Those that are numbers."""
+        """Returns the values that are numbers."""
         found = (await self.ask("query", query=expression))["result"]
         return [value for value in (float(each["value"][1]) for each in found) if not math.isnan(value)]
 
     async def firing(self) -> set[tuple[str, str]]:
-        """Alerts, by name and queue."""
+        """Returns firing alerts, by name and queue."""
         alerts = (await self.ask("alerts"))["alerts"]
         return {
             (each["labels"]["alertname"], each["labels"].get("queue", ""))
@@ -92,7 +92,7 @@ class Prometheus:
 
 @asynccontextmanager
 async def prometheus(folder: Path, targets: dict[str, list[int]]) -> AsyncIterator[Prometheus]:
-    """Scrapes these ports each second, by job, and has our rules."""
+    """Runs a Prometheus that scrapes these ports each second, by job, and has our rules."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = {
@@ -128,7 +128,7 @@ async def prometheus(folder: Path, targets: dict[str, list[int]]) -> AsyncIterat
 
 
 async def keep_asking(redis_url: str, gateway_url: str) -> None:
-    """Some of everything, until it is cancelled. The demo model answers as it likes."""
+    """Makes some requests of every kind until it is cancelled. The demo model answers as it likes."""
     async with (
         httpx.AsyncClient(base_url=gateway_url, timeout=WAIT_S) as http_client,
         AsyncClient(redis_url, queue="fake") as fake,
@@ -148,7 +148,7 @@ async def keep_asking(redis_url: str, gateway_url: str) -> None:
 async def test_every_expression_has_data_and_a_killed_worker_is_seen(
     redis_url: str, tmp_path: Path, compile_cache: Path
 ) -> None:
-    """The queue `demo` has the demo model; `fake` has a worker that is killed, and one that finds it."""
+    """The queue `demo` has the demo model; `fake` has a worker that is killed, and one that finds the dead one."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = {"model": "demo", "queue": "demo", "name": "demo", "health_host": "127.0.0.1", "health_port": port}
@@ -177,7 +177,7 @@ async def test_every_expression_has_data_and_a_killed_worker_is_seen(
 
 
 async def _until_all_have_data(there: Prometheus, asking: asyncio.Task[None]) -> None:
-    """Until every expression of a dashboard has a number; those of alerts can be evaluated."""
+    """Waits until every expression of a dashboard has a number, and those of alerts can be evaluated."""
     missing: list[str] = []
 
     async def is_complete() -> bool:
@@ -196,7 +196,7 @@ async def _until_all_have_data(there: Prometheus, asking: asyncio.Task[None]) ->
 
 
 def _without_variables(expression: str) -> str:
-    """With what Grafana would put in their places."""
+    """Replaces Grafana's variables by values, as Grafana would."""
     return expression.replace("$__rate_interval", WINDOW).replace("$queue", ".*").replace("$job", ".*")
 
 

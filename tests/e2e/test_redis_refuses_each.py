@@ -53,7 +53,7 @@ def all_scripts() -> set[str]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries and periodic tasks follow each other at once."""
+    """Lets retries and periodic tasks follow each other at once."""
     monkeypatch.setattr(faults.Backoff, "next_s", lambda _: 0.005)
     for name in ("sweeping.SWEEP", "reporting.REPORT", "measuring.MEASURE", "charging.CHARGE"):
         monkeypatch.setattr(f"penstock.worker.delivery.{name}_INTERVAL_S", 0.02)
@@ -84,7 +84,7 @@ async def test_each_command_meets_each_refusal(redis_url: str, redis: RedisClien
 
 
 async def die_later(redis: RedisClient) -> None:
-    """Leaves what two workers have that are gone once their heartbeats are taken away."""
+    """Leaves entries of two workers that are dead once their heartbeats are taken away."""
     await send(redis, prompt="x", id="begun", max_tokens=12, seed=5)
     await take_and_claim(redis, "dead", "begun", digest=OLD.digest(None))
     await add_chunk(redis, "begun", 1, 0, expected_tokens(b"x", 5, 0, 3))
@@ -212,7 +212,7 @@ class Work:
         await eventually(self._are_calls_taken_over)
 
     async def forgotten(self) -> None:
-        """A new connection is asked what it knows of what runs; and a queue that is gone is made anew."""
+        """Has a new connection ask the server what it knows of running requests, and a deleted queue made anew."""
         await send(self._redis, prompt="x", id="n", max_tokens=400)
         await read_until(self._redis, "n", lambda entry: entry.type == "chunk")
         self._proxy.cut()

@@ -78,19 +78,19 @@ async def outlast_all(worker: Running, proxies: Sequence[RefusingProxy], url: st
 
 
 async def begun(handle: Handle) -> asyncio.Task[Reply]:
-    """Reads a reply, of which there is something now, to its end."""
+    """Reads a reply that has begun to its end."""
     stream = handle.stream()
     await anext(stream)
     return asyncio.create_task(stream.read_to_end())
 
 
 async def errors_of(client: AsyncClient) -> list[Exception | None]:
-    """Errors of a few requests that are waited for."""
+    """Returns the errors of a few requests that are waited for."""
     return [result.error async for result in client.map(["y", "z"], max_tokens=3)]
 
 
 async def is_shown(screen: RedisClient, url: str) -> bool:
-    """Whether `penstock top` would show the queue."""
+    """Checks whether `penstock top` would show the queue."""
     try:
         async with answered(parse_url(url), ANSWER_S):
             await look(screen, "q")

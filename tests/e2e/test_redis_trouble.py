@@ -48,7 +48,7 @@ async def begin(redis: RedisClient) -> None:
 
 
 async def ends_well(redis: RedisClient, worker: Running) -> None:
-    """The reply is whole, was made in one go by one claim, and the worker serves the next one."""
+    """Checks that the reply is whole and made in one go by one claim, and that the worker serves the next request."""
     late = await send(redis, prompt="late", max_tokens=5)
     reply = await read_reply(redis, "x")
     assert reply.text() == expected_text("x", "x", TOKENS)
@@ -76,7 +76,7 @@ async def test_pause_of_writes_alone(server: EmbeddedServer, redis: RedisClient)
 
 
 async def test_readonly(server: EmbeddedServer, redis: RedisClient) -> None:
-    """The server became a replica, as after a failover that went elsewhere, and becomes a primary again."""
+    """The server becomes a replica, as after a failover that went elsewhere, and then a primary again."""
     async with running_worker(server.url, FakeEngine(step_s=0.005), heartbeat_ttl_s=5) as worker:
         await begin(redis)
         await redis.replicaof("127.0.0.1", "1")  # where nobody answers
@@ -86,7 +86,7 @@ async def test_readonly(server: EmbeddedServer, redis: RedisClient) -> None:
 
 
 async def test_loading(server: EmbeddedServer, redis: RedisClient) -> None:
-    """A restarted server that takes its time to read its data answers LOADING meanwhile."""
+    """A restarted server answers LOADING while it reads its data."""
     async with redis.pipeline(transaction=False) as pipe:
         for number in range(3000):
             pipe.set(f"ballast{number}", "x" * 100)

@@ -94,7 +94,7 @@ async def test_work_on_a_cluster_goes_on(redis_cluster: list[EmbeddedServer]) ->
 
 
 async def outlast(url: str, proxies: Sequence[RefusingProxy], breaks: Iterable[str]) -> None:
-    """Streams that are under way, and what comes when all were idle."""
+    """Checks streams that are under way, and what comes after all connections were idle."""
 
     def break_all(name: str) -> None:
         for proxy in proxies:

@@ -56,7 +56,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Random weights, beside the demo model's tokenizer."""
+    """A model of random weights with the demo model's tokenizer."""
     directory = tmp_path / "model"
     shutil.copytree(MODEL_DIR, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     theirs = json.loads((directory / "config.json").read_text())
@@ -105,7 +105,7 @@ def request(name: str, **fields: Any) -> GenerateRequest:
 
 
 def undisturbed(engine: Engine, asked: Mapping[str, GenerateRequest]) -> dict[str, list[tuple[str, list[int]]]]:
-    """Text and tokens of each choice."""
+    """Returns text and tokens of each choice."""
     preparer = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars)
     choices = {name: [("", list[int]())] * each.n for name, each in asked.items()}
     for each in asked.values():

@@ -20,7 +20,7 @@ LONG_S = 1000.0
 
 
 class Company(FakeEngine):
-    """Notes which requests it had at once."""
+    """Records which requests it had at once."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -35,7 +35,7 @@ class Company(FakeEngine):
 
 
 async def send_suspect(redis: RedisClient, request_id: str, **fields: Any) -> None:
-    """A request that one worker died with, and that a second one has died with when it is claimed."""
+    """Sends a request that one worker died with, and that a second one will have died with when it is claimed."""
     died = {"status": "running", "instance": "gone", "epoch": 1, "crashes": 1, "strikes": 1}
     await redis.hset(keys.state("q", request_id), mapping=died)  # type: ignore[arg-type]
     await send(redis, id=request_id, **{"prompt": request_id, "max_tokens": 3, **fields})
@@ -127,7 +127,7 @@ async def test_what_is_being_prepared_gives_way_too(redis_url: str, redis: Redis
 
 
 async def test_after_its_time_what_runs_gives_way_once(redis_url: str, redis: RedisClient) -> None:
-    """Whatever its priority; it counts as no hand-back, and goes on where it was."""
+    """A request of any priority gives way; that is no hand-back, and it goes on where it was."""
     engine = Company(max_num_seqs=4, step_s=0.002)
     async with running_worker(redis_url, engine, suspect_wait_s=0.2) as worker:
         for name, priority in (("high", 1000), ("low", -5)):

@@ -19,7 +19,9 @@ def totals(*workers: Metrics) -> list[float]:
 
 
 async def test_tokens_add_up_over_workers_that_hand_replies_on(redis_url: str, redis: RedisClient) -> None:
-    """Four replies, one refused, one with two choices; what the first worker has begun is handed to the second."""
+    """There are four replies, one refused and one with two choices; what the first worker began is handed to the
+    second.
+    """
     engine = FakeEngine(step_s=0.002)
     async with running_worker(redis_url, engine, drain_timeout_s=0.05, health_port=0) as first:
         await send(redis, prompt="abc", id="short", max_tokens=3)

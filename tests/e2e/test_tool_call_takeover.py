@@ -71,7 +71,7 @@ def request_of(
 
 
 def run(engine: Engine, requests: Iterable[Request]) -> dict[str, list[Output]]:
-    """Runs all to their ends, side by side."""
+    """Runs all requests to their ends, side by side."""
     outputs: dict[str, list[Output]] = {}
     for request in requests:
         outputs[request.id] = []

@@ -36,7 +36,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "tracing.md").read_text()
 
 
 def tree(spans: Iterable[Seen], parent_id: str | None) -> dict[str, Any]:
-    """Names below a span, those that began first first; each span is there once."""
+    """Returns the names below a span in the order in which they began; each span is there once."""
     spans = list(spans)
     below = sorted((span for span in spans if span.parent_id == parent_id), key=lambda span: span.start_ns)
     assert len({span.span_id for span in spans}) == len(spans)
@@ -52,7 +52,7 @@ WORKER_TREE = {
 
 
 async def ended(memory: InMemory, name: str, count: int = 1) -> list[Seen]:
-    """The spans of this name, once there are so many."""
+    """Waits for `count` spans of this name, and returns them."""
     await eventually(lambda: len(memory.named(name)) >= count)
     found = memory.named(name)
     assert len(found) == count
@@ -109,7 +109,9 @@ async def test_one_tree_from_the_http_client_to_the_last_token(redis_url: str, r
 
 
 def documented() -> set[str]:
-    """The attributes in docs/tracing.md. One with a dot before it has what the whole one before it has but its last."""
+    """Returns the attributes in docs/tracing.md. A name that begins with a dot shares the last full name but its last
+    part.
+    """
     found, stem = set(), ""
     table = DOCS.split("## What spans say")[1].split("\n## ")[0]
     for name in re.findall(r"`([a-z_]*(?:\.[a-z_]+)+)`", table):
@@ -286,7 +288,7 @@ async def test_what_is_not_sampled_leaves_nothing(redis_url: str, redis: RedisCl
 async def test_a_sampler_of_the_environment_decides(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the whole chain: a client that samples nothing says so to the worker."""
+    """The whole chain follows it: a client that samples nothing says so to the worker."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     client_sees = InMemory.of("client")
     monkeypatch.delenv("OTEL_TRACES_SAMPLER")
@@ -338,7 +340,7 @@ async def test_no_span_has_a_word_of_any_text(redis_url: str, redis: RedisClient
 
 
 class Broken(SpanProcessor):
-    """Raises where it can."""
+    """A span processor that raises where it can."""
 
     def on_start(self, span: Span, parent_context: object = None) -> None:
         if not span.name.startswith(("process", "prefill")):
@@ -370,7 +372,7 @@ async def test_tracing_that_breaks_ends_nothing_else(
 
 
 async def test_no_collector_is_no_trouble(redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody listens at port 1. The worker drains all the same, and what was traced is lost."""
+    """Nobody listens at port 1. The worker drains all the same, and its spans are lost."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     async with running_worker(redis_url, telemetry=from_environment("worker")) as running:
@@ -381,7 +383,7 @@ async def test_no_collector_is_no_trouble(redis_url: str, redis: RedisClient, mo
 
 
 async def test_a_request_that_is_given_up_ends_its_trace(redis_url: str, redis: RedisClient) -> None:
-    """Nobody claims it again, so nobody else would."""
+    """Nobody claims it again, so nobody else would end the trace."""
     worker, engine = InMemory.of("worker"), FakeEngine()
     engine.hold()
     async with running_worker(redis_url, engine, telemetry=worker.telemetry):

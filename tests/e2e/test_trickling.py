@@ -55,7 +55,7 @@ async def address(kind: str, redis_url: str, redis_cluster: list[EmbeddedServer]
 async def test_pieces_of_any_size_make_whole_streams(
     kind: str, redis_url: str, redis_cluster: list[EmbeddedServer], tmp_path: Path
 ) -> None:
-    """For a worker, both clients and a gateway."""
+    """A worker, both clients and a gateway are tested."""
     async with (
         address(kind, redis_url, redis_cluster, tmp_path) as url,
         running_worker(url, FakeEngine(step_s=0.002), heartbeat_ttl_s=1000) as worker,
@@ -99,7 +99,7 @@ class Events:
         self._event: dict[str, str] = {}
 
     async def read(self, http: httpx.AsyncClient, reset: Callable[[], None] = lambda: None) -> None:
-        """Goes on where they end. `reset` is called after a few."""
+        """Resumes where the events end. `reset` is called after a few."""
         headers = {"idempotency-key": "k"} | ({"last-event-id": self.last_id} if self.last_id else {})
         num, self._event = 0, {}
         async with http.stream("POST", "/v1/completions", json=BODY, headers=headers) as answer:
@@ -111,7 +111,7 @@ class Events:
                         reset()
 
     def _take(self, line: str) -> bool:
-        """Whether it ends an event, which counts from then on."""
+        """Takes a line; returns whether it ends an event, which counts from then on."""
         if line:
             name, _, value = line.partition(": ")
             self._event[name] = value
@@ -127,7 +127,7 @@ class Events:
 
 
 async def test_a_stream_that_is_reset_in_its_middle_goes_on_with_the_next_token(redis_url: str) -> None:
-    """By Last-Event-ID, over and over, wherever in an event the connection ends."""
+    """It resumes by Last-Event-ID, over and over, wherever in an event the connection ends."""
     events, num_resets = Events(), 0
 
     async with (

@@ -40,7 +40,7 @@ async def test_three_workers_and_a_kill(tmp_path: Path) -> None:
 
 
 async def bash(script: str, folder: Path, **environment: str) -> str:
-    """Runs it in a process group, of which nothing is left afterwards. What it printed."""
+    """Runs the script in a process group, of which nothing is left afterwards; returns its output."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     process = await asyncio.create_subprocess_exec(
         "bash", "-euo", "pipefail", "-c", script,

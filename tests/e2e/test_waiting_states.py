@@ -88,7 +88,7 @@ async def is_joined(stage: Stage, state: State) -> None:
 
 
 async def goes_next_by_it(stage: Stage, state: State) -> None:
-    """After what has a higher priority, before what has a lower one."""
+    """The request goes after those of higher priority and before those of lower priority."""
     stage.fields["priority"] = OWN
     async with SCENES[state](stage):
         await send(stage.redis, id="low", prompt="x", max_tokens=1, priority=LOW)
@@ -122,7 +122,7 @@ async def gives_way(stage: Stage, state: State) -> None:
 
 
 async def lower_ones_pass(stage: Stage, state: State) -> None:
-    """Until its home has no room any more: then it goes before them again."""
+    """They pass until its home is full; then it goes before them again."""
     stage.fields["priority"] = OWN
     async with SCENES[state](stage):
         await send(stage.redis, id="low", prompt="x", max_tokens=1, priority=LOW)
@@ -159,7 +159,7 @@ async def goes_next_among_suspects(stage: Stage, state: State) -> None:
 
 
 async def is_joined_or_gone(stage: Stage, state: State) -> None:
-    """Whoever sends, however: in vain, after the reply has expired, and at once."""
+    """A request sent again joins the first. After the reply has expired, every way of sending it fails at once."""
     client, tried = stage.client, {"prompt": "x", "id": "library"}
     await is_joined(stage, State.RUNNING)
     await client.submit(**tried)
@@ -180,7 +180,7 @@ async def is_joined_or_gone(stage: Stage, state: State) -> None:
 
 
 async def call_times_out(stage: Stage, _: State) -> None:
-    """Nobody answers late: the worker finds the time over."""
+    """Nobody answers late: the worker finds that the time is over."""
     blocked = Blocked()
     stage.on_release(blocked.may_go_on.set)
     async with stage.worker(1, text=SlowText(blocked)):
@@ -268,7 +268,7 @@ def _body(**more: Any) -> dict[str, Any]:
 
 
 async def batch_ends(stage: Stage, *, is_cancelled: bool) -> None:
-    """The queue holds one line of it at a time, and that one runs on."""
+    """The queue holds one line of the batch at a time, and that one runs on."""
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
     lines = [{"custom_id": name, "method": "POST", "url": CHAT, "body": chat} for name in ("a", "b")]
     content = "\n".join(map(json.dumps, lines)).encode()

@@ -49,7 +49,7 @@ def chat(content: str) -> str:
 
 
 def process_of(text: Tokenizer) -> int:
-    """The process that renders, while it has nothing to do."""
+    """Returns the process that renders, while it is idle."""
     (process,) = text._templates["default"]._template._sandbox._idle
     return process._process.pid
 

@@ -127,7 +127,7 @@ async def test_dead_letters(redis_cluster_url: str, redis: RedisClient) -> None:
 async def test_slots_that_move_while_requests_run(
     redis_cluster_url: str, redis_cluster: list[EmbeddedServer], redis: RedisClient
 ) -> None:
-    """First the slot of the queue moves to another node, then that of a running reply."""
+    """First the queue's slot moves to another node, then that of a running reply."""
     engine = FakeEngine(step_s=0.005)
     async with running_worker(redis_cluster_url, engine), AsyncClient(redis_cluster_url, queue="q") as client:
         running = await client.submit("x", max_tokens=300)
@@ -160,7 +160,7 @@ def move_slot(servers: list[EmbeddedServer], slot: int) -> None:
 
 
 def owns(node: BlockingRedis, slot: int) -> bool:
-    """Whether the node answers for the slot itself."""
+    """Checks whether the node answers for the slot itself."""
     probe = next(f"{{{number}}}" for number in range(10**6) if slot_of(str(number)) == slot)
     try:
         node.exists(probe)

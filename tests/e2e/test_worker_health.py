@@ -149,7 +149,7 @@ async def test_one_line_per_request_and_never_its_text(redis_url: str, redis: Re
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """For the connections that a test holds itself."""
+    """Raises the descriptor limit for the connections that a test holds itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     yield
@@ -157,7 +157,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 async def keep_connecting(port: int, *, num_held: int, has_all: asyncio.Event) -> None:
-    """Opens connections and says nothing; once there are `num_held`, a new one replaces the oldest."""
+    """Opens silent connections; once there are `num_held`, a new one replaces the oldest."""
     loop = asyncio.get_running_loop()
     held: deque[socket.socket] = deque()
     try:
@@ -213,7 +213,7 @@ async def test_scrapes_at_the_same_time_share_one_connection(redis_url: str, red
 
 
 async def test_scrapes_of_all_workers_cost_one_list_of_them_a_second(redis_url: str, redis: RedisClient) -> None:
-    """The list has a line for each worker: if each asked for it at each scrape, it would be their number squared."""
+    """The list has a line for each worker: if each asked for it at each scrape, the cost would be quadratic."""
     options = {"health_host": "127.0.0.1", "health_port": 0}
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(running_worker(redis_url, **options)) for _ in range(4)]

@@ -86,7 +86,7 @@ async def test_malformed_entry(redis_url: str, redis: RedisClient, name: str) ->
 
 
 async def test_a_request_over_the_worker_s_limit_is_refused_to_whoever_sent_it(redis_url: str) -> None:
-    """Whichever way it came: nobody waits for a reply that is under another id."""
+    """Whichever way it came, nobody waits for a reply under another id."""
     large = "x" * 5000
     chat = {"model": "q", "messages": [{"role": "user", "content": large}]}
     async with (
@@ -253,7 +253,7 @@ async def test_reply_that_turns_into_another_type_is_given_up(redis_url: str, re
 
 @pytest.mark.parametrize("way", ["new", "left by a dead worker"])
 async def test_many_large_entries_hold_up_nobody(redis_url: str, redis: RedisClient, way: str) -> None:
-    """Together they are far more than a worker should hold, or could read before a time-out."""
+    """Together the entries are far more than a worker should hold, or could read before a time-out."""
     await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0", mkstream=True)
     large = [await send(redis, prompt="x" * 20_000_000, id=f"large{number}") for number in range(12)]
     if way != "new":

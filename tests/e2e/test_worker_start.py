@@ -22,7 +22,7 @@ from penstock.worker.service import Model, Say, WorkerService
 
 
 class Loader:
-    """Loads when it is let, and knows whether it was asked to."""
+    """Loads when it may, and records whether it was asked to."""
 
     def __init__(self) -> None:
         self.is_begun = threading.Event()

@@ -67,7 +67,7 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
 
 
 async def test_a_call_goes_on_at_the_byte_where_its_worker_died(redis_url: str, redis: RedisClient) -> None:
-    """Whatever token was the last one published: in the reasoning, in arguments, between a call's name and them."""
+    """The last published token may be in the reasoning, in arguments, or between a call's name and its arguments."""
     prompt, num_tokens = CALL + "x", 40
     whole = [expected_tokens(prompt.encode(), 2, index, num_tokens) for index in range(2)]
     for num_published in range(num_tokens):
@@ -218,7 +218,7 @@ async def test_kill_between_the_end_and_the_dead_letter(redis_url: str, redis: R
 
 
 async def test_text_of_a_choice_that_has_ended_is_not_given_out_again(redis_url: str, redis: RedisClient) -> None:
-    """The engine gives out what it held back whenever a choice ends, also one that had ended before."""
+    """The engine releases held-back text whenever a choice ends, even one that had ended before."""
     await send(redis, prompt="x", id="x", max_tokens=5, n=2)
     await take_and_claim(redis, "dead", "x")
     tokens = expected_tokens(b"x", "x", 0, 5)

@@ -45,7 +45,7 @@ OLD, NEW = (Identity(revision=None, weights=weights, tokenizer="t", template=Non
 
 
 class Engine(FakeEngine):
-    """May preempt requests: they get no token until they are resumed."""
+    """A fake engine that may preempt requests: they get no token until they are resumed."""
 
     preempted: frozenset[str] = frozenset()
 
@@ -60,7 +60,7 @@ class Engine(FakeEngine):
 
 
 class Blocked:
-    """Something that takes as long as the stage says. Used by threads of a worker."""
+    """Work in a worker's threads that takes as long as the stage says."""
 
     def __init__(self) -> None:
         self.num_begun = 0
@@ -118,7 +118,7 @@ class Stage:
         self.monkeypatch.setattr(EntryReader, "sweep", counted)
 
     def release(self) -> None:
-        """Whatever holds the requests in their state does so no longer."""
+        """Releases the requests from whatever holds them in their state."""
         for engine in self.engines:
             engine.preempted = frozenset()
             engine.allow()
@@ -126,12 +126,12 @@ class Stage:
             release()
 
     async def let_act(self) -> None:
-        """Redis is back, or has answered."""
+        """Lets Redis come back or answer."""
         if self.acts is not None and asyncio.iscoroutine(acted := self.acts()):
             await acted
 
     async def is_late(self) -> bool:
-        """Whether their time is over, by the server's clock."""
+        """Checks by the server's clock whether the requests' time is over."""
         seconds, _ = await self.redis.time()
         [*_, (last, _)] = await self.redis.xrange(keys.requests("q"))
         return bool(seconds > int(last.split("-")[0]) / 1000 + self.fields["timeout_s"])
@@ -189,7 +189,7 @@ class Stage:
         await eventually(lambda: set(request_ids) <= set(self.ran))
 
     async def held_by(self, consumer: str, *request_ids: str) -> None:
-        """Waits until the entries of both requests, or of others, are pending for `consumer`, or have ended."""
+        """Waits until the entries of both requests, or of others, are pending for `consumer` or have ended."""
         await eventually(lambda: self._are_held_by(consumer, request_ids or IDS))
 
     async def _are_held_by(self, consumer: str, request_ids: Sequence[str]) -> bool:
@@ -248,7 +248,7 @@ async def at_home(stage: Stage) -> AsyncIterator[None]:
 
 
 async def _home_elsewhere(stage: Stage, name: str) -> str:
-    """A beginning of prompts that is at home with another worker than `name`."""
+    """Returns a beginning of prompts that is at home with another worker than `name`."""
     redis = stage.redis
     other = scripts.beat(
         "q", worker="home", instance="i", ttl_ms=LONG_MS, is_serving=True, must_match=False, card={}, model_ttl_ms=1
@@ -324,7 +324,7 @@ async def suspect(stage: Stage) -> AsyncIterator[None]:
 
 
 async def make_suspect(redis: RedisClient, request_id: str) -> None:
-    """One worker has died with it, and a second one has when it is claimed."""
+    """Makes the request a suspect: one worker has died with it, and a second one has when it is claimed."""
     died = {"status": "running", "instance": "gone", "epoch": 1, "crashes": 1, "strikes": 1}
     await redis.hset(keys.state("q", request_id), mapping=died)  # type: ignore[arg-type]
 

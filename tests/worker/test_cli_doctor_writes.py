@@ -46,7 +46,8 @@ SERVERS: Mapping[str, tuple[Change, Change, dict[str, str], str]] = {
         "READONLY",
     ),
 }
-"""How a server comes to this state, and back; what is found but for what is good; the code that it refuses writes with.
+"""How a server comes to this state, and back; what is found but for what is good; the code that it refuses
+writes with.
 """
 
 
