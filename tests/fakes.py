@@ -106,7 +106,7 @@ class ScriptedReply:
 
 
 async def echo(reply: ScriptedReply) -> None:
-    """Repeats the prompt, one chunk per word, for each choice."""
+    """Repeats the prompt for each choice, one chunk per word."""
     await reply.own()
     words = (reply.request.prompt or "").split(" ")
     for position, word in enumerate(words):
@@ -167,7 +167,7 @@ class ScriptedWorker:
         self._replies: set[asyncio.Task[None]] = set()
 
     async def release(self, queue_entry: str) -> None:
-        """Takes an answered request out of the queue."""
+        """Removes an answered request from the queue."""
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.xack(keys.requests(self.queue), keys.GROUP, queue_entry)
             pipe.xdel(keys.requests(self.queue), queue_entry)
@@ -230,7 +230,7 @@ async def eventually(condition: Callable[[], object], *, timeout_s: float = WAIT
 
 
 class LossyProxy:
-    """A TCP proxy in front of a server, for the moments when the network fails at the worst time."""
+    """A TCP proxy in front of a server that fails at the worst moments."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
@@ -243,7 +243,7 @@ class LossyProxy:
         return f"redis://127.0.0.1:{self._port}/0"
 
     def lose_next_answer_to(self, command: bytes) -> None:
-        """The next command that contains this is executed, but its sender sees the connection break instead."""
+        """Has the next command that contains this executed, while its sender sees the connection break."""
         self._lose_answer_to = command
 
     def cut(self) -> None:

@@ -17,13 +17,13 @@ class Forwarding:
     """Listens on a free port of 127.0.0.1 within `async with`.
 
     Args:
-        host: of the server.
-        server_port: its port.
-        tls: how TLS is spoken to clients; None: not at all.
+        host: the server's host.
+        server_port: the server's port.
+        tls: TLS context for clients; None: no TLS.
 
     Attributes:
-        port: where it listens.
-        num_links: how many connections were taken, those that were refused by TLS left out.
+        port: port where it listens.
+        num_links: number of connections accepted, without those that TLS refused.
     """
 
     def __init__(self, host: str, server_port: int, tls: ssl.SSLContext | None = None) -> None:
@@ -45,7 +45,7 @@ class Forwarding:
         self.cut()
 
     async def listen(self) -> None:
-        """Begins, on the same port as before if there was one. Connections that there are stay."""
+        """Begins to listen, on the same port as before if there was one. Existing connections stay."""
         if self._server is not None:
             self._server.close()
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port, ssl=self._tls)
@@ -99,7 +99,7 @@ class Forwarding:
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_client: bool = False
     ) -> None:
-        """One way of a connection, to its end."""
+        """Passes one direction of a connection on, to its end."""
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
@@ -113,7 +113,7 @@ def _linger_not(end: asyncio.StreamWriter) -> None:
 
 
 async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
-    """Runs the ways of a connection, all of which end with the first: the server is to notice who has gone."""
+    """Runs both directions of a connection until the first ends, so that the server notices who has gone."""
     tasks = [asyncio.create_task(way) for way in ways]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -124,13 +124,13 @@ async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
 
 
 class Trickling(Forwarding):
-    """Passes on what comes in pieces, each a packet of its own.
+    """Passes data on in pieces, each a packet of its own.
 
     Args:
-        host: of the server.
-        server_port: its port.
-        sizes: of the pieces in bytes, in turn.
-        pause_s: after each that goes to a client.
+        host: the server's host.
+        server_port: the server's port.
+        sizes: sizes of the pieces in bytes, in turn.
+        pause_s: pause after each piece that goes to a client.
     """
 
     def __init__(self, host: str, server_port: int, sizes: Sequence[int], pause_s: float = 0.0) -> None:

@@ -96,7 +96,7 @@ VISION: dict[str, dict[str, Any]] = {
 def write_checkpoint(
     directory: Path, family: str, *, seed: int = 0, dtype: str = "float32", shards: int = 1, **config: Any
 ) -> Path:
-    """A checkpoint of `family` with random weights, biases and norms included, so that each of them can be missed.
+    """Writes a checkpoint of `family` with random weights, norms and biases included, so that a missing one shows.
 
     `config` overrides GEOMETRY. `shards` above 1 gives at least as many files and an index.
     """
@@ -132,7 +132,7 @@ def _auto(family: str) -> Any:
 
 
 def edit_config(directory: Path, *remove: str, **fields: Any) -> None:
-    """Takes fields out of a config.json and sets others."""
+    """Removes fields from a config.json and sets others."""
     path = directory / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in remove} | fields))

@@ -16,7 +16,9 @@ from penstock.engine.execution.compilation import keep_compilations, no_kept_com
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(compile_cache: Path) -> None:
-    """Programs that are alike, as the sampling of all tiny models is, are compiled by the first test that needs one."""
+    """Compiles programs that are alike, as the sampling of all tiny models is, only in the first test that
+    needs one.
+    """
     keep_compilations(compile_cache)
 
 
@@ -27,7 +29,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def optimised() -> Iterator[None]:
-    """Full optimisation, which the run's conftest.py has switched off."""
+    """Turns on full optimisation, which the run's conftest.py has switched off."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     try:
@@ -38,7 +40,7 @@ def optimised() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_engine(tiny_model: Path) -> Engine:
-    """Warmed up, with programs as they ship; shapes as in SMALL."""
+    """A warmed-up engine with programs as they ship; shapes as in SMALL."""
     with optimised():
         engine = Engine.from_checkpoint(tiny_model, SMALL)
         engine.warm_up()
@@ -59,7 +61,7 @@ def engine(shared_engine: Engine) -> Engine:
 
 @pytest.fixture
 def as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Programs are compiled as users run them, in processes that the test starts too."""
+    """Compiles programs as for users, in processes that the test starts too."""
     monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     with optimised():
         yield

@@ -31,7 +31,7 @@ def run_models(models: Mapping[str, tuple[Path, str]]) -> Runs:
 
 
 def said_by(script: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
-    """The JSON that a script beside this one prints, run with eight host devices."""
+    """Runs a script beside this one with eight host devices; returns the JSON that it prints."""
     here = Path(__file__).parent
     environment = {
         **os.environ,

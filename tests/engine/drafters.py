@@ -12,7 +12,7 @@ from penstock.engine.speculation.drafter import Draft
 
 @dataclass
 class TrueContinuation:
-    """Is handed what each choice of each request goes on with, and gets each token right with this probability."""
+    """Knows how each choice of each request continues, and drafts each token right with this probability."""
 
     replies: Mapping[tuple[str, int], list[int]]  # by id and index, from the first generated token on
     acceptance: float = 1.0
@@ -33,7 +33,7 @@ class TrueContinuation:
 
 @dataclass
 class Says:
-    """Whatever a function of the sequence says."""
+    """Drafts whatever a function of the sequence returns."""
 
     function: Callable[[Sequence], tuple[int, ...]]
 
@@ -41,4 +41,4 @@ class Says:
         return Draft(self.function(sequence))
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is remembered."""
+        """Does nothing, as nothing is remembered."""

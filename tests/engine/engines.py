@@ -32,11 +32,11 @@ TINY = FAMILIES["qwen3"].config(
     },
     "float32",
 )
-"""A model for what needs no checkpoint."""
+"""A model for tests that need no checkpoint."""
 
 
 def write_model(directory: Path, family: str = "qwen3", **config: Any) -> Path:
-    """A checkpoint with weights, tokenizer and chat template."""
+    """Writes a checkpoint with weights, tokenizer and chat template."""
     defaults: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "eos_token_id": EOS, "bos_token_id": None}
     if family == "qwen3":
         defaults["head_dim"] = 16
@@ -77,7 +77,7 @@ def drive(
     before_step: Callable[[int], None] = lambda step: None,
     limit: int = 20_000,
 ) -> Results:
-    """Runs `requests` to their ends, by (id, index)."""
+    """Runs `requests` to their ends; returns results by (id, index)."""
     starts: dict[tuple[str, int], int] = {}
     results: Results = {}
     for request in requests:
@@ -108,7 +108,7 @@ def preempting(engine: Engine, every: int) -> Callable[[int], None]:
 
 
 async def outputs_of(driver: EngineDriver, request: Request) -> AsyncIterator[Output]:
-    """Runs one request to its end; whoever closes this early lets go of it."""
+    """Runs one request to its end; closing this early releases it."""
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     driver.submit(request, outputs.put_nowait)
     num_unfinished = request.n

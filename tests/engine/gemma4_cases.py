@@ -140,4 +140,4 @@ SLOW_GEMMA4_CASES = (
     "gemma4-small-one-shared-odd",
     "gemma4-beside-images-small",
 )
-"""Left to `make test-slow`: of each sort one or two are quick enough."""
+"""Cases left to `make test-slow`: of each sort one or two are quick enough."""

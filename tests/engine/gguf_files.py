@@ -56,7 +56,7 @@ KEYS = {  # of config.json, and as the metadata has them
     "first_k_dense_replace": "leading_dense_block_count",
 }
 Kinds = Callable[[str], str]
-"""The type in which a tensor is stored, by its name in the file."""
+"""Type in which a tensor is stored, by its name in the file."""
 
 
 def all_of(kind: str) -> Kinds:
@@ -69,14 +69,16 @@ def all_of(kind: str) -> Kinds:
 
 
 def q4_k_m(name: str) -> str:
-    """A mix of types, as llama.cpp's of that name."""
+    """Mixes types as llama.cpp's preset of that name does."""
     kind = all_of("Q4_K")(name)
     is_better = name.startswith(("output.", "blk.1.attn_v", "blk.0.ffn_down"))
     return "Q6_K" if kind == "Q4_K" and is_better else kind
 
 
 def write_gguf(path: Path, checkpoint: Path, kinds: Kinds, **metadata: Any) -> Path:
-    """The file; the checkpoint's weights then are what the file's stand for. `metadata` overrides, None removes."""
+    """Writes the file; the checkpoint's weights become the values that the file's stand for. `metadata` overrides
+    fields; None removes one.
+    """
     config = json.loads((checkpoint / "config.json").read_text())
     values = {name: array.copy() for name, array in load_file(checkpoint / "model.safetensors").items()}
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
@@ -102,7 +104,7 @@ def write_gguf(path: Path, checkpoint: Path, kinds: Kinds, **metadata: Any) -> P
 def _encoded(
     values: dict[str, np.ndarray], config: Mapping[str, Any], architecture: str, kinds: Kinds
 ) -> dict[str, tuple[np.ndarray, str]]:
-    """By the file's names. `values` become those that are encoded."""
+    """Encodes tensors by the file's names; `values` become what the encoded ones stand for."""
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     rows: dict[str, list[np.ndarray]] = {}
@@ -153,7 +155,7 @@ def _stored_name(name: str, names: gguf.TensorNameMap) -> str:
 
 
 def _permuted(rows: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
-    """Rows of both halves of a head by turns."""
+    """Interleaves the rows of both halves of a head."""
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
     if config["model_type"] not in PERMUTED or heads is None:
         return rows
@@ -246,7 +248,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Any, vocab_size: int, pre: str = "gpt-2", **flags: bool) -> None:
-    """A byte-level BPE, or one with SentencePiece's pieces."""
+    """Adds a byte-level BPE tokenizer, or one with SentencePiece's pieces."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     added = {token["id"]: token for token in state["added_tokens"]}
     tokens = {id_: token for token, id_ in tokenizer.get_vocab().items()}

@@ -31,7 +31,7 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def devices(count: int = 1) -> Sequence[jax.Device]:
-    """None at all where JAX's plugin for CUDA is not installed."""
+    """Returns H100 devices; none where JAX's CUDA plugin is not installed."""
     if not any(map(importlib.util.find_spec, _PLUGINS)):
         return ()
     try:

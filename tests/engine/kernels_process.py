@@ -74,7 +74,7 @@ def inputs() -> jax.Array:
 
 
 def exact_products(linear: QuantizedLinear) -> np.ndarray:
-    """With each layer's weight, in f64; of groups it is rounded once, of others sums are scaled."""
+    """Multiplies with each layer's weight in f64. With groups, the weight is rounded once; without, sums are scaled."""
     names = leaf_shapes(linear.packing, *linear.shape)
     weights = unpacked(linear.packing, {name: jnp.asarray(np.asarray(getattr(linear, name)[...])) for name in names})
     rounded = weights.astype(jnp.bfloat16) if linear.packing.group else weights
@@ -82,7 +82,7 @@ def exact_products(linear: QuantizedLinear) -> np.ndarray:
 
 
 def products(kernel: KernelLinear) -> np.ndarray:
-    """With each layer's weight, by the kernel."""
+    """Multiplies with each layer's weight, by the kernel."""
     graph, state = nnx.split(kernel)
 
     @jax.jit

@@ -21,7 +21,7 @@ SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False
 def with_scales(
     plain: Path, directory: Path, layers: Sequence[Mapping[str, np.ndarray]], scheme: Mapping[str, Any] | None = SCHEME
 ) -> Path:
-    """A copy of a checkpoint with these tensors behind the name of each layer's attention."""
+    """Copies a checkpoint, with these tensors below the name of each layer's attention."""
     shutil.copytree(plain, directory, dirs_exist_ok=True)
     tensors = load_file(directory / "model.safetensors")
     for layer, scales in enumerate(layers):
@@ -34,21 +34,21 @@ def with_scales(
 
 
 def random_scales(num_layers: int, shape: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
-    """For keys and values of about 1: what they are divided by has large codes, and the largest are clipped."""
+    """Draws scales for keys and values of about 1: quotients have large codes, and the largest are clipped."""
     rng = np.random.default_rng(3)
     sizes = rng.uniform(0.0005, 0.003, (num_layers, len(COMPRESSED), *shape)).astype(np.float32)
     return [dict(zip(COMPRESSED, layer, strict=True)) for layer in sizes]
 
 
 class QuantizedCache(DynamicCache):
-    """Keys and values are what their codes in fp8 stand for."""
+    """A cache of keys and values that have the values of their fp8 codes."""
 
     def __init__(self, layers: Sequence[Mapping[str, np.ndarray]]) -> None:
         super().__init__()
         self._scales = [[torch.from_numpy(layer[name]).reshape(-1, 1, 1) for name in COMPRESSED] for layer in layers]
 
     def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        """Each `[1, num_kv_heads, num_tokens, head_dim]`."""
+        """Quantizes keys and values, each `[1, num_kv_heads, num_tokens, head_dim]`."""
         held = [
             (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
             for x, scale in zip((key_states, value_states), self._scales[layer_idx], strict=True)

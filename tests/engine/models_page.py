@@ -47,7 +47,7 @@ LIBRARY = _Compiled(Path())
 
 
 def page(text: str) -> str:
-    """`text` of the page with the tables as they must be."""
+    """Returns `text` of the page with the tables as they must be."""
     tables = "\n".join(("", *_families(), "", *_formats(), "", *_platforms(), "", ""))
     written, count = PLACE.subn(lambda found: f"{found[1]}{tables}{found[2]}", text)
     assert count == 1, f"{DOCS.name} has no place for the tables"

@@ -69,7 +69,7 @@ def differences(config: ModelConfig, tensor: int) -> dict[str, float]:
 
 
 def filled(model: Decoder) -> Decoder:
-    """With norms and biases that are not ones and zeros."""
+    """Fills norms and biases with values other than ones and zeros."""
     rng = np.random.default_rng(4)
 
     def changed(path: Any, leaf: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def filled(model: Decoder) -> Decoder:
 
 
 def run(model: Decoder, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
-    """Hidden states of three tokens, and the new pages. Attention is a stand-in, as in
+    """Returns hidden states of three tokens, and the new pages. A stand-in for attention is as in
     test_stacked_decoder.py.
     """
 

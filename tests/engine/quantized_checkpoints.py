@@ -33,7 +33,7 @@ MXFP4_EXPERTS = Scheme({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_
 
 
 def write_quantized(directory: Path, scheme: Scheme, family: str = "llama", **config: Any) -> tuple[Path, Path]:
-    """A checkpoint quantized as `scheme` has it, and one of the values that its weights stand for."""
+    """Writes a checkpoint quantized by `scheme`, and one of the values that its weights stand for."""
     plain = write_checkpoint(directory / "plain", family, **config)
     quantized = directory / "quantized"
     shutil.copytree(plain, quantized)
@@ -61,7 +61,7 @@ def _quantized(stored: Mapping[str, np.ndarray], scheme: Scheme) -> tuple[dict[s
 
 
 def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Also of the types that numpy does not have."""
+    """Saves tensors, also those of types that numpy does not have."""
     header, end = {}, 0
     for name, array in tensors.items():
         header[name] = {
@@ -78,7 +78,7 @@ def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    """All of a file, with its types of 8 bits, for tests that spoil some of it."""
+    """Reads all tensors of a file, 8-bit types included, for tests that spoil some of them."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         data = file.read()

@@ -9,7 +9,7 @@ from penstock.engine.formats.packing import Packing, leaf_shapes
 
 
 def random_stack(packing: Packing, num_out: int, num_in: int, *leading: int) -> dict[str, np.ndarray]:
-    """By the names of `leaf_shapes`, with scales that are far apart and a row of zeros."""
+    """Makes random arrays by the names of `leaf_shapes`, with widely spread scales and a row of zeros."""
     rng = np.random.default_rng(num_in)
     leaves = {}
     for name, (shape, kind) in leaf_shapes(packing, num_out, num_in).items():

@@ -46,7 +46,9 @@ def fp8_whole(weight: np.ndarray, *, per_channel: bool, dtype: Any = np.float32)
 def int_codes(
     weight: np.ndarray, bits: int, groups: np.ndarray, *, symmetric: bool, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Codes in 0 .. 2**bits - 1, scales and zeros by `[out, group]`, and their values; `groups` of each feature."""
+    """Returns codes in 0 .. 2**bits - 1, scales and zeros by `[out, group]`, and their values; `groups` has one of each
+    feature.
+    """
     top = 2**bits - 1
     scales = np.zeros((weight.shape[0], int(groups.max()) + 1), dtype)
     zeros = np.full(scales.shape, 2 ** (bits - 1), np.int64)
@@ -65,7 +67,9 @@ def int_codes(
 
 
 def words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Along the last axis, the first code in the lowest bits of an i32; a last word may have some of nothing."""
+    """Packs codes into i32 along the last axis, the first code in the lowest bits; the last word may be
+    filled in part.
+    """
     per_word = 32 // bits
     padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_word)])
     parts = padded.reshape(*codes.shape[:-1], -1, per_word)
@@ -128,7 +132,7 @@ def gptq(weight: np.ndarray, *, group: int, bits: int = 4, version: int = 1, ord
 
 
 def mxfp4(weight: np.ndarray) -> Quantized:
-    """Also of experts, `[experts, out, in]`."""
+    """Quantizes a weight, or experts, `[experts, out, in]`."""
     sizes = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
     blocks = weight.reshape(*weight.shape[:-1], -1, 32)
     exponents = np.floor(np.log2(np.abs(blocks).max(axis=-1))) - 2

@@ -109,7 +109,7 @@ def reference_attention(
 def without_passed(
     page_indices: np.ndarray, lengths: Sequence[tuple[int, int]], sliding_window: int, page_size: int
 ) -> np.ndarray:
-    """The table as it is once the pages that the window of each sequence's first query has passed are given back."""
+    """Returns the table after pages were freed that the window of each sequence's first query has passed."""
     table = page_indices.copy()
     for i, (q_len, kv_len) in enumerate(lengths):
         table[i, : max(0, kv_len - q_len - sliding_window + 1) // page_size] = 0
@@ -133,7 +133,7 @@ def random_sinks(num_heads: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """Sequences whose pages are anywhere: what a step is given of each token and sequence."""
+    """Sequences whose pages are anywhere: the arrays that a step gets of each token and sequence."""
 
     lengths: Sequence[tuple[int, int]]
     page_size: int
@@ -184,11 +184,11 @@ class PagedBatch:
         return self.page_indices[i, place // self.page_size] * self.page_size + place % self.page_size
 
     def held(self) -> np.ndarray:
-        """The slots of all tokens that are there after the step."""
+        """Returns the slots of all tokens that are there after the step."""
         return np.concatenate([self.slots_of(i) for i in range(len(self.lengths))])
 
     def seen_through(self, sliding_window: int | None) -> RaggedBatch:
-        """For a step; without the pages that a window has passed."""
+        """Returns the batch as a step gets it, without the pages that a window has passed."""
         table = self.page_indices
         if sliding_window is not None:
             table = without_passed(table, self.lengths, sliding_window, self.page_size)
@@ -210,7 +210,7 @@ def compare(
     names: Sequence[str] = IMPLEMENTATIONS,
     **options: Any,
 ) -> None:
-    """Holds implementations to the reference on one random batch: what is attended, and what is in the pages."""
+    """Compares attention and pages of implementations with the reference, on one random batch."""
     num_tokens = 128 if sum(q_len for q_len, _ in lengths) > 32 else 32
     batch = PagedBatch.random(
         lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=num_tokens, seed=seed
@@ -242,7 +242,9 @@ def compare(
 def _pages(
     batch: PagedBatch, k: np.ndarray, v: np.ndarray, rng: np.random.Generator, *, is_windowed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Before and after the step: f32 [num_pages, page_size, 2 * num_kv_heads, head_dim], K and V interleaved."""
+    """Returns pages before and after the step: f32 [num_pages, page_size, 2 * num_kv_heads, head_dim], K and V
+    interleaved.
+    """
     num_kv_heads, head_dim = k.shape[1:]
     pages = np.full((batch.num_pages, batch.page_size, 2 * num_kv_heads, head_dim), 9.0, np.float32)  # stale
     held = batch.held()
@@ -258,7 +260,7 @@ def _pages(
 
 
 def _halves(pages: np.ndarray, name: str, dtype: str) -> LayerCache:
-    """Keys and values as an implementation has them."""
+    """Splits pages into keys and values as an implementation lays them out."""
     halves = (pages[:, :, 0::2], pages[:, :, 1::2])
     laid_out = [half.transpose(axes) for half, axes in zip(halves, AXES[name], strict=True)]
     if name == "native":
@@ -268,7 +270,7 @@ def _halves(pages: np.ndarray, name: str, dtype: str) -> LayerCache:
 
 
 def in_words(half: np.ndarray, dtype: str) -> np.ndarray:
-    """The third of four axes cut into words of 32 bits, as the kernel in C++ has keys and values."""
+    """Cuts the third of four axes into 32-bit words, as the C++ kernel lays out keys and values."""
     n = 4 // jnp.dtype(dtype).itemsize
     if n == 1:
         return half

@@ -29,7 +29,7 @@ TOOLS = (
 
 @dataclass
 class Message:
-    """A whole reply. Of each call the name, and the text of its arguments."""
+    """A whole reply. A call is its name and the text of its arguments."""
 
     text: str = ""
     reasoning: str = ""
@@ -66,7 +66,7 @@ def parser(
 
 
 def as_written(name: str, text: str, *, special: bool) -> str:
-    """`text` as a stream gives it to a parser, from tokens that are the delimiters spelled out in it."""
+    """Returns `text` as a stream gives it to a parser; delimiters spelled in it were tokens."""
     return formats(name, special=special).dialect(name).written(text)
 
 
@@ -79,7 +79,7 @@ def read(reading: ReplyParser, chunks: Iterable[str]) -> Message:
 
 
 def write(name: str, message: Message, *, call_arguments: list[dict[str, object]] | None = None) -> str:
-    """`message` in the format's own syntax, as its chat template would write it."""
+    """Writes `message` in the format's own syntax, as its chat template would."""
     format_ = FORMATS[name]
     parts: list[str] = []
     if message.reasoning and format_.reasoning is not None:

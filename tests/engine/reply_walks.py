@@ -63,14 +63,14 @@ class Vocabulary:
         return LLMatcher(self.for_grammars, source, log_level=0, limits=LIMITS)
 
     def accepts(self, source: str, text: str) -> bool:
-        """Whether `text` is a whole reply; special tokens that are spelled in it are those tokens."""
+        """Checks whether `text` is a whole reply; special tokens spelled in it count as those tokens."""
         matcher = self.matcher(source)
         assert not matcher.is_error(), matcher.get_error()
         ids = self.tokenizer.encode(text)
         return matcher.try_consume_tokens(list(ids)) == len(ids) and matcher.is_accepting()
 
     def walk(self, source: str, rng: random.Random, max_tokens: int = 300) -> Walk:
-        """Each token is drawn evenly from the allowed ones, with a bias to those that bring a reply to its end."""
+        """Draws each token evenly from the allowed ones, with a bias to those that end a reply."""
         matcher = self.matcher(source)
         assert not matcher.is_error(), matcher.get_error()
         ids: list[int] = []

@@ -21,8 +21,8 @@ TOKEN = 7
 class Harness:
     """Plays the engine's part: one step in flight, tokens by a rule, ends at max_tokens.
 
-    And the device's: each plan writes into pages and states, and what its tokens find there has to be their own
-    sequence's.
+    It plays the device's part too: each plan writes into pages and states, and its tokens must find their own
+    sequence's there.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Harness:
                     self.commit(row)
 
     def compute(self, plan: StepPlan) -> None:
-        """All rows write before one reads, as on the device."""
+        """Has all rows write before one reads, as on the device."""
         for row in plan.rows:
             beginnings = self.beginnings(row)
             for position in self.positions(row):
@@ -211,7 +211,7 @@ class Harness:
             self.step()
 
     def run(self, limit: int = 2000) -> int:
-        """Steps until all is done; returns how many it took."""
+        """Runs steps until all is done; returns their number."""
         for count in range(limit):
             if self.step() is None and self.in_flight is None and not self.scheduler.waiting:
                 return count

@@ -50,7 +50,7 @@ PATTERNS = (
 
 
 def schemas(count: int, seed: int = 0) -> list[Schema]:
-    """The first `count` schemas of this seed; a longer list begins with the shorter one."""
+    """Returns the first `count` schemas of this seed; a longer list begins with the shorter one."""
     return [_Maker(random.Random(f"{seed}/{number}")).schema() for number in range(count)]
 
 

@@ -36,7 +36,7 @@ def sizes(layout: str) -> tuple[int, int]:
 
 
 def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
-    """Tokens of a few requests, and how the engine lies on the devices."""
+    """Returns the tokens of a few requests, and how the engine is laid out on the devices."""
     kv_dtype = {"int8": "int8", "fp8": "float8_e4m3fn"}.get(name.partition(" ")[0], "unquantized")
     config = EngineConfig(
         max_num_seqs=SMALL.max_num_seqs,
@@ -72,7 +72,7 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
 
 
 def share(array: jax.Array) -> int:
-    """Into how many parts an array is split."""
+    """Returns the number of parts into which an array is split."""
     return array.size // array.addressable_shards[0].data.size
 
 

@@ -111,7 +111,7 @@ def test_a_nan_spoils_its_own_sequence_but_not_the_next_holder_of_its_pages(name
     spec = KVCacheSpec(num_layers=1, num_pages=3, page_size=4, num_kv_heads=1, head_dim=8, dtype=dtype)
 
     def step(x: jax.Array, num_tokens: int, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
-        """`x` is padded to 4 tokens."""
+        """Computes one step; `x` is padded to 4 tokens."""
         batch = RaggedBatch(
             slots=jnp.where(jnp.arange(4) < num_tokens, jnp.arange(4, 8), 0),
             kv_lens=jnp.asarray([num_tokens]),

@@ -31,7 +31,7 @@ MIXED = [(1, 33), (20, 45), (1, 2), (3, 3), (1, 16)]  # (tokens of this step, to
 def fused(
     interpret: pltpu.InterpretParams, options: AttentionOptions = PLAIN, **values: Any
 ) -> Callable[..., tuple[jax.Array, StackedCache]]:
-    """The kernel with these values, compiled once for all tests of the same shapes."""
+    """Returns the kernel with these values, compiled once for all tests of the same shapes."""
     attention = FusedAttention(interpret=interpret, **values)
 
     def attend(qkv: QKV, cache: StackedCache, batch: RaggedBatch, sinks: jax.Array | None = None) -> Any:
@@ -55,7 +55,7 @@ def run(
     is_poisoned: bool = False,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ours and the reference's values for the real tokens of one random batch, each f32; pages are compared here.
+    """Returns our and the reference's f32 values for the real tokens of one random batch; pages are compared here.
 
     `is_poisoned`: values are NaN in all rows but those of the tiles that the kernel has to read.
     """
@@ -105,7 +105,7 @@ def read_slots(batch: PagedBatch, tile: int, *, sliding_window: int | None = Non
 
 
 def cache_of(values: np.ndarray, spec: KVCacheSpec) -> StackedCache:
-    """Pages of LAYER that hold `values`, behind those of another layer."""
+    """Returns pages of LAYER that hold `values`, behind those of another layer."""
     shape = FusedAttention().cache_arrays(spec)[0].shape
     pages = np.full(shape, 3.0, np.float32)
     pages[LAYER * spec.num_pages :] = as_pages(values, shape, spec.head_dim)
@@ -134,7 +134,7 @@ def stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def as_pages(both: np.ndarray, shape: tuple[int, ...], head_dim: int) -> np.ndarray:
-    """[num_pages * page_size, 2, num_kv_heads, head_dim] as one layer's pages of ours."""
+    """Lays [num_pages * page_size, 2, num_kv_heads, head_dim] out as our pages of one layer."""
     _, num_kv_heads, page_size, width = shape
     pages = np.zeros((len(both) // page_size, num_kv_heads, page_size, width), np.float32)
     split = both.reshape(-1, page_size, 2, num_kv_heads, head_dim).transpose(2, 0, 3, 1, 4)
@@ -171,7 +171,7 @@ LAST_TILES = [(1, 33), (1, 41), (9, 62), (1, 1), (1, 80), (5, 5)]
     [(32, {}), (32, {"sliding_window": 20}), slow(24, {"sliding_window": 41}), slow(96, {})],
 )
 def test_only_tiles_that_hold_keys_are_read(page_size: int, options: dict[str, Any]) -> None:
-    """Pages of four, three and twelve tiles, of which the first and the last are read in part."""
+    """Pages have four, three and twelve tiles, of which the first and the last are read in part."""
     ours, reference = run(LAST_TILES, page_size=page_size, max_keys=2 * page_size, is_poisoned=True, **options)
     np.testing.assert_allclose(ours, reference, atol=2e-5)
 
@@ -248,7 +248,7 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queri
 
 
 def test_a_nan_spoils_its_own_sequence_and_no_other_of_its_block() -> None:
-    """Two prompts that meet in one block of queries; the first one's second key is broken."""
+    """Two prompts share a block of queries; the first one's second key is broken."""
     shape = FusedAttention().cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
     x = jnp.ones((16, 1, 64)).at[1].set(jnp.nan)
     batch = RaggedBatch(

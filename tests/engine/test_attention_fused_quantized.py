@@ -36,7 +36,7 @@ MIXED = [(1, 129), (20, 140), (1, 33), (3, 3), (1, 128), (11, 300)]
 def fused(
     interpret: pltpu.InterpretParams, options: AttentionOptions, max_keys: int, kv_dtype: str = INT8
 ) -> Callable[..., Any]:
-    """The kernel, compiled once for all tests of the same shapes."""
+    """Returns the kernel, compiled once for all tests of the same shapes."""
     attention = FusedAttention(kv_dtype=kv_dtype, max_keys=max_keys, max_queries=16, interpret=interpret)
 
     def attend(
@@ -66,7 +66,7 @@ def random_pages(
 
 
 def as_ours(pages: LayerCache, layer: int) -> StackedCache:
-    """The same in our layout, as one of LAYERS; the others' hold 3."""
+    """Lays pages out in our way, as one of LAYERS; the other layers hold 3."""
     keys, values, key_scales, value_scales = map(np.asarray, pages)
     num_pages, num_kv_heads, head_dim, _ = keys.shape
     layout = HeadLayout(head_dim)
@@ -117,7 +117,7 @@ def compare(
     atol: float = 2e-5,
     **options: Any,
 ) -> None:
-    """Holds the kernel to the XLA form: what is attended, and the pages."""
+    """Compares attention and pages of the kernel with the XLA form."""
     rng, batch = np.random.default_rng(seed), random_batch(lengths, seed)
     q, k, v = random_qkv(rng, NUM_TOKENS, *heads, dtype)
     k, v = (x * rng.uniform(0.05, 2, (NUM_TOKENS, heads[1], 1)).astype(dtype) for x in (k, v))  # of all sizes
@@ -169,7 +169,7 @@ def test_windows_caps_and_sinks_equal_the_xla_form(options: dict[str, Any], max_
     "options", [{"sliding_window": 150, "soft_cap": 2.0, "has_sinks": True}, slow({"heads": (6, 3, 96)})], ids=str
 )
 def test_scales_that_are_given_take_the_place_of_the_tokens_own(options: dict[str, Any]) -> None:
-    """No powers of two, another for each head, and so small that some keys and values are clipped."""
+    """The scales are no powers of two, differ by head, and are so small that some keys and values are clipped."""
     scales = ([0.0017, 0.0031, 0.0007], [0.0053, 0.0011, 0.0029])
     num_kv_heads = options.get("heads", (4, 2))[1]
     compare(MIXED, kv_dtype=FP8, kv_scales=tuple(of[:num_kv_heads] for of in scales), max_keys=256, **options)
@@ -190,7 +190,7 @@ def test_bfloat16_is_as_close_as_its_precision(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("kv_dtype", [INT8, FP8])
 def test_pages_are_updated_in_place_over_many_steps(kv_dtype: str) -> None:
-    """A prompt in two chunks beside one that decodes, then both decode, over the end of a page."""
+    """A prompt runs in two chunks beside a decoding sequence, then both decode past the end of a page."""
     heads, rng = (4, 2, 64), np.random.default_rng(3)
     whole = random_batch([(1, 140), (1, 160)])
     random = random_pages(rng, whole.num_pages, *heads[1:], kv_dtype)
@@ -212,7 +212,7 @@ def test_pages_are_updated_in_place_over_many_steps(kv_dtype: str) -> None:
 
 
 def replaced_table(batch: PagedBatch, table: np.ndarray) -> PagedBatch:
-    """The same step with its sequences in other pages."""
+    """Returns the same step with its sequences in other pages."""
     slots = batch.slots.copy()
     moved = PagedBatch(batch.lengths, PAGE, slots, batch.kv_lens, table, batch.cu_q_lens)
     for i, (q_len, kv_len) in enumerate(batch.lengths):
@@ -227,7 +227,7 @@ def test_no_transfer_races_with_another() -> None:
 
 
 def test_what_cannot_be_scaled_is_zero_or_spoils_its_own_sequence() -> None:
-    """Two prompts that meet in one block of queries; an infinite value and an infinite key are the first one's."""
+    """Two prompts share a block of queries; an infinite value and an infinite key are the first one's."""
     batch, heads = random_batch([(4, 4), (3, 3), (1, 1)]), (1, 1, 64)
     k = jnp.ones((NUM_TOKENS, 1, 64)).at[3, 0, 0].set(jnp.inf)
     v = jnp.ones((NUM_TOKENS, 1, 64)).at[0].set(jnp.inf)

@@ -34,7 +34,7 @@ WINDOW_AND_CAP = AttentionOptions(sliding_window=100, soft_cap=30.0)
 
 
 def llama(num_layers: int) -> ModelConfig:
-    """Llama-3.1-8B's geometry, of fewer layers."""
+    """Returns Llama-3.1-8B's geometry with fewer layers."""
     model = preset("Llama-3.1-8B")
     assert model is not None
     return model.of_layers(num_layers)
@@ -43,7 +43,7 @@ def llama(num_layers: int) -> ModelConfig:
 def arguments(
     num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, dtype: str, sharding: NamedSharding | None = None
 ) -> tuple[Any, ...]:
-    """One layer's, abstract."""
+    """Returns the abstract arguments of one layer."""
 
     def shape(*dims: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
@@ -161,6 +161,6 @@ def kernel_names(ptx: str) -> list[str]:
 
 
 def copies_of(text: str, shape: tuple[int, ...]) -> list[str]:
-    """Instructions of an HLO that copy an array of this shape."""
+    """Returns the HLO instructions that copy an array of this shape."""
     dims = ",".join(map(str, shape))
     return re.findall(rf"^.*= \w+\[{dims}\]\S* (?:copy|transpose|copy-start)\(.*$", text, re.MULTILINE)

@@ -26,7 +26,7 @@ PROCESSORS: dict[str, str | None] = {
 
 
 def runner_of(processor: str) -> tuple[str, list[str]]:
-    """A compiler, and what runs its programs."""
+    """Returns a compiler, and the command that runs its programs."""
     flag = PROCESSORS[processor]
     compiler, runner = ("g++", []) if flag else ("aarch64-linux-gnu-g++", ["qemu-aarch64", "-cpu", "max"])
     if any(shutil.which(name) is None for name in (compiler, *runner[:1])):

@@ -88,7 +88,7 @@ def test_pages_hold_codes_and_what_is_attended_is_theirs(
     "options", [{"sliding_window": 5, "soft_cap": 2.0}, {"scale": 0.3, "sliding_window": 33}], ids=str
 )
 def test_scales_that_are_given_take_the_place_of_the_tokens_own(options: dict[str, Any]) -> None:
-    """No powers of two, and so small that some keys and values are clipped."""
+    """The scales are no powers of two, and so small that some keys and values are clipped."""
     scales = np.array([0.0017, 0.0031, 0.0053, 0.0011], np.float32)
     check(f"xla {FP8}", 6, 2, 32, 16, has_sinks=True, scales=scales, **options)
 
@@ -104,7 +104,9 @@ def check(
     scales: np.ndarray | None = None,  # f32 [2 * num_kv_heads], of keys and values in turns
     **options: Any,
 ) -> None:
-    """Holds pages to the bit to codes and scales from NumPy, and what is attended to what they stand for."""
+    """Compares pages with codes and scales from NumPy, to the bit, and attention with the values that they
+    stand for.
+    """
     lengths = [*RAGGED[MIXED][:3], (90, 140)]
     rng = np.random.default_rng(0)
     batch = PagedBatch.random(lengths, page_size=page_size, max_seqs=MAX_SEQS, max_len=MAX_LEN, num_tokens=128, seed=0)
@@ -139,7 +141,7 @@ def check(
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_scales_are_arrays_of_the_cache(name: str) -> None:
-    """So whoever counts its bytes counts them."""
+    """So their bytes are counted with the cache's."""
     backend = implementation(name)
     spec = KVCacheSpec(2, num_pages=7, page_size=16, num_kv_heads=3, head_dim=32, dtype=backend.cache_dtype("bfloat16"))
     layers: tuple[tuple[CacheArray, ...], ...] = backend.cache_arrays(spec)
@@ -174,7 +176,7 @@ def test_where_there_is_no_kernel_auto_takes_the_xla_form(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_what_cannot_be_scaled_is_zero_or_spoils_its_own_sequence(name: str) -> None:
-    """Zeros, and numbers without an inverse, as values; and an infinite key."""
+    """Values have zeros and numbers without an inverse, and a key is infinite."""
     spec = KVCacheSpec(num_layers=1, num_pages=2, page_size=16, num_kv_heads=1, head_dim=16, dtype=name.split()[1])
     batch = PagedBatch.random([(4, 4)], page_size=16, max_seqs=1, max_len=16, num_tokens=4, seed=0)
     k = jnp.ones((4, 1, 16)).at[3, 0, 0].set(jnp.inf)

@@ -35,7 +35,7 @@ def compiled(
     has_sinks: bool = False,
     has_kv_scales: bool = False,
 ) -> tuple[jax.stages.Compiled, int]:
-    """One layer's attention on each device of a slice, and the bytes of its pages."""
+    """Compiles one layer's attention on each device of a slice; also returns the bytes of its pages."""
     mesh = Mesh(np.array(devices_of(topology)), ("all",))
     whole = NamedSharding(mesh, PartitionSpec())
     spec = KVCacheSpec(2, 64, 128 if is_quantized(kv_dtype) else 64, num_kv_heads, head_dim, kv_dtype)

@@ -43,7 +43,7 @@ def change(file: Path, edit: Callable[[dict[str, np.ndarray]], object]) -> None:
 
 
 def parameters(model: Decoder, family: str) -> dict[str, np.ndarray]:
-    """By the checkpoint's names, in its layout."""
+    """Returns the parameters by the checkpoint's names, in its layout."""
     named = {}
     for path, param in nnx.to_flat_state(nnx.state(model)):
         array = np.asarray(param[...])
@@ -270,7 +270,7 @@ class TestIndex:
 
 
 def edit_index(directory: Path, edit: Callable[[dict[str, str]], object]) -> str:
-    """Changes the weight map and returns the name of the first shard."""
+    """Changes the weight map; returns the name of the first shard."""
     path = directory / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     edit(index["weight_map"])

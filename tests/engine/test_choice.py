@@ -37,7 +37,7 @@ def push(sequence: Sequence, choice: Choice, token_id: int) -> tuple[str, Ending
 
 
 def push_all(generated: tuple[int, ...], **params: object) -> tuple[str, Ending | None]:
-    """The text of new tokens up to the end of their choice."""
+    """Returns the text of new tokens up to the end of their choice."""
     sequence, choice = choice_of(**params)  # type: ignore[arg-type]
     whole = ""
     for token_id in generated:

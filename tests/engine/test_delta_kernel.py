@@ -58,7 +58,7 @@ class Device:
 
 
 def inputs_of(parts: tuple[Part, ...]) -> DeltaInputs:
-    """A token's inputs follow from its sequence's name and its position."""
+    """Makes inputs; a token's follow from its sequence's name and its position."""
     shapes = {"q": (2, 128), "k": (2, 128), "v": (6, 128), "gate": (6, 128), "beta": (6,), "decay": (6,)}
     made = []
     for place, (name, shape) in enumerate(shapes.items()):
@@ -90,7 +90,9 @@ def test_the_kernel_computes_what_the_loop_does() -> None:
 
 
 def test_a_token_follows_from_those_before_it() -> None:
-    """To the bit: whole, token by token, in chunks beside others, and from a state that was kept on the way."""
+    """It is the same to the bit: whole, token by token, in chunks beside others, and from a state that was kept on the
+    way.
+    """
     device = Device(interpret=True)
     (whole,) = device.run(Part("a", 0, 20, 1, ((11, 2), (19, 3))))
     single = [device.run(Part("a", at, 1, 4, ((0, 4),)))[0] for at in range(20)]
@@ -117,7 +119,7 @@ def test_states_that_nobody_writes_stay() -> None:
 
 
 def test_no_transfer_crosses_another() -> None:
-    """Blocks come and go beside the computation, and results have the place of what was read."""
+    """Blocks are transferred beside the computation, and results take the place of what was read."""
     device = Device(interpret=pltpu.InterpretParams(dma_execution_mode="on_wait", detect_races=True))
     plain = Device(interpret=True)
     for parts in STEPS:

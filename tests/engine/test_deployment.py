@@ -25,7 +25,7 @@ HELD = {"int8": Packing("int8", 0), "int4": Packing("int4", 32), "fp8": Packing(
 
 
 def holding(*codes: str) -> ModelConfig:
-    """A model with a matmul in each of these in every layer."""
+    """Returns a model with a matmul of each of these codes in every layer."""
     packed = tuple(((f"matmul{i}",), HELD[code]) for i, code in enumerate(codes))
     return replace(TINY, blocks=tuple(replace(block, packed=packed) for block in TINY.blocks))
 

@@ -62,7 +62,7 @@ def test_shares_of_the_vocabulary_change_nothing(num_shares: int) -> None:
 
 @pytest.mark.usefixtures("as_shipped")
 def test_hardly_any_draw_differs_from_that_of_xla() -> None:
-    """The two round their sums otherwise."""
+    """The two forms round their sums differently."""
     count, vocab = 20_000, 700
     rng = np.random.default_rng(1)
     scores = (rng.normal(size=(count, vocab)) * rng.uniform(0.5, 4, size=(count, 1))).astype(np.float32)
@@ -116,7 +116,7 @@ def test_the_strictest_values_leave_the_most_likely_token(values: dict[str, Any]
 
 
 def test_a_draw_that_no_sum_exceeds_is_the_most_likely_token() -> None:
-    """Temperatures next to 0 make weights that are no numbers; both forms then take the greedy one."""
+    """Temperatures next to 0 make weights that are no numbers; both forms then take the greedy token."""
     scores = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32) * np.float32(1e30)
     of_rows = rows(8, temperature=1e-30)
     np.testing.assert_array_equal(by_kernel(scores, of_rows), np.asarray(_draw(scores, of_rows, survey(scores).greedy)))

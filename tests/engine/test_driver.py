@@ -103,7 +103,7 @@ async def test_what_ends_the_thread_reaches_whoever_waits() -> None:
 
 
 class ScriptedEngine:
-    """Each request gets a token per step; a step ends when the test says so."""
+    """An engine whose requests get a token per step; a step ends when the test says so."""
 
     max_num_seqs = 4
 
@@ -172,7 +172,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def running(
     patience_s: float, max_tokens: int = 90
 ) -> AsyncIterator[tuple[ScriptedEngine, EngineDriver, list[int]]]:
-    """An engine that runs one request, and the offsets of the outputs that came."""
+    """Runs an engine with one request; gives the offsets of the outputs that came."""
     engine = ScriptedEngine()
     driver = EngineDriver(engine)
     driver.set_patience(patience_s)

@@ -124,7 +124,7 @@ def test_preempted_and_aborted_in_flight(engine: Engine, looping_engine: Engine,
 def test_what_ended_a_reply_at_the_end_of_a_page_is_computed_by_whoever_goes_on(
     engine: Engine, looping_engine: Engine
 ) -> None:
-    """No step of the loop computes it: a page that it fills must not be found."""
+    """No step of the loop computes the last token, so a page that it fills must not be found."""
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True)
     prompt = (5, 6, 7)
     reply = drive(engine, [Request("r", prompt, params)])["r", 0].token_ids

@@ -223,7 +223,7 @@ def test_a_request_that_cannot_be_added_leaves_nothing_behind(engine: Engine, mo
 
 
 def test_a_salt_that_is_no_text_ends_its_request(engine: Engine) -> None:
-    """Nobody injects anything here: planning hashes the salt, and half a character has no bytes."""
+    """Planning hashes the salt, and half a character has no bytes: nothing is injected here."""
     expected = undisturbed(engine)
     results = drive(engine, [*NEIGHBOURS, replace(BAD, cache_salt="\ud800", n=2)])
     assert "UnicodeEncodeError" in (results["bad", 0].error or "")
@@ -232,7 +232,7 @@ def test_a_salt_that_is_no_text_ends_its_request(engine: Engine) -> None:
 
 
 def test_planning_that_no_sequence_can_be_blamed_for_raises(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The border: what concerns a whole step ends the engine's thread."""
+    """An error that concerns a whole step ends the engine's thread."""
 
     def prompt_budget(*_: Any) -> None:
         raise Oops("the pace itself")

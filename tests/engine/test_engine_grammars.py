@@ -158,7 +158,7 @@ def test_resumed_from_every_token(engine: Engine, source: str) -> None:
 
 
 class Faults:
-    """Stands before a runner, and fails one of its calls."""
+    """A runner whose next call of one kind fails."""
 
     def __init__(self, engine: Engine, patch: pytest.MonkeyPatch, at: str, number: int) -> None:
         self._at, self._number = at, number

@@ -131,7 +131,7 @@ def test_choices_of_one_request_differ_and_each_repeats(engine: Engine) -> None:
 
 
 def spelled(text: str) -> tuple[int, ...]:
-    """The tokens of printable ASCII without spaces: the byte-level alphabet begins with it."""
+    """Returns the tokens of printable ASCII without spaces, with which the byte-level alphabet begins."""
     return tuple(ord(letter) - ord("!") for letter in text)
 
 

@@ -29,7 +29,7 @@ FP8, INT8 = "float8_e4m3fn", "int8"
 def test_log_probabilities_stay_close_to_those_of_full_precision(
     tiny_model: Path, attention: str, dtype: str, bound: float
 ) -> None:
-    """Over prompts of several chunks, so that keys and values of all ages are read back."""
+    """Prompts have several chunks, so that keys and values of all ages are read back."""
     request = Request("r", tuple(range(7, 47)), SamplingParams(max_tokens=1, temperature=0.0, logprobs=20))
     found = []
     for kept in ("auto", dtype):
@@ -95,7 +95,7 @@ def same(one: Result, other: Result) -> None:
 
 @pytest.mark.parametrize("dtype", [INT8, slow(FP8)])
 def test_8_bits_cost_the_demo_model_next_to_no_perplexity(dtype: str) -> None:
-    """On answers to held-out problems, each asked for itself and three in a conversation."""
+    """The answers are to held-out problems, each asked alone and three in a conversation."""
     tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
     problems = [held_out_problems(task, 12, seed=5) for task in TASKS]
     examples = [Example((problem,)) for some in problems for problem in some]

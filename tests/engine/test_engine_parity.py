@@ -336,7 +336,7 @@ def test_greedy_tokens_of_quantized_weights_equal_generate_with_their_values(
 
 
 def check_greedy(directory: Path, reference: Path, *, cached: bool = True) -> None:
-    """Alone and batched, in chunks, preempted, resumed, and with prefixes of the cache."""
+    """Compares greedy tokens alone and batched, in chunks, preempted, resumed, and with cached prefixes."""
     # So many pages that none is evicted: the prefixes of all groups are found, in whichever order prompts came.
     engine = Engine.from_checkpoint(directory, replace(SMALL, max_model_len=112, num_pages=320))
     rng = np.random.default_rng(0)

@@ -59,7 +59,7 @@ def check(
 
 
 def run(engine: Engine, *requests: Request, before_step: Any = lambda step: None) -> list[Output]:
-    """All outputs; drive checks that tokens and ends are in order."""
+    """Returns all outputs; `drive` checks that tokens and ends are in order."""
     outputs: list[Output] = []
     real = engine.step
 
@@ -205,7 +205,7 @@ def test_a_resumed_choice_does_not_repeat_them(engine: Engine, reference: Any) -
 def test_beside_and_in_a_reply_that_a_grammar_constrains(
     engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch, is_paced: bool
 ) -> None:
-    """Rows that score stand between those whose tokens the matchers follow and whose masks they fill."""
+    """Rows that score stand between rows that matchers follow and whose masks they fill."""
     if not is_paced:
         monkeypatch.setattr(engine, "_pace", Pace())
     grammar = engine.grammars.compile(r"start: /(ab|ba|é){6,9}/")

@@ -50,7 +50,7 @@ def request(seed: int, **changes: object) -> Request:
 
 
 def run(engine: Engine, request: Request, preempt_at: int | None = None) -> list[list[Output]]:
-    """The outputs of each choice."""
+    """Returns the outputs of each choice."""
     engine.add(request)
     outputs: list[list[Output]] = [[] for _ in range(request.n)]
     for step in itertools.count():
@@ -71,7 +71,7 @@ def message(outputs: Iterable[Output]) -> Message:
 
 
 def test_parts_resumed_at_any_token_join_to_the_whole(chatting: Engine) -> None:
-    """Two choices that take over at different places: no byte of an argument is lost or comes twice."""
+    """Two choices are resumed at different tokens: no byte of an argument is lost or doubled."""
     num_calls = num_reasoned = 0
     for seed in range(8):
         whole = run(chatting, request(seed))
@@ -121,7 +121,7 @@ NAME = "a" * 30
 
 @pytest.mark.parametrize("reason", ["cancelled", "expired", "length", "stop"])
 def test_a_call_that_is_ended_inside_its_name_is_no_text(engine: Engine, reason: str) -> None:
-    """In every format, in both of two choices, with tags that are text."""
+    """That holds in every format, in both of two choices, with tags that are text."""
     (a,) = engine.tokenizer.encode_part("a")
     stop = ("a" * 8,) if reason == "stop" else ()
     for name in FORMATS:

@@ -76,7 +76,7 @@ def generate(engine: Engine, requests: Sequence[Request]) -> dict[str, Reply]:
 
 
 def hot(engine: Engine, seed: int, max_tokens: int = 400) -> SamplingParams:
-    """Random, with a bias to what brings strings and brackets to an end: else few replies would."""
+    """Returns random sampling, biased to tokens that end strings and brackets: otherwise few replies would end."""
     closing = {engine.tokenizer.encode(sign)[0]: 4.0 for sign in '"}]<)'}
     return SamplingParams(temperature=1.5, seed=seed, max_tokens=max_tokens, logit_bias=closing)
 

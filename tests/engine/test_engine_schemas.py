@@ -39,7 +39,7 @@ def compiled(engine: Engine, schema: Schema) -> Grammar | None:
 
 
 def requests_for(engine: Engine, corpus: list[Schema]) -> dict[str, tuple[Schema, Request]]:
-    """One for each schema that is accepted. What closes something is likely, or hardly a reply would end."""
+    """Makes a request for each accepted schema. Closing tokens are likely, or hardly a reply would end."""
     closing = {engine.tokenizer.encode(sign)[0]: 4.0 for sign in '"]}'}
     found = {}
     for number, schema in enumerate(corpus):
@@ -55,7 +55,9 @@ def whole(result: Result) -> tuple[list[int], str, str | None]:
 
 
 def check_valid(engine: Engine, corpus: list[Schema]) -> dict[str, tuple[Request, Result]]:
-    """All that end are valid, whole and by the schema's own draft. Returns them, run beside each other."""
+    """Runs all requests beside each other; checks that replies that end are valid by the schema's own draft. Returns
+    them.
+    """
     asked = requests_for(engine, corpus)
     assert len(asked) >= MIN_ACCEPTED * len(corpus)
     results = drive(engine, [request for _, request in asked.values()], limit=200_000)
@@ -72,7 +74,7 @@ def check_valid(engine: Engine, corpus: list[Schema]) -> dict[str, tuple[Request
 
 
 def check_repeats(engine: Engine, found: dict[str, tuple[Request, Result]]) -> None:
-    """Alone, preempted at random and resumed from a random token, they are what they were beside each other."""
+    """Checks that replies are the same alone, preempted at random and resumed from a random token."""
     rng = random.Random(1)
 
     def preempt(_: int) -> None:

@@ -40,7 +40,7 @@ def requests_of(engine: Engine) -> dict[str, Request]:
 
 @pytest.fixture
 def eager(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """An engine that verifies all drafts there are, however often they were wrong."""
+    """An engine that verifies all drafts, however often they were wrong."""
     monkeypatch.setattr(Acceptance, "chance", 0.9)
     monkeypatch.setattr(engine, "_pace", Pace())
     monkeypatch.setattr(engine, "_speculation", None)
@@ -48,7 +48,7 @@ def eager(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 class Plain(dict[tuple[str, int], Result]):
-    """In short, where hypothesis reports it."""
+    """Results with a short repr, where hypothesis reports them."""
 
     def __repr__(self) -> str:
         return f"the results of {len(self)} choices"
@@ -100,7 +100,9 @@ HOSTILE: st.SearchStrategy[list[int | None]] = st.lists(st.one_of(st.integers(-3
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scripts=st.lists(HOSTILE, min_size=1, max_size=5), every=st.integers(2, 9))
 def test_whatever_is_drafted(eager: Engine, expected: Results, scripts: list[list[int | None]], every: int) -> None:
-    """Ids that are none, tokens that end a reply, more than was asked for, right ones among them; preempted besides."""
+    """Drafts have invalid ids, tokens that end a reply, more than was asked for, and right ones; requests are preempted
+    too.
+    """
 
     def says(sequence: Sequence) -> tuple[int, ...]:
         start = len(sequence.token_ids) - sequence.num_prompt
@@ -129,7 +131,7 @@ def test_resumed_after_each_output(eager: Engine, expected: Results) -> None:
 
 
 def test_the_text_of_a_prompt_is_looked_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what every engine does unless it is told otherwise."""
+    """Every engine does so by default."""
     monkeypatch.setattr(engine, "_pace", Pace())
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     request = Request("r", REPEATED, params)
@@ -145,7 +147,7 @@ def test_the_text_of_a_prompt_is_looked_up(engine: Engine, monkeypatch: pytest.M
 
 
 def test_pages_behind_wrong_drafts_are_not_found_by_others(eager: Engine) -> None:
-    """A page is findable once its tokens are known and computed. Wrong drafts fill pages too, for one step."""
+    """A page can be found once its tokens are known and computed. Wrong drafts fill pages too, for one step."""
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     request = Request("r", PROMPT, params)
     plain = drive(eager, [request])["r", 0]
@@ -176,7 +178,7 @@ def test_windows_that_free_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_length_that_ends_inside_a_draft(eager: Engine) -> None:
-    """No page and no position is used behind the longest sequence there can be."""
+    """No page and no position behind the longest possible sequence is used."""
     params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     request = Request("r", PROMPT, params)
     plain = drive(eager, [request])["r", 0]

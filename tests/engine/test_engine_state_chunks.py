@@ -30,7 +30,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def test_a_prompt_begins_at_the_last_page_whose_state_was_kept(
     engine: Engine, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each interval of a longer one, and at the last page of its own copy, beside a sequence that decodes."""
+    """States are kept at each interval of a longer prompt and at the last page of its own copy, beside a decoding
+    sequence.
+    """
     size, interval, whole = engine._pool.page_size, engine._pool.state_interval, scheduler._chunk
     prompt = tuple(range(7, 7 + LONGEST))
     kept = {*range(interval * size, LONGEST, interval * size), (LONGEST - 1) // size * size}

@@ -66,7 +66,7 @@ def shared(hybrid: Path, request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture
 def engine(shared: Engine) -> Iterator[Engine]:
-    """Idle, with nothing cached; and at the end with every page and slot back."""
+    """The engine, idle, with nothing cached; at the end every page and slot must be free."""
     shared._pool.forget_contents()
     yield shared
     assert not shared.has_work()
@@ -81,7 +81,7 @@ def assert_all_is_back(engine: Engine) -> None:
 
 
 def same(one: Result, other: Result) -> None:
-    """To the bit."""
+    """Checks that results are equal to the bit."""
     assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
     assert [entry.logprob for entry in one.logprobs] == [entry.logprob for entry in other.logprobs]
 
@@ -238,7 +238,7 @@ def test_more_requests_than_states(hybrid: Path) -> None:
 
 
 class Failing:
-    """A runner's dispatch, of which some raise."""
+    """Makes some dispatches of a runner raise."""
 
     def __init__(self, dispatch: Callable[[Batch], InFlight], at: set[int]) -> None:
         self._dispatch, self._at, self._numbers = dispatch, at, count()
@@ -284,7 +284,9 @@ def test_shared_prefixes_in_a_tiny_pool_with_failures_and_aborts(hybrid: Path) -
 
 
 def test_memory_is_as_counted_by_hand(convolutions: Path) -> None:
-    """Two layers keep three inputs of 48 channels, in f32. A page has four tokens in the others, of two heads of 12."""
+    """Two layers keep three inputs of 48 channels in f32. In the other layers a page has four tokens, of two heads of
+    12.
+    """
     engine = Engine.from_checkpoint(convolutions, SMALL)
     info, slot_bytes, page_bytes = engine.describe(), 2 * 3 * 48 * 4, 2 * 2 * 4 * 2 * 12 * 4
     assert info.state_cache_bytes == (info.num_state_slots + 1) * slot_bytes
@@ -303,7 +305,9 @@ def test_memory_is_as_counted_by_hand(convolutions: Path) -> None:
 
 
 def test_memory_of_delta_nets_is_as_counted_by_hand(tmp_path: Path) -> None:
-    """Four matrices of 6 x 10 in f32, and three inputs of two key heads, for queries too, and of four value heads."""
+    """A layer keeps four matrices of 6 x 10 in f32, and three inputs of two heads of queries, two of keys and four of
+    values.
+    """
     directory = write_model(tmp_path, "qwen3_next", **DELTA_NETS)
     engine = Engine.from_checkpoint(directory, replace(SMALL, dtype="bfloat16"))
     info, slot_bytes = engine.describe(), 4 * 6 * 10 * 4 + 3 * (2 * 2 * 6 + 4 * 10) * 2

@@ -72,7 +72,7 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(engine: Engine) -> 
 
 
 def test_what_may_stop_after_its_minimum_is_no_contradiction(engine: Engine) -> None:
-    """Only while `min_tokens` holds it off would nothing be left."""
+    """Only while `min_tokens` forbids stopping would no token be left."""
     request = Request("r", (1,), SamplingParams(temperature=0.0, allowed_token_ids=(EOS,)))
     assert drive(engine, [request])["r", 0].token_ids == [EOS]
 
@@ -198,7 +198,7 @@ def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
 
 
 class Saboteur:
-    """Stands before a runner's dispatch and fails steps that contain a token of the poisonous prompt."""
+    """Fails a runner's steps that contain a token of the poisonous prompt."""
 
     def __init__(self, engine: Engine, poison: int, times: int) -> None:
         self._real = engine._runner.dispatch
@@ -246,7 +246,7 @@ def test_a_row_with_nothing_left_to_sample_ends_its_own_request_alone(
     real = engine._runner.dispatch
 
     def dispatch(batch: Batch) -> InFlight:
-        """The model gives minus infinity to every token of the second sequence."""
+        """Has the model give minus infinity to every token of the second sequence."""
         step = real(batch)
         ids = [
             [NOTHING_LEFT if place == 1 else token_id for place, token_id in enumerate(row)] for row in step.token_ids()
@@ -278,7 +278,7 @@ def test_a_checkpoint_with_a_nan_in_its_head_gives_no_token(
 
 
 class LateFailure(InFlight):
-    """A step that was dispatched well and whose result turns out to be an error, as asynchronous ones do."""
+    """A step that was dispatched well but whose result is an error, as with asynchronous failures."""
 
     def token_ids(self) -> list[list[int]]:
         raise jax.errors.JaxRuntimeError("INTERNAL: late sabotage")

@@ -57,7 +57,7 @@ def shared(sharing: Path, request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture
 def engine(shared: Engine) -> Iterator[Engine]:
-    """Idle, with nothing cached; and at the end with every page back."""
+    """The engine, idle, with nothing cached; at the end every page must be free."""
     shared._pool.forget_contents()
     yield shared
     assert not shared.has_work()
@@ -74,7 +74,7 @@ def assert_all_is_back(engine: Engine) -> None:
 
 
 def same(one: Result, other: Result) -> None:
-    """To the bit."""
+    """Checks that results are equal to the bit."""
     assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
     assert [entry.logprob for entry in one.logprobs] == [entry.logprob for entry in other.logprobs]
 
@@ -122,7 +122,7 @@ def test_keys_and_values_that_nothing_reads_are_passed_over(sharing: Path, tmp_p
 
 
 def test_chunks_that_end_anywhere(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each end of a page and of a window, and everywhere else."""
+    """Chunks end at each end of a page and of a window, and everywhere else."""
     request = Request("r", PROMPT, GREEDY)
     (expected,) = alone(engine, request)
     chunk = scheduler._chunk

@@ -88,7 +88,7 @@ def tokens_of(engine: Engine, name: str, *, preempted: bool = False) -> list[lis
 
 
 def _prompts() -> list[tuple[int, ...]]:
-    """The last two begin as the one before them, up to a page's edge and into a page."""
+    """Makes prompts; the last two begin as the one before them, up to a page's edge and into a page."""
     rng = np.random.default_rng(0)
     found = [tuple(map(int, rng.integers(0, VOCAB_SIZE, length))) for length in (4, 23, 60)]
     return [*found, (*found[-1][:48], 3, 1), (*found[-1][:50], 5, 6, 7)]

@@ -66,7 +66,7 @@ def test_experts_and_the_cache_are_split_over_all_devices(runs: Runs, model: str
 
 
 def with_experts(**fields: Any) -> ModelConfig:
-    """The tiny model, with a mixture in each layer but the first."""
+    """Returns the tiny model with a mixture in each layer but the first."""
     mixture = ExpertsConfig(**{"num_experts": 6, "num_chosen": 2, "intermediate_size": 40, **fields})
     first, *others = TINY.blocks
     return replace(TINY, blocks=(first, *(replace(block, mlp=mixture) for block in others)))

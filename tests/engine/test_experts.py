@@ -81,7 +81,9 @@ def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: 
 
 @pytest.mark.usefixtures("as_shipped")
 def test_padding_goes_to_no_expert_and_moves_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it holds. Among fewer rows XLA sums a row in another order: by jax 0.12 a router's of few features."""
+    """Padding may hold anything. Among fewer rows XLA sums a row in another order: in jax 0.12 for a router of few
+    features.
+    """
     mixture, x, is_real = experts(), tokens(9), jnp.arange(9) < 4
     alone, expected = mixture(x[:4]), mixture(x, is_real)
     sizes, compute = [], GroupedMLP.__call__

@@ -49,7 +49,7 @@ def geometry(vocab: int = VOCAB, max_model_len: int = 100) -> Geometry:
 
 
 def state_of(slot: int = 0, vocab: int = VOCAB, **lists: Any) -> SamplingState:
-    """An empty state but for one slot."""
+    """Returns a state that is empty except for one slot."""
     empty = sampling_state(geometry(vocab), jnp.zeros)
     given = {"prompt": [], "generated": [], "stops": (), "bias": {}, "allowed": (), "bad": ()} | lists
     fill = slot_fill(geometry(vocab), slot, **given)
@@ -57,7 +57,7 @@ def state_of(slot: int = 0, vocab: int = VOCAB, **lists: Any) -> SamplingState:
 
 
 def asking(count: int, scored: tuple[int, ...] = (), **values: Any) -> ExtendedRows:
-    """Rows of slot 0, all adjusted, neutral but for what is given."""
+    """Returns rows of slot 0, all adjusted, neutral except for what is given."""
     defaults: dict[str, Any] = {
         "slot": 0, "is_adjusted": True, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "min_tokens": 0, "target": NO_TARGET, "draft": NO_DRAFT,
@@ -94,7 +94,7 @@ def test_penalties_are_those_of_transformers_and_openai() -> None:
 
 
 def test_what_a_row_samples_counts_for_what_it_samples_next() -> None:
-    """Many steps on the device give the state that the host would make of all tokens."""
+    """Several steps on the device give the state that the host would make of all tokens."""
     scores, state = logits(4) * 0.3, state_of(0, prompt=[4])
     for slot in (1, 2):
         fill = slot_fill(geometry(), slot, prompt=[4], generated=[], stops=(), bias={}, allowed=(), bad=())
@@ -221,7 +221,7 @@ def test_rows_that_do_not_ask_get_no_logprobs() -> None:
     "platform", ["cpu", "cuda", pytest.param("tpu", marks=pytest.mark.skipif(not has_libtpu(), reason="needs libtpu"))]
 )
 def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: str) -> None:
-    """Each scatter takes the TPU's compiler many seconds; a CUDA graph takes in branches, but no loops."""
+    """Each scatter takes the TPU's compiler many seconds; a CUDA graph can hold branches, but no loops."""
     arguments: Any = (logits(4), rows(4), asking(4), state_of(), jnp.zeros((4, 2), jnp.int32))
     platforms = (platform,)
     if platform == "tpu":  # its kernel asks which one

@@ -16,7 +16,7 @@ FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 64, "emp
 
 
 class Hub:
-    """In the place of `snapshot_download`: keeps files as the hub's client does."""
+    """Stands in for `snapshot_download`: keeps files as the hub's client does."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "models--owner--name" / "snapshots" / ("a" * 40)

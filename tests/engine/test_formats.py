@@ -49,7 +49,7 @@ def read(
     rows: slice = ALL,
     columns: slice = ALL,
 ) -> tuple[Packing, dict[str, np.ndarray]]:
-    """A weight of `shape`, or its share of the device that has these rows and columns."""
+    """Reads a weight of `shape`, or the share of the device that has these rows and columns."""
     form, stored = read_format({"quantization_config": fields}), stored_as(tensors)
     assert form is not None
     packing = form.packing("m", stored)

@@ -17,7 +17,7 @@ NUM_OUT, NUM_BLOCKS = 3, 4
 
 
 def random_rows(name: str, rng: np.random.Generator) -> np.ndarray:
-    """Bytes of rows, of which only the floats are no random ones."""
+    """Returns bytes of rows, all random but for the floats."""
     form = BLOCK_TYPES[name]
     rows = rng.integers(0, 256, (NUM_OUT, NUM_BLOCKS, form.num_bytes), np.uint8)
     floats = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "MXFP4": ()}.get(name, (0, 2))
@@ -30,7 +30,7 @@ def random_rows(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def read(name: str, rows: np.ndarray, index: tuple[slice, slice]) -> dict[str, np.ndarray]:
-    """Some of the weight, by the features of its codes."""
+    """Reads a part of the weight, by the features of its codes."""
     form = BLOCK_TYPES[name]
     num_in = NUM_BLOCKS * form.features
     leaves = form.leaves(name, NUM_OUT, num_in)

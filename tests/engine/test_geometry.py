@@ -46,7 +46,7 @@ def test_pages_of_a_sequence_hold_its_longest() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 2, 5, 16, 300])
 def test_a_step_has_room_for_every_state_that_its_rows_could_leave(page_size: int) -> None:
-    """Each row begins at a page's last token: of its n tokens, all are ends but where the page is larger."""
+    """Each row begins at a page's last token: all its n tokens are page ends unless pages are larger."""
     geometry = replace(GEOMETRY, page_size=page_size, has_states=True)
     for length in range(1, 256):
         for num_rows in range(1, min(geometry.max_num_seqs, 256 // length) + 1):

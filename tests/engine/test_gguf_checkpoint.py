@@ -146,7 +146,7 @@ ORACLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", ORACLES)
 def test_transformers_reads_the_file_as_the_same_model(tmp_path: Path, family: str) -> None:
-    """So the tests' writer and our reader are not wrong together."""
+    """So the tests' writer and our reader can't be wrong together."""
     folder = write_checkpoint(tmp_path / "folder", family, hidden_size=64, **ORACLES[family])
     file = write_gguf(tmp_path / "model.gguf", folder, all_of("Q8_0"))
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -159,7 +159,7 @@ def test_transformers_reads_the_file_as_the_same_model(tmp_path: Path, family: s
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A folder that is quickly made into files."""
+    """A small folder, quickly made into files."""
     return write_checkpoint(tmp_path / "folder", "llama", hidden_size=32, intermediate_size=32)
 
 
@@ -269,7 +269,7 @@ def test_metadata_that_the_weights_contradict_or_that_asks_for_more_is_refused(
 
 
 def spoiled(file: Path, name: str, place: int, data: bytes) -> None:
-    """Overwrites some of a tensor."""
+    """Overwrites a part of a tensor."""
     held = bytearray(file.read_bytes())
     start = read_header(file).tensors[name].start + place
     held[start : start + len(data)] = data
@@ -277,7 +277,7 @@ def spoiled(file: Path, name: str, place: int, data: bytes) -> None:
 
 
 def renamed(file: Path, old: str, new: str) -> None:
-    """A text of a header."""
+    """Replaces a text in the header."""
     before, after = (len(name).to_bytes(8, "little") + name.encode() for name in (old, new))
     assert len(before) == len(after)
     file.write_bytes(file.read_bytes().replace(before, after))

@@ -41,7 +41,7 @@ def file_of(
     num_fields: int | None = None,
     num_tensors: int | None = None,
 ) -> bytes:
-    """`num_fields` and `num_tensors` are what it claims, if not the truth."""
+    """Makes a file that claims `num_fields` and `num_tensors`, by default the true numbers."""
     counts = struct.pack("<QQ", num_tensors or len(tensors), num_fields or len(fields))
     head = magic + struct.pack("<I", version) + counts + b"".join((*fields, *tensors))
     return head + bytes(-len(head) % 32)

@@ -77,7 +77,7 @@ def test_texts_are_split_as_transformers_splits_them() -> None:
 
 @pytest.fixture(scope="module")
 def pieces() -> list[str]:
-    """SentencePiece's, in the order in which they are merged."""
+    """Returns SentencePiece's pieces in the order in which they are merged."""
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE, behavior="merged_with_next")
@@ -102,7 +102,9 @@ def test_sentencepiece_merges_what_its_algorithm_merges(tmp_path: Path, pieces: 
 
 
 def merged(text: str, vocab: dict[str, int]) -> list[int]:
-    """SentencePiece's BPE: of all neighbours that make a piece, the best one first; what is left is spelt in bytes."""
+    """Encodes by SentencePiece's BPE: the best neighbours that make a piece merge first; what is left is spelt in
+    bytes.
+    """
     parts = list(text)
     while True:
         ranks = [vocab.get(first + second, 10**9) for first, second in pairwise(parts)]
@@ -151,7 +153,7 @@ def test_begin_and_end_are_added_where_the_file_says_so(tmp_path: Path) -> None:
 
 
 def described(tmp_path: Path, **fields: Any) -> Header:
-    """A vocabulary of few tokens; `fields` are of metadata, with `__` for a dot."""
+    """Writes a vocabulary of few tokens; `fields` are metadata, with `__` for a dot."""
     tokens = ["a", "b", "ab", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eot_id|>"]
     metadata = {
         "general.architecture": "qwen2",

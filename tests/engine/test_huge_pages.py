@@ -13,7 +13,7 @@ from penstock.engine.execution.huge_pages import HugePages
 
 
 def in_huge_pages(array: jax.Array) -> int:
-    """Bytes of the memory areas that an array lies in which the kernel holds in huge pages."""
+    """Returns the bytes in huge pages of the memory areas that hold an array."""
     start = array.unsafe_buffer_pointer()
     end, is_own, held = start + array.nbytes, False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():

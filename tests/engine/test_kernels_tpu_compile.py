@@ -89,7 +89,7 @@ def test_grouped_matmuls_read_stacks_as_they_are_held(name: str) -> None:
 def test_delta_nets_compile_and_move_each_state_once(
     topology: str, num_tokens: int, key_heads: int, value_heads: int
 ) -> None:
-    """All heads of Qwen3.6-27B, or an eighth of them; and shares of those of Qwen3.6-35B-A3B."""
+    """Heads are all of Qwen3.6-27B's, an eighth of them, or shares of Qwen3.6-35B-A3B's."""
     place, num_slots, num_taps, size = SingleDeviceSharding(devices_of(topology)[0]), 65, 4, 128
 
     def shape(*sizes: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
@@ -114,7 +114,7 @@ def test_delta_nets_compile_and_move_each_state_once(
     def layers(
         tokens: DeltaTokens, weights: DeltaWeights, slots: TokenSlots, states: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """In a loop, as a stacked decoder has them."""
+        """Runs layers in a loop, as a stacked decoder does."""
 
         def layer(
             _: jax.Array, carry: tuple[jax.Array, tuple[jax.Array, ...]]

@@ -35,7 +35,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scales_of(model: Decoder) -> np.ndarray:
-    """f32 [layers, 2 (of keys, of values), num_kv_heads], as they are held; of a stack, once more in front."""
+    """Returns f32 [layers, 2 (keys, values), num_kv_heads], as they are held; of a stack, once more in front."""
     of_layers = [[np.asarray(part[...]) for part in _parts(block.attention)] for block in model.blocks]
     return np.array(of_layers)
 
@@ -48,8 +48,8 @@ def _parts(attention: Any) -> tuple[Any, Any]:
 def test_tokens_are_those_of_a_cache_quantized_by_the_scales(
     shape: tuple[int, ...], plain: Path, tmp_path: Path
 ) -> None:
-    """By transformers, with the same codes: over prompts of several chunks and tokens that were decoded. Where the
-    scheme is all that is said, pages are of fp8.
+    """The reference is transformers with the same codes, over prompts of several chunks and decoded tokens. Where only
+    the scheme is given, pages are fp8.
     """
     layers = random_scales(LAYERS, shape)
     engine = Engine.from_checkpoint(with_scales(plain, tmp_path, layers), XLA)
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_a_cache_quantized_by_the_scales(
 
 @pytest.mark.parametrize("config", [replace(XLA, kv_cache_dtype="unquantized"), replace(XLA, kv_cache_dtype="int8")])
 def test_pages_of_other_types_need_no_scales(config: EngineConfig, plain: Path, tmp_path: Path) -> None:
-    """Not even ones that could be used."""
+    """Scales that could be used are ignored too."""
     scaled = with_scales(plain, tmp_path, [{name: np.float32([np.nan]) for name in COMPRESSED}] * LAYERS)
     request = Request("r", tuple(range(7, 30)), SamplingParams(max_tokens=6, temperature=0.0, logprobs=2))
     ours, without = (drive(Engine.from_checkpoint(path, config), [request])["r", 0] for path in (scaled, plain))
@@ -89,7 +89,7 @@ NAMES: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 def test_scales_are_found_by_all_their_names(names: tuple[str, str], dtype: str, plain: Path, tmp_path: Path) -> None:
-    """In any type, with a scheme or without one; those of queries say nothing of the cache."""
+    """Scales may have any type, with or without a scheme; those of queries say nothing about the cache."""
     values = np.array([[0.25, 0.5], [0.75, 1.0]]).astype(getattr(ml_dtypes, dtype, dtype))
     layers = [{name: np.asarray(value) for name, value in zip(names, of, strict=True)} for of in values]
     layers[0]["q_scale"] = np.float32(3)
@@ -200,7 +200,7 @@ def with_fp8_scheme() -> ModelConfig:
     ],
 )
 def test_where_nothing_is_set_pages_are_as_the_checkpoint_says(attention: str, setting: str, expected: str) -> None:
-    """If the implementation has its type; scales that are not for this type are not loaded."""
+    """An implementation must have that type; scales that are not for this type are not loaded."""
     deployed = deploy(EngineConfig(attention=attention, kv_cache_dtype=setting), with_fp8_scheme())
     assert deployed.kv_dtype == expected
     assert {block.attention.has_kv_scales for block in deployed.model.blocks} == {expected == FP8}

@@ -51,7 +51,7 @@ def test_kinds_of_as_many_layers_share_arrays_and_leave_nothing_unused() -> None
 
 
 def test_one_full_layer_in_six_makes_a_group_of_each_place_in_the_pattern() -> None:
-    """Gemma 3 27B: 62 layers, of which 10 see everything. Eight arrays of a sliding group are left unused."""
+    """Gemma 3 27B has 62 layers, of which 10 see everything. Eight arrays of a sliding group are left unused."""
     config = model(*[*[1024] * 5, None] * 10, 1024, 1024, max_position=131072)
     groups = layer_groups(config)
     assert size_of(groups) == 10

@@ -28,7 +28,7 @@ MODELS |= {
     for name, (family, config) in test_engine_parity.MODELS.items()
     if family == "gemma4_text"
 }
-"""With two KV heads and a vocabulary that two devices do not divide; a mixture also with its experts divided."""
+"""Models with two KV heads and a vocabulary that two devices do not divide; a mixture also with its experts divided."""
 
 
 @pytest.fixture(scope="module")

@@ -825,7 +825,7 @@ def dense_pages(config: ModelConfig, num_tokens: int, *, stacked: bool) -> tuple
 
 
 def one_sequence(num_tokens: int) -> StateBatch:
-    """From its beginning, in slot 1."""
+    """Returns the slots of one sequence, from its beginning, in slot 1."""
     one, numbers = jnp.ones(1, jnp.int32), jnp.arange(num_tokens)
     return StateBatch(one, numbers[-1:], one, jnp.zeros_like(numbers), numbers)
 
@@ -838,7 +838,7 @@ def dense_attend(
     sinks: jax.Array | None = None,
     kv_scales: None = None,
 ) -> tuple[jax.Array, GroupCache]:
-    """The contract of Attend for one whole sequence, in its plainest form. Keys and values are kept whole."""
+    """Implements Attend for one whole sequence, in its plainest form. Keys and values are kept whole."""
     (q, k, v), sliding_window = qkv, options.sliding_window
     if k is None or v is None:
         k, v = held_by(cache.pages)

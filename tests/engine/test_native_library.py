@@ -73,7 +73,7 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="there i
 
 @pytest.fixture
 def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A compiler of a library that says 7, at the end of which a line is added to this file."""
+    """Compiler of a library that says 7; each build adds a line to this file."""
     (tmp_path / "seven.cc").write_text('extern "C" int seven() { return 7; }')
     link = (
         f'echo built >> "{tmp_path}/builds"; exec {shutil.which("c++")} -shared -fPIC "{tmp_path}/seven.cc" -o "$last"'
@@ -160,7 +160,7 @@ def test_of_two_processes_one_builds(builds: Path, tmp_path: Path) -> None:
 
 @NEEDS_COMPILER
 def test_a_process_loads_it_once_whatever_the_folder(tmp_path: Path) -> None:
-    """XLA refuses a second kernel of the same name, as two models with different cache folders would bring it."""
+    """XLA refuses a second kernel of the same name, which two models with different cache folders would bring."""
     built = build_here(Path.home() / ".cache" / "penstock" / "native")
     other = tmp_path / built.name
     for suffix in ("", ".sha256"):

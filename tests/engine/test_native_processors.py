@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 
 @cache
 def functions(library: Path) -> dict[str, str]:
-    """The disassembly of each, by its name."""
+    """Returns the disassembly of each function, by name."""
     listing = subprocess.run(
         ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", str(library)],
         capture_output=True,
@@ -84,7 +84,7 @@ QUICK = ("this one", "haswell")
 
 @cache
 def built(name: str, directory: Path) -> tuple[list[str], int]:
-    """A command, and how wide panels are there."""
+    """Returns a command, and the width of panels there."""
     compiler, flags, runner = PROCESSORS[name]
     for program in (compiler, *runner[:1]):
         if shutil.which(program) is None:
@@ -174,7 +174,7 @@ def test_every_processor_computes_the_products(name: str, directory: Path) -> No
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PROCESSORS]
 )
 def test_float16_is_that_of_ieee_on_every_processor(name: str, directory: Path) -> None:
-    """Each of its numbers, what lies halfway between neighbours and just beside it, and numbers of any size."""
+    """Tests each float16 number, what lies halfway between neighbours and just beside it, and numbers of any size."""
     command, _ = built(name, directory)
     every = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     finite = np.sort(every[np.isfinite(every)])

@@ -30,7 +30,7 @@ FEATURES = {  # in /proc/cpuinfo
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with all libraries for x86-64, of a compiler that writes down its flags."""
+    """A folder with all libraries for x86-64, from a compiler that records its flags."""
     compiler = tmp_path / "bin/c++"
     compiler.parent.mkdir()
     compiler.write_text('#!/bin/sh\nfor last; do :; done; echo "$@" > "$last"\n')
@@ -82,7 +82,7 @@ def test_every_processor_runs_the_last_of_its_machine() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_what_was_shipped_serves_without_a_compiler(tmp_path: Path) -> None:
-    """The library for this processor, in the place of an installed one."""
+    """The library for this processor stands where an installed one would."""
     target = next(t for t in shipping._targets() if t.features <= shipping._features())
     library = shipping._place(tmp_path, target)
     compilation.compile_library(compilation.find_compiler(), target.flags, library)

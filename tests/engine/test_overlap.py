@@ -21,7 +21,7 @@ DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
 
 
 def test_parts_compute_what_the_whole_computes() -> None:
-    """In a process with eight devices: overlap_process.py says how far steps in parts are from those that are not."""
+    """A process has eight devices; overlap_process.py says how far steps in parts are from whole ones."""
     found = said_by("overlap_process.py")
     assert len(found) == 5
     for name, differences in found.items():

@@ -102,7 +102,7 @@ def random_like(leaf: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig) -> StepInputs:
-    """Sequence i has the pages from 1 + 3 * i on; tokens behind theirs are padding."""
+    """Makes a step; sequence i has the pages from 1 + 3 * i on, and tokens behind the sequences' are padding."""
     parts = {"slots": np.zeros(num_tokens, np.int32), "positions": np.zeros(num_tokens, np.int32)}
     ends = np.cumsum([count for count, _ in lengths])
     for i, (count, total) in enumerate(lengths):
@@ -191,7 +191,7 @@ def lowered(block: Block, config: BlockConfig, dtype: str) -> str:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_token_does_not_depend_on_padding_or_on_who_helps(dtype: str) -> None:
-    """Steps on several threads at once: helpers of the pool come late, or to another step."""
+    """Steps run on several threads at once: helpers of the pool come late, or to another step."""
     block = random_block(PLAIN, dtype, packed=True)
     expected = two_steps(block, PLAIN, dtype, 21)
     with ThreadPoolExecutor(4) as threads:
@@ -213,7 +213,7 @@ def test_a_token_does_not_depend_on_padding_or_on_who_helps(dtype: str) -> None:
     ],
 )
 def test_what_one_call_is_given(family: str, calls: int, tmp_path: Path) -> None:
-    """Models of two layers; and their tokens are those of XLA's matmuls."""
+    """Models have two layers; their tokens are those of XLA's matmuls."""
     write_model(tmp_path, family, **({"sliding_window": 8} if family == "gemma2" else {}))
     engines = [Engine.from_checkpoint(tmp_path, replace(SMALL, matmul=matmul)) for matmul in ("native", "xla")]
     runner = engines[0]._runner

@@ -113,7 +113,7 @@ def _together(name: str, dtype: str) -> tuple[np.ndarray, PackedQuantizedLinear]
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_whole_numbers_are_summed_without_saturation(sign: int) -> None:
-    """The largest products there are, whose sums of two are beyond 16 bits."""
+    """Products are the largest there are; sums of two exceed 16 bits."""
     packing = Packing("int8", 0, has_int8_activations=True)
     layer = filled(packing, np.random.default_rng(0), "float32", bias=False, num_out=OUT)
     layer.codes = nnx.Param(jnp.full((OUT, IN), -128, jnp.int8))

@@ -76,7 +76,7 @@ def inputs_of(name: str, dtype: str, count: int = 40) -> jax.Array:
 
 
 def step_of(parts: Sequence[Part], dtype: str, num_tokens: int) -> tuple[jax.Array, dict[str, np.ndarray]]:
-    """Tokens of all parts, one after the other, and the arrays of the step; behind them is padding."""
+    """Makes a step of the tokens of all parts, one after the other, with padding behind them."""
     counts = [part.count for part in parts]
     ends = np.cumsum(counts)
     x = np.full((num_tokens, HIDDEN), 7.0, np.float32)
@@ -124,7 +124,7 @@ class Device:
         self.states = tuple(jnp.full((NUM_SLOTS, *array.shape), 3.0, array.dtype) for array in config.states(dtype))
 
     def run(self, *parts: Part, num_tokens: int = NUM_TOKENS) -> list[np.ndarray]:
-        """Results of each part's tokens."""
+        """Returns the results of each part's tokens."""
         x, given = step_of(parts, self._dtype, num_tokens)
         y, self.states = attended(self._graph, self._state, x, given, self.states)
         counts = np.cumsum([part.count for part in parts])
@@ -139,7 +139,7 @@ class Device:
 
 
 def ragged(device: Device) -> list[np.ndarray]:
-    """Prompts, a chunk of another, states behind the middle of sequences, and tokens that decode beside them."""
+    """Runs prompts, a chunk of another, states behind the middle of sequences, and decoding tokens beside them."""
     first = device.run(
         Part("a", 0, 9, 5, ((3, 1), (8, 2))), Part("b", 0, 1, 5, ((0, 3),)), Part("c", 0, 20, 5, ((19, 4),))
     )
@@ -166,7 +166,9 @@ def test_the_kernel_computes_what_a_block_does(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_a_token_follows_from_those_before_it(name: str, dtype: str) -> None:
-    """To the bit: in one step, token by token, in chunks beside others, and from a state that was kept on the way."""
+    """It is the same to the bit: in one step, token by token, in chunks beside others, and from a state kept on the
+    way.
+    """
     device = Device(BLOCKS[name], dtype, packed=True)
     (whole,) = device.run(Part("a", 0, 30, 1, ((11, 2), (29, 3))))
     single = [device.run(Part("a", 0, 1, 4, ((0, 4),)))[0]]
@@ -187,7 +189,7 @@ def test_a_token_follows_from_those_before_it(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("config", [BLOCKS["convolution"], BLOCKS["delta net"]], ids=["convolution", "delta net"])
 def test_no_state_is_touched_that_nobody_writes(config: BlockConfig) -> None:
-    """Not by padding, nor by a sequence that is over: the sink, slot 0, keeps what it had as well."""
+    """Padding touches none, nor does a sequence that is over; the sink, slot 0, keeps what it had too."""
     device = Device(config, "float32", packed=True)
     device.run(Part("a", 0, 9, 1, ((8, 1),)), Part("b", 0, 3, 2, ((2, 2),)))
     before = [device.slot(slot) for slot in range(NUM_SLOTS)]

@@ -57,7 +57,7 @@ def test_a_full_decode_step_is_that_of_the_plan(made: Plan, steps: PlannedSteps)
 
 @needs_libtpu
 def test_padding_is_computed_and_contexts_are_read(model: ModelConfig, made: Plan, steps: PlannedSteps) -> None:
-    """Three rows are as long as sixteen but for their pages; a chunk reads its context once."""
+    """Three rows take as long as sixteen but for their pages; a chunk reads its context once."""
     deployment = deploy(CONFIG, model, devices_of("v6e:2x2"))
     page_s = kv_bytes_moved(deployment, CONTEXT) / made.chip.hbm_bytes_per_s
     full_s = steps.step_s(StepShape(((CONTEXT, 1),) * 16, 16))
@@ -71,7 +71,7 @@ def test_padding_is_computed_and_contexts_are_read(model: ModelConfig, made: Pla
 def test_programs_that_were_not_printed_count_their_weights(
     model: ModelConfig, made: Plan, steps: PlannedSteps
 ) -> None:
-    """And their cycles are not known, so that the roofline alone is left."""
+    """Their cycles are unknown, so that only the roofline is left."""
     buckets = tuple(replace(bucket, traffic=Traffic(), full_traffic=Traffic()) for bucket in made.buckets)
     silent = PlannedSteps(replace(made, buckets=buckets), deploy(CONFIG, model, devices_of("v6e:2x2")))
     shape = StepShape(((CONTEXT, 1),) * 16, 16)
@@ -82,7 +82,7 @@ def test_programs_that_were_not_printed_count_their_weights(
 
 @needs_libtpu
 def test_a_prompt_of_the_largest_step_is_that_of_the_plan(made: Plan, steps: PlannedSteps) -> None:
-    """But for the row, which is drawn."""
+    """Only the sampled row is added."""
     assert steps.step_s(StepShape(((0, 16),), 1)) == pytest.approx(made.prefill.seconds, rel=0.1)
 
 

@@ -83,7 +83,7 @@ def llama_8b() -> ModelConfig:
 
 
 def narrow_llama(num_layers: int = 4) -> ModelConfig:
-    """With a narrow feed-forward and a small vocabulary."""
+    """Returns a model with a narrow feed-forward and a small vocabulary."""
     sizes = {"vocab_size": 1024, "intermediate_size": 4096, "num_hidden_layers": num_layers}
     return FAMILIES["llama"].config({**PRESETS["Llama-3.1-8B"], **sizes}, "bfloat16")
 
@@ -199,7 +199,7 @@ def test_clocks_are_those_at_which_the_matrix_units_have_their_peak() -> None:
 
 
 def test_a_step_takes_the_longer_of_its_roofline_and_of_cycles_and_kernels() -> None:
-    """On v6e 1.64 MB take a microsecond, and so do 918 MFLOP; 1,751 cycles take 1.00003 of them."""
+    """On v6e, 1.64 MB take a microsecond, as do 918 MFLOP; 1,751 cycles take 1.00003 microseconds."""
     chip = CHIPS["v6e"]
     cycle_us = 1e6 / chip.clock_hz
     backbone = Traffic(read_bytes=1_640_000, kernel_bytes=820_000, kernel_flops=918_000_000, cycles=1_000)
@@ -270,7 +270,7 @@ SMALL = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, t
 @needs_libtpu
 @pytest.mark.slow
 def test_what_was_learnt_of_a_function_is_kept(tmp_path: Path) -> None:
-    """And read again only by the same function: another model's are compiled."""
+    """Only the same function reads it again: another model's are compiled."""
     config = replace(SMALL, compile_cache_dir=tmp_path)
     first, again = (plan(narrow_llama(), "v6e:2x2", config) for _ in range(2))
     assert not any(bucket.is_kept for bucket in first.buckets)
@@ -382,7 +382,7 @@ def test_matrices_of_delta_nets_are_read_and_written_once_in_a_decode_step() -> 
 def test_decode_steps_of_qwen3_6_move_their_ideal_bytes(
     name: str, topology: str, tensor: int, expert: int, num_seqs: int
 ) -> None:
-    """States included, which a step reads and writes once."""
+    """The ideal includes states, which a step reads and writes once."""
     model = preset(name)
     assert model is not None
     config = EngineConfig(
@@ -397,7 +397,7 @@ def test_decode_steps_of_qwen3_6_move_their_ideal_bytes(
 
 @needs_libtpu
 def test_rows_that_are_padded_at_loading_are_counted() -> None:
-    """Codes of 4 bits in rows of 1,440 bytes lie in 1,536."""
+    """Rows of 1,440 bytes of 4-bit codes take 1,536."""
     model = planned_model("gpt-oss-20b")
     model = replace(model, blocks=model.blocks[:2])
     made = plan(model, "v6e:2x2", replace(SMALL, tensor_parallel=1, expert_parallel=4), only=frozenset())
@@ -471,8 +471,8 @@ def test_several_decode_steps_and_8_bit_pages_are_planned_and_copy_no_cache() ->
     ids=str,
 )
 def test_unusual_geometries_hold_it_too(topology: str, tensor: int, fields: dict[str, int], tmp_path: Path) -> None:
-    """Among them one KV head on 8 devices, vocabularies and caches so small that they would fit VMEM, and a vocabulary
-    that the devices do not divide.
+    """Among them are one KV head on 8 devices, vocabularies and caches small enough for VMEM, and a vocabulary that the
+    devices do not divide.
     """
     sizes = {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 3, "vocab_size": 8192}
     path = tmp_path / "config.json"

@@ -66,7 +66,7 @@ def test_cycles_are_told_apart_by_what_they_are_for() -> None:
 
 
 def test_cycles_of_a_program_are_those_of_all_that_runs() -> None:
-    """Loops as often as they run; neither the kernel's nor the collective's, of which there are none."""
+    """Loops count as often as they run; the cycles of kernels and collectives are unknown and not counted."""
     search = 5 * 100
     assert Program(TEXT).traffic(cache_bytes=10**6).cycles == search + 5 * (1000 + 30 + search)
 
@@ -77,8 +77,8 @@ def test_a_program_without_a_loop_has_no_layers() -> None:
 
 
 IN_TWO_PARTS = {("Llama-3.1-8B", 512): 4, ("Llama-3.3-70B", 128): 5, ("Llama-3.3-70B", 512): 4}
-"""Steps whose sums over devices travel while others are computed, and a layer's collectives in them: one of the four
-sums is scattered and gathered where it is small.
+"""Steps that overlap all-reduces with computation, with the number of collectives in a layer. One of the four
+all-reduces is a scatter and a gather where it is small.
 """
 
 

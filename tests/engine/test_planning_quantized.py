@@ -26,7 +26,7 @@ STATED = """ENTRY %main (a: u8[8,256,128], x: bf16[16,256]) -> f32[16,256] {
 
 @pytest.mark.parametrize("cache_bytes", [2**30, 2**16])
 def test_a_kernel_reads_what_it_states_and_is_not_in_vmem(cache_bytes: int) -> None:
-    """Though the stack of all layers' codes is as large as the cache."""
+    """The stack of all layers' codes is as large as the cache."""
     traffic = Program(STATED).traffic(cache_bytes)
     weight, x, y = 256 * 128, 16 * 256 * 2, 16 * 256 * 4
     assert traffic.read_bytes == weight + (weight + x)

@@ -53,7 +53,7 @@ def test_what_a_process_refuses_is_said_here() -> None:
 
 
 class _Deadly:
-    """Ends the process that reads it."""
+    """Ends the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
         return os._exit, (11,)

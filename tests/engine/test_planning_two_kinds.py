@@ -52,7 +52,7 @@ def narrow(name: str) -> ModelConfig:
 
 
 def test_pages_and_weights_of_the_large_one_by_hand() -> None:
-    """Fifty layers with 16 KV heads of 256, and a window of 1,024; ten with 4 of 512, whose values are keys."""
+    """Fifty layers have 16 KV heads of 256 and a window of 1,024; ten have 4 of 512, whose values are keys."""
     model, hidden = known("Gemma-4-31B"), 5376
     assert [(kind.num_kv_heads, kind.head_dim, kind.size) for kind in layer_groups(model).page_kinds] == [
         (16, 256, 50),

@@ -39,7 +39,7 @@ def known(name: str, weights: str = "auto") -> ModelConfig:
 
 
 def over(tensor: int, expert: int = 1) -> Placement:
-    """Devices that there need not be any of."""
+    """Returns a placement on devices that need not exist."""
     if expert > 1:
         return Placement(AbstractMesh((1, expert, tensor), (DATA, EXPERT, TENSOR)))  # type: ignore[arg-type]
     return Placement(AbstractMesh((1, tensor), (DATA, TENSOR)))  # type: ignore[arg-type]
@@ -52,7 +52,9 @@ def planned(tmp_path: Path, fields: dict[str, Any], **settings: str) -> ModelCon
 
 
 def test_a_dense_model() -> None:
-    """Llama-3.1-8B over four devices: each has 8 of 32 heads, 2 of 8 KV heads, a quarter of everything but norms."""
+    """Llama-3.1-8B over four devices: each has 8 of 32 heads, 2 of 8 KV heads, and a quarter of everything
+    but norms.
+    """
     model, hidden = known("Llama-3.1-8B"), 4096
     layer = hidden * (8 + 2 + 2 + 8) * 128 + 3 * hidden * 14336 // 4 + 2 * hidden
     table = 128256 * hidden // 4
@@ -167,8 +169,8 @@ def test_windows() -> None:
 
 
 def test_pages_of_windows() -> None:
-    """Ten layers share a page, so 52 with a window are six groups. Of each a decoding sequence keeps 1,024 tokens,
-    which lie in 17 pages of 64 where they are not in 16.
+    """Ten layers share a page, so the 52 with a window are six groups. A decoding sequence keeps 1,024 tokens in each,
+    which lie in 16 or 17 pages of 64.
     """
     config = EngineConfig(page_size=64, max_model_len=32768, attention="xla")
     deployment = deploy(config, known("Gemma-3-27B"))
@@ -221,7 +223,7 @@ def test_weights_that_are_quantized_while_they_are_loaded(weights: str, bits: fl
 
 
 def test_scales_that_devices_do_not_divide_are_whole_on_each(tmp_path: Path) -> None:
-    """384 features are three groups of 128: of `down` each of two devices has half of the codes, and all scales."""
+    """384 features are three groups of 128: each of two devices has half of the codes of `down`, and all its scales."""
     fields = {
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 1, "vocab_size": 512,
         "num_attention_heads": 4, "rms_norm_eps": 1e-5, "quantization_config": SCHEMES["awq g128"].fields,
@@ -236,7 +238,7 @@ def test_scales_that_devices_do_not_divide_are_whole_on_each(tmp_path: Path) -> 
     ("name", "tensor", "expert"), [("gpt-oss-20b", 2, 4), ("Gemma-3-27B", 8, 1), ("Qwen3-30B-A3B", 2, 2)]
 )
 def test_what_is_counted_is_what_is_compiled(name: str, tensor: int, expert: int) -> None:
-    """A stacked decoder of shapes alone, as `penstock plan` compiles it, has the same bytes."""
+    """A stacked decoder of shapes alone, compiled as by `penstock plan`, has the same bytes."""
     model, placement = split_model(known(name), tensor, expert), over(tensor, expert)
     leaves = jax.tree.leaves(abstract_model(model, placement, stacked=True))
     assert held_bytes(model, placement) == sum(

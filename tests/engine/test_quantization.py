@@ -21,7 +21,7 @@ def test_a_row_reaches_the_largest_code_whatever_its_size(dtype: str, top: float
 
 
 def test_fp8_is_rounded_as_the_type_is() -> None:
-    """To the nearest, ties to even, in one step: between f32 and the type is no other."""
+    """Rounding is to the nearest, ties to even, in one step: no type lies between f32 and fp8."""
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.normal(size=(500, 32)), np.linspace(-1, 1, 16000).reshape(-1, 32)]).astype(np.float32)
     codes, scales = map(np.asarray, quantized_by_token(jnp.asarray(x), "float8_e4m3fn"))

@@ -58,7 +58,7 @@ def _random(name: str, shape: tuple[int, ...], kind: str, packing: Packing, rng:
 
 
 def by_element(packing: Packing, leaves: dict[str, np.ndarray], out: int, feature: int) -> np.float32:
-    """One weight, as the docstring of Packing has it."""
+    """Returns one weight, by the docstring of Packing."""
     group = feature // packing.group if packing.group else 0
     if packing.has_order:
         group = int(leaves["group_of"][feature])

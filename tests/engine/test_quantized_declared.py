@@ -39,7 +39,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By family, one with experts."""
+    """Checkpoints by family, one with experts."""
     directory = tmp_path_factory.mktemp("plain")
     return {
         "llama": write_checkpoint(directory / "llama", "llama", **GEOMETRY),

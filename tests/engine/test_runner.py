@@ -34,7 +34,7 @@ def runner() -> Runner:
 
 
 class Steps:
-    """Sequences over a runner; tokens are committed as soon as they are there."""
+    """Drives a runner with sequences; tokens are committed as soon as they are there."""
 
     def __init__(self, runner: Runner, pace: Pace | None = None) -> None:
         runner.reset_cache()
@@ -133,7 +133,7 @@ def test_a_shape_compiles_once(runner: Runner) -> None:
 
 
 def only(num_rows: int, **allowed: tuple[int, ...]) -> np.ndarray:
-    """Masks of so many rows that let the row named `r0`, `r1` ... draw nothing but some tokens."""
+    """Returns masks of `num_rows` rows that restrict the rows named `r0`, `r1` ... to some tokens."""
     masks = np.full((num_rows, GEOMETRY.mask_words), -1, np.int32)
     for name, ids in allowed.items():
         row = masks[int(name[1:])].view(np.uint32)

@@ -164,7 +164,7 @@ def test_the_laxest_values_filter_nothing(values: dict[str, Any]) -> None:
 
 
 def test_no_rounding_of_the_sums_draws_a_token_without_weight() -> None:
-    """The sums of a parallel scan rise where weights are 0, and their last one is not the largest."""
+    """Sums of a parallel scan rise where weights are 0, and the last one is not the largest."""
     rng = np.random.default_rng(0)
     weights = np.exp(rng.normal(size=(64, 4096)) * 3).astype(np.float32)
     weights[rng.random(weights.shape) < 0.9] = 0
@@ -179,7 +179,7 @@ def test_no_rounding_of_the_sums_draws_a_token_without_weight() -> None:
 
 @pytest.mark.parametrize("vocab", [1, 5, 60, 64, 8192, 50257])
 def test_the_kernel_finds_what_xla_finds(vocab: int) -> None:
-    """First maxima, and rows that are not sound, wherever in a row they are."""
+    """Rows have first maxima, or are broken, at any place."""
     if NativeLibrary(DEFAULT_BUILD_DIR / "native").load_for("kernels", "auto") is None:
         pytest.skip("needs a C++ compiler")
     rng = np.random.default_rng(vocab)

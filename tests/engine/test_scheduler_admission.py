@@ -18,7 +18,7 @@ from penstock.engine.scheduling.sequence import Sequence
 
 
 def crowded() -> tuple[Harness, Sequence, Sequence]:
-    """32 pages, of which a sequence that runs for long has and will have 20, and the prompt behind it waits for 15."""
+    """32 pages: a long-running sequence has, and will have, 20 of them; the prompt behind it waits for 15."""
     harness = Harness(num_pages=33, max_batch_tokens=64, max_model_len=128)
     long = harness.add(60, max_tokens=20)
     harness.step()
@@ -109,7 +109,7 @@ def test_a_suspect_that_finds_no_pages_is_not_passed_for_good() -> None:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The pages that are hashed."""
+    """Pages that are hashed."""
     pages: list[tuple[int, ...]] = []
 
     def hash_of(parent: bytes, token_ids: list[int]) -> bytes:

@@ -13,7 +13,7 @@ from penstock.engine.scheduling.sequence import Sequence
 
 
 class Scripted:
-    """Proposes one list after the other, to each sequence, of what there is room for."""
+    """Proposes one list after the other to each sequence, cut to what fits."""
 
     def __init__(self, *lists: list[int]) -> None:
         self.lists = lists

@@ -77,7 +77,7 @@ def test_a_higher_priority_goes_before_what_runs_and_a_lower_one_gets_nothing() 
 
 
 def test_what_a_running_prompt_is_about_to_compute_is_waited_for() -> None:
-    """Two prompts with one beginning, of which the second is shorter: that is computed once."""
+    """Two prompts have the same beginning, and the second is shorter: the beginning is computed once."""
     harness = long_harness()
     harness.add(20 * PAGE)
     harness.step()

@@ -51,7 +51,7 @@ def test_states_are_what_runs_out_first() -> None:
 
 
 def test_a_prompt_goes_on_where_a_state_was_kept() -> None:
-    """At each interval, and at the last page that a copy of the prompt can take up."""
+    """States are kept at each interval, and at the last page that a copy of the prompt can reuse."""
     harness = of_states(num_states=20, state_interval=3, max_batch_tokens=64)
     harness.add(21)  # five pages, of which the third has a state by the interval and the fifth by being the last
     harness.run()
@@ -68,7 +68,7 @@ def test_a_prompt_goes_on_where_a_state_was_kept() -> None:
 @pytest.mark.parametrize("num_beside", [0, 3])
 @pytest.mark.parametrize("chunk", [1, 2, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE - 1, 2 * PAGE, 13])
 def test_each_end_of_a_page_has_its_state_however_a_prompt_is_cut(chunk: int, num_beside: int) -> None:
-    """Alone, and beside decoding sequences that fill the batch."""
+    """Prompts run alone, and beside decoding sequences that fill the batch."""
     harness = of_states(64, max_batch_tokens=chunk + num_beside)
     for number in range(num_beside):
         harness.add(1, max_tokens=40, first_token=100 * (number + 1))
@@ -98,7 +98,7 @@ def test_sequences_that_pass_pages_in_one_step_keep_a_state_each(chunk: int, mon
 
 
 def test_where_prompts_part_is_where_the_third_begins() -> None:
-    """The second finds pages and no state behind them, and leaves one there."""
+    """The second prompt finds pages without a state behind them, and leaves one there."""
     harness = of_states(state_interval=100, max_batch_tokens=64)
     shared = 16
     for number in range(3):
@@ -121,7 +121,7 @@ def test_a_state_goes_with_its_page() -> None:
 
 
 def test_a_kept_state_is_not_written_over_and_nobody_waits_for_one_to_be_kept() -> None:
-    """With the slots that sequences need and no more, nothing is kept and all end."""
+    """With only the slots that sequences need, nothing is kept and all end."""
     scarce = of_states(num_states=2, max_num_seqs=1)
     scarce.add(9, max_tokens=12)
     scarce.run()

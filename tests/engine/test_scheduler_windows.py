@@ -90,7 +90,7 @@ def test_pages_that_windows_passed_are_found_though_their_prompt_still_runs() ->
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9])
 def test_what_a_sequence_holds_at_most_is_what_it_needs(window: int) -> None:
-    """Counted, against the formula: pages with a token that some token of a chunk sees."""
+    """The pages with a token that some token of a chunk sees are counted, and compared with the formula."""
     needs = PageNeeds(PAGE, (window,))
     for chunk in (1, 3, 4, 7):
         for end in (1, 4, 17, 40):

@@ -25,7 +25,7 @@ STEP_S = 0.010
 
 
 class Even:
-    """Every step takes the same, the host nothing or so much. Notes the steps."""
+    """A clock on which every step takes the same time, and the host none or a fixed time. Records the steps."""
 
     def __init__(self, plan_s: float = 0.0, commit_s: float = 0.0) -> None:
         self.shapes: list[StepShape] = []
@@ -72,7 +72,7 @@ def stamps_ms(one: Replica, place: int) -> list[float]:
 
 
 def test_a_lone_request_takes_a_step_for_each_token() -> None:
-    """A prompt of 20 in steps of 16; the clock begins with its arrival."""
+    """A prompt of 20 runs in steps of 16; the clock begins with its arrival."""
     one = replica(Even())
     found = simulated(one, asked(5.0, 20, 3))
     assert stamps_ms(one, 0) == [5020, 5030, 5040]
@@ -93,7 +93,7 @@ def test_with_one_slot_the_second_waits_for_the_first_to_end() -> None:
 
 
 def test_a_request_that_comes_during_a_step_joins_the_one_after_the_next() -> None:
-    """Plans are made at once where no step is foretold: the next one is with the device when the request comes."""
+    """Without a forecast, plans are made at once: the next one is on the device when the request comes."""
     one = replica(Even())
     simulated(one, asked(0.0, 4, 6), asked(0.012, 4, 1))
     assert stamps_ms(one, 1) == [40]
@@ -209,7 +209,9 @@ def steps_of(engine: Engine, requests: list[TracedRequest]) -> list[StepShape]:
 def test_the_steps_are_those_of_a_real_engine(
     tiny_model: Path, more: dict[str, int], count: int, num_prefix: int
 ) -> None:
-    """One by one: which sequences compute how many tokens, how many are sampled, and in how many steps."""
+    """Steps are compared one by one: which sequences compute how many tokens, how many are sampled, in how
+    many steps.
+    """
     config = replace(SMALL, speculation="off", **more)
     engine = Engine.from_checkpoint(tiny_model, config)
     requests = traffic(count, num_prefix, seed=count)

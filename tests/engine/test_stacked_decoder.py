@@ -36,7 +36,7 @@ from penstock.engine.models.hf_blocks import sliding
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers, the first of which sees everything and the others a window."""
+    """A model of three layers: the first sees everything, the others a window."""
     return write_model(
         tmp_path_factory.mktemp("mixed"),
         "qwen2",
@@ -49,13 +49,13 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alternating(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two pairs of layers, one with a window and one without; attention sinks and experts in all of them."""
+    """A model of two pairs of layers, one with a window and one without; all have attention sinks and experts."""
     return write_model(tmp_path_factory.mktemp("alternating"), "gpt_oss", num_hidden_layers=4, sliding_window=8)
 
 
 @pytest.fixture(scope="module")
 def two_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pages of two kinds, layers that read those of others, and vectors of each layer."""
+    """A model with two kinds of pages, layers that read those of others, and per-layer vectors."""
     return write_model(
         tmp_path_factory.mktemp("two-kinds"),
         "gemma4_text",
@@ -69,7 +69,7 @@ def two_kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two times a pattern of two layers that keep states and one with attention, and one more with a state."""
+    """A model with twice a pattern of two recurrent layers and one with attention, and one more recurrent layer."""
     types = ["conv", "conv", "full_attention"] * 2 + ["conv"]
     return write_model(tmp_path_factory.mktemp("hybrid"), "lfm2", num_hidden_layers=7, layer_types=types)
 
@@ -119,7 +119,7 @@ def test_layers_that_alternate_are_traced_once_per_place_in_their_pattern_and_co
 def test_experts_are_read_in_the_stack_where_they_would_be_copied_out_of_it(
     monkeypatch: pytest.MonkeyPatch, most: int, groups: int
 ) -> None:
-    """By number: those of the layers before and behind have no rows."""
+    """Experts are selected by number: those of the layers before and behind have no rows."""
     mixture = ExpertsConfig(num_experts=6, num_chosen=2, intermediate_size=20, bias=True)
     dense = TINY.blocks[0]
     config = replace(TINY, blocks=(dense, *[replace(dense, mlp=mixture)] * 3))
@@ -138,10 +138,10 @@ def test_experts_are_read_in_the_stack_where_they_would_be_copied_out_of_it(
 
 
 def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[int | None]]:
-    """Hidden states of three tokens, the new pages, and the window of each layer that was traced.
+    """Returns hidden states of three tokens, the new pages, and the window of each traced layer.
 
-    Attention is a stand-in that depends on the layer's window and on its share of its group's one page, and puts its
-    keys there.
+    A stand-in for attention depends on the layer's window and on its share of its group's one page, and puts its keys
+    there.
     """
     traced, groups = [], layer_groups(config)
 

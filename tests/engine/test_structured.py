@@ -101,7 +101,7 @@ def test_large_ones_push_others_out(tokenizer: Tokenizer, monkeypatch: pytest.Mo
 
 
 def test_kept_grammars_have_a_bound_of_memory(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """However much their replies have made of them."""
+    """The bound holds however much their replies have compiled of them."""
     grammar = compiler.compile("start: /(.*a.{20}b){10}/")
     letters = [tokenizer.encode(letter)[0] for letter in "abc"]
     rng = np.random.default_rng(0)
@@ -211,7 +211,9 @@ def test_brackets_in_quotes_are_not_nested(compiler: GrammarCompiler) -> None:
 
 
 def test_rules_within_rules_fill_the_stack_of_the_process_that_tries_them(compiler: GrammarCompiler) -> None:
-    """And never that of the worker: 2400 are too much for three quarters of a stack, and not for a whole one."""
+    """The worker's own stack is never filled: 2400 rules are too many for three quarters of a stack, not for a whole
+    one.
+    """
     depth = 2400
     rules = [f'r{number}: (", p{number}" | "b")? r{number + 1}' for number in range(depth)]
     with pytest.raises(InvalidRequest, match="died of signal 11"):
@@ -236,7 +238,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("source", HOSTILE, ids=lambda source: source[:40])
 def test_a_hostile_grammar_is_refused_or_harmless(compiler: GrammarCompiler, source: str) -> None:
-    """Either it is refused, by a process that may be gone then, or each of its masks has a bound."""
+    """It is refused, by a process that may be gone then, or each of its masks is computed within a bound."""
     try:
         grammar = compiler.compile(source)
     except InvalidRequest:

@@ -43,10 +43,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "fp8 pages": ("1,2,4", {}),
     "around": ("1,2", {"family": "glm4", "head_dim": 20}),
 }
-"""On how many devices each runs. They have two KV heads, so four and eight devices hold copies of them. No number of
-devices divides the vocabulary of one; the norms of another go over the queries and keys of all heads; tensors of a
-third hold queries, keys and values, and its rotary positions follow from how long a sequence is. One has pages of int8,
-one pages of fp8 with scales that the checkpoint has for each KV head.
+"""Models, with the numbers of devices on which each runs.
+
+They have two KV heads, so four and eight devices hold copies of them. No number of devices divides the vocabulary of
+one. The norms of another go over the queries and keys of all heads. Tensors of a third hold queries, keys and values,
+and its rotary positions follow from a sequence's length. One has int8 pages, one fp8 pages with scales that the
+checkpoint has for each KV head.
 """
 
 
@@ -73,7 +75,7 @@ def runs(run_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> OfMod
 
 
 def split_of(models: Iterable[str]) -> list[Any]:
-    """Each model with each number of devices above one."""
+    """Pairs each model with each number of devices above one."""
     return [case(model, tensor) for model in models for tensor in MODELS[model][0].split(",")[1:]]
 
 
@@ -101,7 +103,7 @@ def test_a_layer_talks_twice_and_the_embedding_once(runs: OfModel, model: str, t
 
 @split
 def test_nothing_is_gathered(runs: OfModel, model: str, tensor: str) -> None:
-    """Not even queries and keys for norms over those of all heads: their sums of squares are added up."""
+    """Norms over the queries and keys of all heads gather nothing either: their sums of squares are added up."""
     assert runs(model)[tensor]["other_collectives"] == 0
 
 

@@ -263,7 +263,7 @@ def pid_of(process: sandbox._Process) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Zombies, which somebody else has to wait for, have ended."""
+    """Checks whether a process runs. Zombies, which another process has to wait for, have ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

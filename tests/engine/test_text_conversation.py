@@ -88,7 +88,7 @@ def as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def native(family: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as somebody would write them for transformers, who knows the template."""
+    """Returns the messages as somebody who knows the template would write them for transformers."""
     return [as_text(message) for message in messages] if family == "deepseek" else messages
 
 

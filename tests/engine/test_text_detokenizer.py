@@ -47,7 +47,7 @@ def test_joined_text_is_the_decode_of_all_ids(name: str, data: st.DataObject) ->
 
 @pytest.mark.parametrize("name", ALL)
 def test_each_token_of_the_library_has_its_text_in_a_stream(name: str) -> None:
-    """The library's ids are asked for one by one: a map of pieces has one id of each."""
+    """The library is asked for ids one by one: a map of pieces has one id for each piece."""
     tokenizer = ALL[name]
     ids = [id_ for id_ in range(tokenizer.vocab_size + 2) if tokenizer._backend.id_to_token(id_) is not None]
     assert max(ids) + 1 == tokenizer.vocab_size
@@ -74,7 +74,7 @@ def test_byte_runs_broken_in_every_way(ids: list[int]) -> None:
 
 
 def test_every_short_byte_string_is_replaced_as_the_library_does() -> None:
-    """One byte of each class that UTF-8 tells apart, in every order."""
+    """Strings have one byte of each class that UTF-8 distinguishes, in every order."""
     classes = (0x41, 0x80, 0x90, 0xA0, 0xBF, 0xC1, 0xC3, 0xE0, 0xE1, 0xED, 0xF0, 0xF1, 0xF4, 0xF5)
     id_of = {BYTE_LEVEL.spell(id_)[1]: id_ for id_ in range(256)}
     for length in range(1, 5):

@@ -21,7 +21,7 @@ from penstock.engine.text.tokenizer import Tokenizer
 
 
 def with_tags(make: Any, name: str, *, special: bool) -> Tokenizer:
-    """A tokenizer that has each delimiter of a format as one token."""
+    """Returns a tokenizer that has each delimiter of a format as one token."""
     tokenizer = make()
     tags = [AddedToken(tag, special=special, normalized=False) for tag in FORMATS[name].delimiters]
     tokenizer.add_tokens(tags, special_tokens=special)
@@ -75,7 +75,7 @@ def test_tokens_of_reasoning_are_counted_wherever_the_reply_is_taken_up(prefix: 
 
 
 def test_a_character_before_a_tag_is_not_lost() -> None:
-    """Valid bytes are held back by some detokenizers until other tokens follow."""
+    """Some detokenizers hold valid bytes back until other tokens follow."""
     tokenizer, replies = streams("hermes", llama2)
     call = tokenizer.encode('<tool_call>{"name": "search", "arguments": {}}</tool_call>')
     begin = call.index(tokenizer.special_token_ids["<tool_call>"])
@@ -157,7 +157,7 @@ def test_ids_of_calls_follow_from_request_choice_and_place() -> None:
 @settings(max_examples=30)
 @given(data=st.data())
 def test_replaying_leads_to_the_same_state(name: str, data: st.DataObject) -> None:
-    """From any token on, in any format: nothing comes twice, and nothing is missing."""
+    """From any token on, in any format, nothing comes twice, and nothing is missing."""
     tokenizer, replies = _remembered(name)
     tags = [tokenizer.special_token_ids[tag] for tag in FORMATS[name].delimiters]
     pieces = [(tag,) for tag in tags]

@@ -260,7 +260,7 @@ def test_messages_of_gpt_oss_have_channels() -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_text_that_spells_a_special_token_is_text(format_: str) -> None:
-    """A grammar allows a token; its letters, one by one, are something else."""
+    """A grammar allows a token; its letters one by one are something else."""
     opening = FORMATS[format_].pieces(
         FORMATS[format_].calls.group_begin or FORMATS[format_].calls.begin or "<|python_tag|>"
     )[0]

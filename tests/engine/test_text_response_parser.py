@@ -58,7 +58,7 @@ values = st.one_of(plain, st.integers(-99, 99), st.booleans(), st.none(), st.lis
 
 @st.composite
 def messages(draw: st.DrawFn, name: str) -> tuple[Message, str, list[dict[str, object]]]:
-    """A message, how it is written, and the arguments of its calls."""
+    """Draws a message, its text, and the arguments of its calls."""
     format_ = FORMATS[name]
     reasoning = draw(fragments).strip() if format_.reasoning else ""
     text = draw(fragments).strip() if not name.startswith("llama") else ""
@@ -73,7 +73,7 @@ def messages(draw: st.DrawFn, name: str) -> tuple[Message, str, list[dict[str, o
 
 
 def is_taken_literally(name: str, message: Message, arguments: list[dict[str, object]]) -> bool:
-    """Whether nothing in the message reads as syntax, and no value as one of another type."""
+    """Checks whether nothing in the message reads as syntax, and no value as one of another type."""
     if any(tag in message.text + message.reasoning for tag in FORMATS[name].delimiters):
         return False
     if name in ("glm", "qwen3_coder"):
@@ -114,7 +114,7 @@ def test_what_a_model_writes_is_read_wherever_it_is_cut(name: str, special: bool
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_split_of_anything_gives_the_same(name: str, special: bool, data: st.DataObject) -> None:
-    """Tags in any order, broken calls, whatever: nothing raises, and no delimiter leaks (`Message.take`)."""
+    """With tags in any order and broken calls, nothing raises, and no delimiter leaks (`Message.take`)."""
     text = as_written(name, data.draw(garbage(name)), special=special)
     whole = read(parser(name, special=special), [text])
     assert read(parser(name, special=special), list(text)) == whole
@@ -136,7 +136,7 @@ def test_what_only_looks_like_tags_survives(name: str, data: st.DataObject) -> N
 @settings(max_examples=40)
 @given(data=st.data())
 def test_what_is_spelled_is_no_token(name: str, data: st.DataObject) -> None:
-    """A tokenizer whose delimiters are tokens: a text that spells them is text."""
+    """With a tokenizer whose delimiters are tokens, text that spells them is text."""
     text = data.draw(garbage(name))
     if name in ("llama3_json", "llama_pythonic"):
         text = "a" + text
@@ -229,7 +229,7 @@ each_end = pytest.mark.parametrize("ended", [Ended.CUT, Ended.STOPPED], ids=["cu
 
 
 def each_beginning(text: str, name: str, *, special: bool, ended: Ended) -> Iterator[tuple[str, Message]]:
-    """`text`, ended behind each of its characters, and what comes out of that."""
+    """Ends `text` behind each of its characters; yields what comes out."""
     written = as_written(name, text, special=special)
     for end in range(len(written)):
         reading, message = parser(name, special=special), Message()
@@ -243,7 +243,7 @@ def each_beginning(text: str, name: str, *, special: bool, ended: Ended) -> Iter
 @each_end
 @pytest.mark.parametrize("lead", ["", LEAD])
 def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, ended: Ended, lead: str) -> None:
-    """Inside its name or before, tags included: it is a call, or nothing. Of a tag one character is no sign yet."""
+    """Ended in its name or before, tags included, it is a call or nothing. One character of a tag is no sign yet."""
     text = write(name, Message(lead, calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     tags = FORMATS[name].delimiters
     for seen, found in each_beginning(text, name, special=special, ended=ended):

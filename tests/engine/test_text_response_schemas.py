@@ -43,7 +43,7 @@ def test_a_longer_corpus_begins_with_a_shorter_one_and_its_schemas_differ() -> N
 
 
 def check_corpus(corpus: list[Schema], num_walks: int) -> None:
-    """Nine of ten schemas are accepted, and all that is generated follows them."""
+    """Checks that nine of ten schemas are accepted, and that all generated values follow them."""
     accepted, ends = 0, Counter[bool]()
     for number, schema in enumerate(corpus):
         validator = validator_of(schema)

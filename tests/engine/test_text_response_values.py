@@ -31,7 +31,7 @@ python_values = st.recursive(
 
 
 def read(text: str, reading: Callable[[Source], Reading[Any]]) -> tuple[object, str]:
-    """The result of a reading that gets `text` character by character, and what it leaves."""
+    """Returns the result of a reading that gets `text` character by character, and the rest."""
     source = Source("")
     running = reading(source)
     place = 0

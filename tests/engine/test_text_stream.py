@@ -43,7 +43,7 @@ def test_with_its_stop_string_the_text_is_longer_by_that(data: st.DataObject, to
 
 @given(data=st.data(), tokenizer=st.sampled_from(TOKENIZERS))
 def test_a_delimiter_stands_where_its_token_does(data: st.DataObject, tokenizer: Tokenizer) -> None:
-    """Whatever is half-way through a character or a run of bytes before it."""
+    """A character or a run of bytes before it may be half complete."""
     before, after = (data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)) for _ in range(2))
     delimiter = tokenizer.special_token_ids[data.draw(st.sampled_from(sorted(tokenizer.special_token_ids)))]
     stream = TextStream(tokenizer, delimiters={delimiter: "\ud800"})

@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[Tokenizer, list[int]], object]] = {
 
 @pytest.fixture
 def taken_by_none() -> Iterator[None]:
-    """No thread is made to give up the lock while this lasts."""
+    """Makes no thread give up the GIL while this lasts."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(NEVER_S)
     yield
@@ -61,7 +61,9 @@ def test_they_say_what_the_calls_that_keep_it_say(made: Callable[[], Any], speci
 
 
 def test_nothing_else_calls_the_library_to_encode_or_decode() -> None:
-    """By the names that a tokenizer of the library goes by here, and the calls that it has."""
+    """The source is searched for the names that tokenizers of the library have here, and for the calls that
+    they have.
+    """
     root = Path(unlocked.__file__).parents[1]
     calls = {"encode", "encode_batch", "encode_batch_fast", "decode", "decode_batch"}
     found = {
@@ -88,7 +90,7 @@ def test_a_chat_is_encoded_by_the_same_call(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def lets_others_in(call: Callable[[], object], times: int = TIMES) -> bool:
-    """Whether a thread that waits for the lock gets it while `call` runs, again and again."""
+    """Checks whether a thread that waits for the GIL gets it while `call` runs, again and again."""
     starts, is_in = threading.Event(), False
 
     def wait() -> None:

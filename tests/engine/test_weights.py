@@ -97,7 +97,7 @@ def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stac
 
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_parameters_that_take_turns_by_heads(part: int, tmp_path: Path) -> None:
-    """Three heads, each of two rows of the first parameter, one of the second and three of the third."""
+    """Three heads have two rows of the first parameter, one of the second and three of the third."""
     tensor, widths = RNG.normal(size=(18, 4)).astype(np.float32), (2, 1, 3)
     stored = saved(tmp_path / "a.safetensors", tensor=tensor)
     first, width = sum(widths[:part]), widths[part]

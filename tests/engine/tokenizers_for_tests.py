@@ -16,7 +16,9 @@ CHAT_TEMPLATE = (
 
 
 def byte_level(**kwargs: Any) -> PreTrainedTokenizerFast:
-    """Byte-level BPE like that of GPT-2, Llama 3 and Qwen: 256 bytes, some merges, special and other added tokens."""
+    """Builds byte-level BPE like that of GPT-2, Llama 3 and Qwen: 256 bytes, some merges, special and other added
+    tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("Ã", "©"), ("ð", "Ł"), ("ðŁ", "ĺ"), ("Ľ", "Ġ")]
     pieces = [*alphabet, *(a + b for a, b in merges)]
@@ -29,7 +31,9 @@ def byte_level(**kwargs: Any) -> PreTrainedTokenizerFast:
 
 
 def llama2(**kwargs: Any) -> PreTrainedTokenizerFast:
-    """SentencePiece-style BPE like that of Llama 2 and Mistral 7B: a leading space, bytes for what the pieces lack."""
+    """Builds SentencePiece-style BPE like that of Llama 2 and Mistral 7B: a leading space, bytes for what the pieces
+    lack.
+    """
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *LLAMA2_PIECES]
     vocab = {piece: id_ for id_, piece in enumerate(pieces)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>"))
@@ -53,7 +57,7 @@ def metaspace() -> PreTrainedTokenizerFast:
 
 
 def unigram() -> PreTrainedTokenizerFast:
-    """A list of pieces, some of which are in it twice, one of these special, as nothing keeps a list from having."""
+    """Builds a list of pieces with some twice, one of these special, as nothing forbids."""
     pieces = ["<unk>", "</s>", "▁a", "a", "▁", "é", "a", "b▁c", "▁a", "</s>", "a"]
     backend = Tokenizer(models.Unigram([(piece, -float(id_)) for id_, piece in enumerate(pieces)], unk_id=0))
     backend.decoder = decoders.Metaspace()
@@ -62,7 +66,7 @@ def unigram() -> PreTrainedTokenizerFast:
 
 
 def word_level(decoder: Any = None) -> PreTrainedTokenizerFast:
-    """Whole words; with no decoder they are joined by spaces."""
+    """Builds a tokenizer of whole words; without a decoder they are joined by spaces."""
     pieces = ["[UNK]", "[EOS]", "a", "the", "##s", "é", ".", "n't", ""]
     backend = Tokenizer(models.WordLevel({piece: id_ for id_, piece in enumerate(pieces)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -59,7 +59,7 @@ def test_what_is_exported_loads_back_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("task", ["sum", "count"])
 def test_held_out_problems_are_answered(task: str) -> None:
-    """98 % at least: of so many that one hard problem more or less does not decide."""
+    """At least 98 % are answered, of enough problems that one hard problem more or less does not decide."""
     (score,) = evaluate(MODEL_DIR, (task,), num_questions=500, seed=1)
     assert score.chat_correct >= 490
     assert score.plain_correct >= 490

@@ -30,7 +30,7 @@ async def two_words(reply: ScriptedReply) -> None:
 
 
 async def all_kinds(reply: ScriptedReply) -> None:
-    """Reasoning, text and two calls."""
+    """Answers with reasoning, text and two calls."""
     await reply.own()
     await reply.write(ChunkEntry(index=0, offset=0, text="", tokens=(1,), reasoning="so "))
     await reply.write(ChunkEntry(index=0, offset=1, text="\u2028é", tokens=(2,), reasoning="be it"))
@@ -45,14 +45,14 @@ async def all_kinds(reply: ScriptedReply) -> None:
 
 
 async def end(reply: ScriptedReply, reason: str, *, num_tokens: int = 5, **fields: Any) -> None:
-    """With a prompt of nine tokens, four of them cached."""
+    """Ends a reply to a prompt of nine tokens, four of them cached."""
     counts = {"prompt_tokens": 9, "cached_tokens": 4, "completion_tokens": num_tokens, "reasoning_tokens": 2}
     await reply.write(EndEntry.model_validate({"finish_reason": reason, **counts, **fields}))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client, where it asks, and what came to the worker."""
+    """A client, its gateway, and the requests that came to the worker."""
 
     client: anthropic.AsyncAnthropic
     http: httpx2.AsyncClient
@@ -61,7 +61,7 @@ class Asked:
 
     @property
     def request(self) -> GenerateRequest:
-        """The last one."""
+        """Last request."""
         return self.worker.taken[-1]
 
     @property
@@ -70,13 +70,13 @@ class Asked:
         return [json.loads(message.model_dump_json(exclude_none=True)) for message in self.request.messages or ()]
 
     async def message(self, **fields: Any) -> anthropic.types.Message:
-        """The answer, which is of that kind to the letter."""
+        """Returns the answer, which must match that type exactly."""
         response = await self.http.post(MESSAGES, json=TINY | fields)
         assert response.status_code == 200, response.text
         return anthropic.types.Message.model_validate_json(response.text, strict=True)
 
     async def refusal(self, **fields: Any) -> dict[str, Any]:
-        """The error of a request that is refused with 400."""
+        """Returns the error of a request that is refused with 400."""
         response = await self.http.post(MESSAGES, json=TINY | fields)
         assert response.status_code == 400, response.text
         error: dict[str, Any] = response.json()["error"]
@@ -88,7 +88,7 @@ class Asked:
 async def asking(
     redis: RedisClient, redis_url: str, behave: Behaviour = two_words, **settings: Any
 ) -> AsyncIterator[Asked]:
-    """A gateway and a worker for the time of the block."""
+    """Runs a gateway and a worker for the time of the block."""
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, behave) as worker,

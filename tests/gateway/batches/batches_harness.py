@@ -20,7 +20,9 @@ ENDED = ("failed", "completed", "expired", "cancelled")
 
 
 async def answer(reply: ScriptedReply) -> None:
-    """`say two words`, `think hello`, `wait here` (until it is cancelled), `break it`; a prompt comes back."""
+    """Answers `say two words`, `think hello`, `wait here` (until it is cancelled), `break it`; other prompts are
+    repeated.
+    """
     await reply.own()
     if reply.request.messages is None:
         await reply.chunk(reply.request.prompt or "")
@@ -40,7 +42,7 @@ async def answer(reply: ScriptedReply) -> None:
 
 
 def line(custom_id: str, said: str = "say two words", *, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    """A request of a batch's input."""
+    """Makes a request line of a batch's input."""
     name = "input" if url == "/v1/responses" else "messages"
     content: Any = said if name == "input" else [{"role": "user", "content": said}]
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "tiny", name: content, **body}}
@@ -51,7 +53,7 @@ def jsonl(lines: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 class Asked(gateway_client.Asked):
-    """With calls for batches."""
+    """Adds calls for batches."""
 
     async def upload(self, content: bytes, **more: Any) -> FileObject:
         made = await self.openai.files.create(file=("in.jsonl", content), purpose="batch", **more)
@@ -68,7 +70,7 @@ class Asked(gateway_client.Asked):
         return strictly(await self.openai.batches.retrieve(batch_id))
 
     async def ended(self, batch: Batch) -> Batch:
-        """The batch once it has ended."""
+        """Waits until the batch has ended, and returns it."""
         return await self.reached(batch, *ENDED)
 
     async def reached(self, batch: Batch, *statuses: str) -> Batch:
@@ -95,7 +97,7 @@ def strictly(batch: Batch) -> Batch:
 
 @asynccontextmanager
 async def asking(redis: RedisClient, redis_url: str, behave: Any = answer, **settings: Any) -> AsyncIterator[Asked]:
-    """A gateway and a worker for the time of the block."""
+    """Runs a gateway and a worker for the time of the block."""
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, behave) as worker,
