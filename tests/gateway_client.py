@@ -32,12 +32,12 @@ class Received(NamedTuple):
 
 
 def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
-    """The body of a request."""
+    """Makes the body of a request."""
     return {"model": "default", "messages": [{"role": "user", "content": text}], **fields}
 
 
 def events_of(body: str) -> list[Received]:
-    """The events of a whole stream, without its comments."""
+    """Parses the events of a whole stream, without its comments."""
     return [event for block in body.split("\n\n") if (event := _event(block.split("\n"))) is not None]
 
 
@@ -54,7 +54,7 @@ def openai_client(url: str, key: str = "none", *, max_retries: int = 0, **option
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A gateway's clients, and what came to the worker behind it."""
+    """Clients of a gateway, and the requests that came to the worker behind it."""
 
     openai: openai.AsyncOpenAI
     http: httpx2.AsyncClient
@@ -71,7 +71,7 @@ class Asked:
     async def beside(
         cls, worker: ScriptedWorker | None, redis: RedisClient, redis_url: str, key: str = "none", **settings: Any
     ) -> AsyncIterator[Self]:
-        """A gateway in front of a worker that is there already, or will be."""
+        """Runs a gateway in front of a worker that is there already, or will be."""
         async with (
             running_gateway(redis_url, **settings) as gateway,
             openai_client(gateway.url, key) as client,
@@ -82,7 +82,7 @@ class Asked:
 
 @asynccontextmanager
 async def bare_client(*gateways: Running) -> AsyncIterator[Any]:
-    """A client, or one for each of several gateways."""
+    """Makes a client, or one for each of several gateways."""
     clients = [httpx2.AsyncClient(base_url=gateway.url, timeout=WAIT_S, trust_env=False) for gateway in gateways]
     try:
         yield clients[0] if len(clients) == 1 else clients

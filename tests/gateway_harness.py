@@ -49,7 +49,7 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Running(Listening):
-    """A gateway that answers."""
+    """A running gateway."""
 
     server: GatewayServer
 
@@ -62,7 +62,9 @@ async def running_gateway(
     telemetry: Telemetry | None = None,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Serves until the end of the block, and then waits until it has stopped, which cuts short what is still open."""
+    """Serves until the end of the block, then waits until the gateway has stopped, which cuts short what is
+    still open.
+    """
     made = GatewaySettings(redis_url=redis_url, **{"drain_timeout_s": 0.1, "redis_timeout_s": WAIT_S, **settings})
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = GatewayServer(made, max_connections, telemetry)
@@ -78,7 +80,7 @@ async def running_gateway(
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One of its own authority, for 127.0.0.1."""
+    """A certificate of its own authority, for 127.0.0.1."""
 
     file: Path
     key: Path

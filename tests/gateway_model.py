@@ -27,8 +27,8 @@ async def serving_model(directory: Path, compile_cache: Path) -> AsyncIterator[R
     """Serves the queue `chats` until the end of the block.
 
     Args:
-        directory: an empty one, for the model.
-        compile_cache: where compiled programs are kept.
+        directory: empty directory for the model.
+        compile_cache: directory of compiled programs.
     """
     model = directory / "model"
     shutil.copytree(MODEL_DIR, model)

@@ -43,7 +43,7 @@ class GatewayProcess:
         return num_pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     async def start(self) -> None:
-        """Returns once it accepts connections."""
+        """Starts the process; returns once it accepts connections."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,

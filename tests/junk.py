@@ -37,19 +37,19 @@ OF_GATEWAYS: Mapping[str, Type] = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A function that names keys, and what they hold."""
+    """A function that names keys, and the type of what they hold."""
 
     name: str
     make: Callable[..., str]
     type: Type
 
     def key(self, **of: Any) -> str:
-        """The key of this kind, given what its parameters may be."""
+        """Returns the key of this kind, with arguments by parameter name."""
         return self.make(**{name: of[name] for name in inspect.signature(self.make).parameters})
 
 
 def kinds_of(module: ModuleType, table: Mapping[str, Type]) -> list[Kind]:
-    """All kinds of keys that a module names, none without its type."""
+    """Returns all kinds of keys that a module names, each with its type."""
     made = {
         name: make
         for name, make in vars(module).items()
@@ -105,7 +105,7 @@ WRONG_TYPES: Mapping[Type, Write] = {
     "zset": lambda redis, key: redis.zadd(key, {"something else": 7}),
     "stream": lambda redis, key: redis.xadd(key, {"something": "else"}),
 }
-"""By the type that they make of a key."""
+"""Writers of wrong types, by the type that they make of a key."""
 
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 WRONG_VALUES: Mapping[Type, Mapping[str, Write]] = {
@@ -121,11 +121,11 @@ WRONG_VALUES: Mapping[Type, Mapping[str, Write]] = {
     },
     "set": {name: lambda redis, key, text=text: redis.sadd(key, text) for name, text in TEXTS.items()},  # type: ignore[misc]
 }
-"""By the type of the key, which stays what it was."""
+"""Writers of wrong values, by the type of the key, which stays as it was."""
 
 
 async def harm(redis: RedisClient, key: str, write: Write) -> bytes:
-    """Puts junk in the place of what a key holds. Answers how it looks on the server."""
+    """Replaces what a key holds with junk; returns what the server then holds."""
     async with redis.pipeline(transaction=True) as pipe:  # nobody writes in between
         pipe.delete(key)
         write(pipe, key)
@@ -139,6 +139,6 @@ async def dump(redis: RedisClient, key: str) -> bytes:
 
 
 async def is_kept(redis: RedisClient, key: str, junk: bytes) -> bool:
-    """Whether it is in its place, or was set aside."""
+    """Checks whether the junk is in its place, or was set aside."""
     places = [key, *[each.decode() async for each in redis.scan_iter(match="*}:junk:*", count=1000)]]
     return junk in [await dump(redis, place) for place in places]

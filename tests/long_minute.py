@@ -10,7 +10,7 @@ _SCRIPTS = ((limits, "_ADMIT"), (tabs, "_RESERVE"), (tabs, "_SETTLE"))
 
 
 def lengthen_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has what was charged count for a hundred minutes in place of one."""
+    """Has charges count for a hundred minutes instead of one."""
     for module, name in _SCRIPTS:
         script = getattr(module, name)
         longer = script.replace("(second + 61)", "(second + 6100)").replace("'EXPIRE', key, 62", "'EXPIRE', key, 6200")

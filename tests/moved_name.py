@@ -44,12 +44,12 @@ class MovingName(RefusingProxy):
         return sum(self._is_old(made) for made in self._open)
 
     def demote(self, how: Demoted) -> None:
-        """The name leads to a demoted server, until `move`."""
+        """Has the name lead to a demoted server, until `move`."""
         self._demoted, self._newest = how, self._num_moves
         self._change()
 
     def move(self) -> None:
-        """From now on new connections reach a server that takes writes."""
+        """Has new connections reach a server that takes writes."""
         self._num_moves += 1
 
     def _change(self) -> None:
@@ -107,7 +107,7 @@ class MovingName(RefusingProxy):
     async def _real_answer(
         self, made: int, command: Command, server_reader: asyncio.StreamReader, server: asyncio.StreamWriter
     ) -> bytes | None:
-        """None: the server was demoted while the command waited there."""
+        """Returns the server's answer; None: the server was demoted while the command waited there."""
         server.write(pack_command(tuple(command)))
         reading = asyncio.ensure_future(read_answer(server_reader))
         try:
@@ -143,7 +143,7 @@ class MovingName(RefusingProxy):
 
 
 def block_s(command: Command) -> float | None:
-    """For how long a read waits at the server; None: it does not."""
+    """Returns how long a read waits at the server; None: it does not."""
     words = [word.upper() for word in command[:10]]
     if words[0] not in (b"XREAD", b"XREADGROUP") or b"BLOCK" not in words:
         return None

@@ -23,7 +23,7 @@ Proxy = TypeVar("Proxy", bound=Forwarding)
 
 @contextmanager
 def sentinel(folder: Path, master_port: int) -> Iterator[int]:
-    """The port of one that watches `service`."""
+    """Runs a sentinel that watches `service`; gives its port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     config = folder / "sentinel.conf"
@@ -46,7 +46,9 @@ async def proxied_nodes(
     servers: list[EmbeddedServer],
     kind: Callable[[str], Proxy] = RefusingProxy,  # type: ignore[assignment]
 ) -> AsyncIterator[tuple[str, list[Proxy]]]:
-    """The URL of a cluster by way of a proxy before each node, which the nodes name to whoever asks for them."""
+    """Puts a proxy before each node of a cluster, and has nodes name the proxies to clients; gives the
+    cluster's URL.
+    """
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(kind(server.url)) for server in servers]
         nodes = [await stack.enter_async_context(Redis.from_url(server.url)) for server in servers]

@@ -56,7 +56,7 @@ class _NoGrammars:
 
 @asynccontextmanager
 async def observed(redis_url: str) -> AsyncIterator[Observed]:
-    """On the queue `q`, with the fake engine on a device that says what it holds, as a GPU does."""
+    """Serves the queue `q` with the fake engine, on a device that reports its memory as a GPU does."""
     memory = DeviceMemory(0, 2**30, 2**31, 2**32)
     model = replace(fake_model(_TwoKinds()), name="tiny", info=INFO, grammars=_NoGrammars(), memory=lambda: (memory,))
     config = WorkerConfig(**{**QUICK, "name": "w", "health_host": "127.0.0.1", "health_port": 0})
@@ -74,7 +74,7 @@ async def observed(redis_url: str) -> AsyncIterator[Observed]:
 
 
 async def load(there: Observed, redis: RedisClient) -> None:
-    """Some of everything: answers, refusals, priorities, a grammar."""
+    """Makes some of everything: answers, refusals, priorities, a grammar."""
     async with httpx.AsyncClient(base_url=there.url, timeout=WAIT_S) as client:
         asked = {"model": "q", "prompt": "x", "max_tokens": 5}
         (await client.post("/v1/completions", json=asked)).raise_for_status()

@@ -33,7 +33,7 @@ class Seen:
 
     @classmethod
     def of(cls, span: ReadableSpan) -> Seen:
-        """One of this process."""
+        """Makes one from a span of this process."""
         context = span.context
         assert context is not None
         return cls(
@@ -94,7 +94,7 @@ class Collector:
             return [span for span in self.spans if span.name == name]
 
     def wait_for(self, holds: Callable[[], object], timeout_s: float) -> None:
-        """Until something that came makes `holds` true. It blocks: not for the event loop's thread."""
+        """Waits until something that came makes `holds` true. It blocks: not for the event loop's thread."""
         with self._news:
             assert self._news.wait_for(holds, timeout_s), [span.name for span in self.spans]
 

@@ -18,12 +18,12 @@ TEST_S = 900.0 * PATIENCE  # for a whole test, its fixtures included
 
 
 def slow(*values: Any) -> Any:
-    """A case of a parametrised test that `make test` leaves to `make test-slow`."""
+    """Marks a case of a parametrised test that `make test` leaves to `make test-slow`."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def mostly_slow(cases: dict[str, Any], *quick: str) -> list[Any]:
-    """Cases by name, of which those named run in `make test`."""
+    """Makes cases by name; only those named as `quick` run in `make test`."""
     assert cases.keys() >= set(quick)
     return [
         pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.slow) for name, case in cases.items()

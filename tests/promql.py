@@ -24,7 +24,7 @@ _WORDS = frozenset({"and", "or", "unless", "bool", "offset", "by", "without", "o
 
 
 def alerts() -> list[dict[str, Any]]:
-    """All rules of all groups, as they are written."""
+    """Returns all rules of all groups, as written."""
     files = [yaml.safe_load(path.read_text()) for path in RULES]
     return [rule for file in files for group in file["groups"] for rule in group["rules"]]
 
@@ -45,13 +45,13 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def metrics(expression: str) -> set[str]:
-    """The names of all metrics in an expression: whatever is no function, no word of the language and no label."""
+    """Returns the names of all metrics in an expression: what is no function, no keyword and no label."""
     text = _RANGE.sub("", _GROUPING.sub("", _MATCHERS.sub(r"\1", _STRING.sub('""', expression))))
     return {name for name in _NAME.findall(text) if name not in _WORDS}
 
 
 def labels(expression: str) -> set[str]:
-    """The names of all labels in an expression."""
+    """Returns the names of all labels in an expression."""
     text = _STRING.sub('""', expression)
     matched = [name for _, inner in _MATCHERS.findall(text) for name in _MATCHED.findall(inner)]
     grouped = [name for inner in _GROUPING.findall(text) for name in inner.split(",")]

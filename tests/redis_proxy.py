@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 class RedisProxy:
     """Forwards to the server behind `url` between `start` and `stop`.
 
-    `loss` is the probability that an answer is lost, the connection with it: the command was executed, and its sender
-    can't know.
+    `loss` is the probability that an answer is lost, and its connection with it: the command was executed, and its
+    sender can't know.
     """
 
     def __init__(self, url: str, *, seed: int = 0) -> None:
@@ -41,7 +41,7 @@ class RedisProxy:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Refuses connections and cuts those that there are."""
+        """Refuses new connections and cuts existing ones."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -55,15 +55,15 @@ class RefusingProxy(Forwarding):
     """Forwards to the server behind `url`, one command of a connection at a time.
 
     Args:
-        url: of the server.
-        tls: how TLS is spoken to clients; None: not at all.
+        url: URL of the server.
+        tls: TLS context for clients; None: no TLS.
 
     Attributes:
-        seen: how often each command came, by name.
-        refused: how often each was answered here.
-        greeting: what new connections are told before they are closed; None: they are taken.
-        on_command: called with the name of each command before it goes on.
-        is_answering: while it is not set, no answer goes back; what came before is executed.
+        seen: number of times each command came, by name.
+        refused: number of times each command was answered here, by name.
+        greeting: what new connections are told before they are closed; None: they are accepted.
+        on_command: called with the name of each command before it is forwarded.
+        is_answering: while it is not set, no answer goes back; commands that came before are executed.
     """
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
@@ -88,34 +88,38 @@ class RefusingProxy(Forwarding):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def refuse(self, answer: str, *names: str) -> None:
-        """From now on commands of these names get this error; without names, all but those that greet a server."""
+        """Refuses commands of these names with this error from now on; without names, all but those that greet a
+        server.
+        """
         self._answer, self._turns = f"-{answer}\r\n".encode(), []
         self._matches = names.__contains__ if names else _is_work
 
     def refuse_in_turn(self, answers: Iterable[str], *names: str) -> None:
-        """From now on each command, by name, gets these errors one after the other, and passes from then on."""
+        """Refuses each command, by name, with these errors one after the other; then it passes."""
         self._matches = names.__contains__ if names else _is_work
         self._turns = [f"-{answer}\r\n".encode() for answer in answers]
 
     def allow(self) -> None:
-        """Ends what was refused, and greets no more."""
+        """Ends the refusals and the greeting."""
         self._answer, self._turns, self.greeting = b"", [], None
 
     def forget(self, *, reads_on: bool = True) -> None:
-        """Lets the connections that there are die silently, as a balancer does that has lost its table: what comes over
-        them goes nowhere, and neither end hears of it, nor that the other one closes. New ones work.
+        """Lets existing connections die silently, as a load balancer does that has lost its table.
 
-        With `reads_on` False it is not even taken from them.
+        What comes over them goes nowhere; neither end hears of that, or that the other one closes. New connections
+        work. With `reads_on` False nothing is read from them either.
         """
         self._num_deaths += 1
         self._reads_on = reads_on
 
     def hold(self, name: str) -> None:
-        """From now on commands of this name get no answer, and others do, over the same connections too."""
+        """Withholds the answers to commands of this name from now on; others are answered, over the same connections
+        too.
+        """
         self._held = name
 
     def half_close(self) -> None:
-        """Ends what goes to the clients over all connections there are; what they send is still taken."""
+        """Ends the stream to the clients on all existing connections; what they send is still read."""
         for writer in self._writers:
             writer.write_eof()
 
@@ -183,7 +187,7 @@ class RefusingProxy(Forwarding):
 
 @dataclass(frozen=True)
 class Link:
-    """One connection: it is dead once more have died than had when it was made."""
+    """A connection, which is dead once there were more deaths than when it was made."""
 
     proxy: RefusingProxy
     num_deaths: int
@@ -206,7 +210,7 @@ async def _read_commands(reader: asyncio.StreamReader, commands: asyncio.Queue[C
 
 
 async def read_answer(reader: asyncio.StreamReader) -> bytes:
-    """The bytes of one answer: nothing follows it, as one command is under way at a time."""
+    """Reads the bytes of one answer: nothing follows it, as one command is under way at a time."""
     parser, parts = Reader(), []
     while data := await reader.read(1 << 16):
         parser.feed(data)
@@ -217,7 +221,9 @@ async def read_answer(reader: asyncio.StreamReader) -> bytes:
 
 
 def name_of(command: Command) -> str:
-    """`XGROUP CREATE`, `claims.CLAIM`: a command by its first words, a script by module and name in the code."""
+    """Names a command by its first words, as `XGROUP CREATE`, and a script by module and name in the code:
+    `claims.CLAIM`.
+    """
     words = [word.decode(errors="replace").upper() for word in command[:2]]
     if words[0] in ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO"):
         text = command[1].decode()
@@ -232,7 +238,7 @@ _num_modules = 0
 
 
 def script_names() -> dict[str, str]:
-    """All scripts of the modules that are loaded, by hash."""
+    """Returns the names of all scripts of the loaded modules, by hash."""
     global _num_modules  # noqa: PLW0603
     if len(sys.modules) != _num_modules:
         _num_modules = len(sys.modules)

@@ -8,7 +8,7 @@ OF_ALL = ("model", "queue")  # labels that every sample of a worker has
 
 
 def scraped(page: str, without: tuple[str, ...] = OF_ALL) -> dict[str, float]:
-    """Values by name, with the labels as the page has them, but for some."""
+    """Returns values by name, with the page's labels except for some."""
     found = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:

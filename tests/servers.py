@@ -20,7 +20,7 @@ KINDS = [
 
 
 def cluster_arguments() -> tuple[str, ...]:
-    """Options of a cluster node; its bus would by default use a port 10000 higher, which may not exist."""
+    """Returns options of a cluster node; its bus would by default use a port 10000 higher, which may not exist."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         bus_port = probe.getsockname()[1]
@@ -28,7 +28,7 @@ def cluster_arguments() -> tuple[str, ...]:
 
 
 def form_cluster(servers: list[EmbeddedServer]) -> None:
-    """Shares the slots out and waits until all nodes agree."""
+    """Divides the slots and waits until all nodes agree."""
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(BlockingRedis.from_url(server.url, protocol=2)) for server in servers]
         bounds = [16_384 * place // len(nodes) for place in range(len(nodes) + 1)]

@@ -1,7 +1,7 @@
 """Runs `penstock worker` with the fake engine, or `penstock gateway`, and sends it signals from its first stop on.
 
 SIGHUP, SIGTERM and SIGINT come as each Python function begins to run for the first time, to the end of the interpreter.
-Up to the end of the service they repeat that stop; from then on they are later ones. Run as a program, with the
+Up to the end of the service they count as that same stop, from then on as later ones. Run as a program, with the
 command's own arguments.
 """
 
@@ -20,7 +20,7 @@ from penstock.worker.cli import main
 
 
 class AtEachCall:
-    """A profile function, which has all it needs: modules are empty before the interpreter is gone."""
+    """A profile function that holds all it needs: modules are emptied before the interpreter is gone."""
 
     def __init__(self, signals: Stopping) -> None:
         self._signals = signals

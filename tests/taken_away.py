@@ -22,8 +22,10 @@ _is_heard = False
 
 @contextmanager
 def no_files_and_no_favours() -> Iterator[Counter[str]]:
-    """Nothing is told of this process and its machine, no folder takes anything (no home, none for temporary files, no
-    shared memory), and the system grants no wish. Counts what was refused, by what it was.
+    """Takes files and system calls away from this process; counts refusals by name.
+
+    Nothing is known of the process and its machine, and no folder can be written to: no home, no temporary files, no
+    shared memory. System calls for favours are refused.
     """
     global _is_heard, _refused  # noqa: PLW0603 - an audit hook stays for good
     if not _is_heard:

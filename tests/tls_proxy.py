@@ -10,14 +10,14 @@ from gateway_harness import Certificate
 
 
 class TlsProxy(Forwarding):
-    """Forwards to a port of 127.0.0.1."""
+    """Speaks TLS and forwards to a port of 127.0.0.1."""
 
     def __init__(self, server_port: int, certificate: Certificate, *, clients: Path | None = None) -> None:
         """`clients`: the certificate that clients have to show; None: none."""
         super().__init__("127.0.0.1", server_port, tls_of(certificate, clients))
 
     async def show(self, certificate: Certificate, *, clients: Path | None = None) -> None:
-        """To new connections, from now on. Those that there are stay."""
+        """Uses these certificates for new connections. Existing ones stay."""
         self._tls = tls_of(certificate, clients)
         await self.listen()
 

@@ -27,7 +27,7 @@ from penstock.worker.service import WorkerService
 
 @dataclass(frozen=True)
 class InMemory:
-    """Telemetry of a service of this process, and what came of it."""
+    """Telemetry of a service of this process, and the spans and metrics that came of it."""
 
     exporter: InMemorySpanExporter
     telemetry: Telemetry
@@ -44,7 +44,7 @@ class InMemory:
 
     @property
     def spans(self) -> list[Seen]:
-        """All that have ended so far."""
+        """All spans that have ended so far."""
         self.provider.force_flush()
         return [Seen.of(span) for span in self.exporter.get_finished_spans()]
 
@@ -71,7 +71,7 @@ class TracedWorker(chaos.FakeWorker):
 
 
 def traced(environment: Mapping[str, str]) -> Any:
-    """For WorkerProcess."""
+    """Binds the environment of a TracedWorker, for WorkerProcess."""
     return partial(TracedWorker, environment=environment)
 
 

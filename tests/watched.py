@@ -12,7 +12,9 @@ from patience import WAIT_S
 
 @asynccontextmanager
 async def watched(task: asyncio.Task[Any], while_: Callable[[], bool] = lambda: True) -> AsyncIterator[None]:
-    """A block that ends with the exception that ends `task`, unless `while_` says that the test looks at it itself."""
+    """Runs a block that ends with the exception that ends `task`, unless `while_` says that the test itself looks at
+    it.
+    """
     block = asyncio.current_task()
     assert block is not None
     failure: BaseException | None = None
@@ -38,7 +40,7 @@ async def watched(task: asyncio.Task[Any], while_: Callable[[], bool] = lambda: 
 
 
 async def ended(task: asyncio.Task[Any]) -> None:
-    """Until `task` has ended, however. One that does not is cancelled, and the test fails."""
+    """Waits until `task` has ended, however. If it does not, it is cancelled and the test fails."""
     done, _ = await asyncio.wait({task}, timeout=WAIT_S)
     if not done:
         task.cancel()

@@ -88,7 +88,7 @@ class Reply:
         return "".join(chunk.text for chunk in self.chunks if chunk.index == index)
 
     def tokens(self, index: int = 0) -> list[int]:
-        """Each token once: fails where the offsets have a gap or an overlap."""
+        """Returns the tokens, each once: fails where the offsets have a gap or an overlap."""
         tokens: list[int] = []
         for chunk in self.chunks:
             if chunk.index == index:
@@ -99,7 +99,7 @@ class Reply:
 
 @asynccontextmanager
 async def serving(service: WorkerService) -> AsyncIterator[None]:
-    """A worker in this process, which drains at the block's end."""
+    """Runs a worker in this process, which drains at the block's end."""
     running = asyncio.create_task(service.run(), name="worker")
     try:
         async with watched(running):
@@ -122,7 +122,7 @@ async def running_worker(
     grammars: Grammars | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
-    """A worker that has joined its queue; drained or aborted at the end, whatever happened to it.
+    """Runs a worker that has joined its queue; it is drained or aborted at the end, whatever happened to it.
 
     An error that ends it ends the block too, unless the test has its `task`.
     """
@@ -147,7 +147,7 @@ async def running_worker(
 
 
 async def send(redis: RedisClient, **fields: Any) -> str:
-    """XADD with flat fields, as redis-cli would; returns the id of the entry."""
+    """Sends XADD with flat fields, as redis-cli would; returns the id of the entry."""
     entry_id = await redis.xadd(keys.requests("q"), {name: str(value) for name, value in fields.items()})
     return str(entry_id)
 
@@ -188,14 +188,14 @@ async def eventually(condition: Callable[[], Any], timeout_s: float = WAIT_S) ->
 
 
 async def is_queue_empty(redis: RedisClient) -> bool:
-    """Whether nothing waits, nothing is pending and nothing was left undeleted."""
+    """Checks that nothing waits, nothing is pending and nothing was left undeleted."""
     if await redis.xlen(keys.requests("q")):
         return False
     return int((await redis.xpending(keys.requests("q"), keys.GROUP))["pending"]) == 0
 
 
 async def take_and_claim(redis: RedisClient, worker: str, request_id: str, *, digest: str = "") -> Claim:
-    """Reads the next entry and claims it, as a worker would that then dies."""
+    """Reads the next entry and claims it, as a worker that then dies."""
     await ensure_group(redis, "q")
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
     entry_id = answer[0][1][0][0]
@@ -209,7 +209,7 @@ async def take_and_claim(redis: RedisClient, worker: str, request_id: str, *, di
 async def add_chunk(
     redis: RedisClient, request_id: str, number: int, offset: int, tokens: list[int], **more: str | int
 ) -> None:
-    """Writes what the owner of a request would."""
+    """Writes a chunk as the owner of a request would."""
     fields = {
         "type": "chunk",
         "index": 0,

@@ -56,12 +56,12 @@ class WorkerProcess:
         return self._worker.wait(timeout_s)
 
     def limit_descriptors(self, count: int) -> None:
-        """Bounds what it may have open from now on: files, sockets."""
+        """Bounds the number of descriptors (files, sockets) that it may have from now on."""
         assert self._worker is not None
         resource.prlimit(self._worker.pid, resource.RLIMIT_NOFILE, (count, count))
 
     def log(self) -> str:
-        """All it has written so far, to its log and to stderr."""
+        """All that it has written so far, to its log and to stderr."""
         return self._log.read_text() if self._log.exists() else ""
 
     def events(self) -> list[dict[str, Any]]:

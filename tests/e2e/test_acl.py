@@ -105,7 +105,7 @@ async def admin(acl_server: EmbeddedServer) -> AsyncIterator[RedisClient]:
 
 
 async def denials(admin: RedisClient) -> list[tuple[str, str, str]]:
-    """Returns (user, reason, object) of all refusals. Real server processes log them; other servers keep no log."""
+    """Returns (user, reason, object) of all refusals, which each server process logs for itself."""
     return denied(await admin.acl_log())
 
 

@@ -32,6 +32,6 @@ async def guarded(app: Any, bounds: Limits, *, log_level: str = "error") -> Asyn
 
 
 def limits(max_connections: int = 8, **others: Any) -> Limits:
-    """Those that are not named last for ever."""
+    """Makes limits; times that are not given last for ever."""
     forever = {"header_timeout_s": FOREVER_S, "body_timeout_s": FOREVER_S, "idle_timeout_s": FOREVER_S}
     return Limits(max_connections=max_connections, **{**forever, **others})

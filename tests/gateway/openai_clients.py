@@ -24,7 +24,7 @@ T = TypeVar("T", bound=BaseModel)
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 EPOCH_S = 1_795_298_400
-"""When the scripted worker takes a request on: its epoch is that in microseconds."""
+"""Time at which the scripted worker takes a request: its epoch is that in microseconds."""
 
 
 async def two_words(reply: ScriptedReply) -> None:
@@ -38,7 +38,7 @@ async def two_words(reply: ScriptedReply) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A client, where it asks, and what came to the worker."""
+    """A client, its gateway, and the requests that came to the worker."""
 
     openai: openai.AsyncOpenAI
     http: httpx2.AsyncClient
@@ -47,7 +47,7 @@ class Asked:
 
     @property
     def request(self) -> GenerateRequest:
-        """The only one."""
+        """The only request."""
         (request,) = self.worker.taken
         return request
 
@@ -55,13 +55,13 @@ class Asked:
         return await self.http.post(path, json=body)
 
     async def body(self, path: str, body: Any, kind: type[T]) -> T:
-        """The answer, which is of that kind to the letter."""
+        """Returns the answer, which must match that type exactly."""
         response = await self.post(path, body)
         assert response.status_code == 200, response.text
         return kind.model_validate_json(response.text, strict=True)
 
     async def events(self, path: str, body: Any) -> list[dict[str, Any]]:
-        """The documents of a stream that ends with `[DONE]`."""
+        """Returns the documents of a stream that ends with `[DONE]`."""
         response = await self.post(path, {**body, "stream": True})
         assert response.status_code == 200, response.text
         *documents, last = data_of(response.text)
@@ -70,7 +70,7 @@ class Asked:
 
 
 def data_of(text: str) -> list[str]:
-    """The data of the events that a stream consists of."""
+    """Returns the data of a stream's events."""
     return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
 
 
@@ -78,7 +78,7 @@ def data_of(text: str) -> list[str]:
 async def asking(
     redis: RedisClient, redis_url: str, behave: Behaviour = two_words, *, card: ModelCard = CARD, **settings: Any
 ) -> AsyncIterator[Asked]:
-    """A gateway and a worker for the time of the block."""
+    """Runs a gateway and a worker for the time of the block."""
     await announce(redis, card=card)
     async with (
         ScriptedWorker(redis_url, behave) as worker,

@@ -22,7 +22,7 @@ BAD = anthropic.BadRequestError
 
 
 async def raised(asked: Asked, kind: type[anthropic.APIStatusError], **fields: Any) -> tuple[int, str]:
-    """The status and the type."""
+    """Returns the status and the type of the error."""
     with pytest.raises(anthropic.APIStatusError) as caught:
         await asked.client.post(MESSAGES, body={**TINY, **fields}, cast_to=object)
     error = caught.value
@@ -88,7 +88,7 @@ async def test_a_full_queue_says_when_to_come_again(redis: RedisClient, redis_ur
 
 
 async def test_routing_answers_in_the_same_form(redis: RedisClient, redis_url: str) -> None:
-    """Elsewhere it has OpenAI's."""
+    """Elsewhere, routing errors have OpenAI's form."""
     async with asking(redis, redis_url) as asked:
         for method, path, status, kind in (
             ("GET", MESSAGES, 405, INVALID),

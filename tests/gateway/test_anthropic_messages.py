@@ -271,7 +271,7 @@ async def test_a_call_that_broke_off_shows_what_there_is(redis: RedisClient, red
 
 
 async def test_a_stream_goes_on_behind_an_event(full: Asked) -> None:
-    """Sent again with its Idempotency-Key, at another replica or the same."""
+    """The request is sent again with its Idempotency-Key, to another replica or the same."""
     body = {**TINY, **THINKING, "stream": True}
     headers = {"Idempotency-Key": "once"}
     whole = events_of((await full.http.post(MESSAGES, json=body, headers=headers)).text)

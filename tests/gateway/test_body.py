@@ -19,7 +19,7 @@ MAX_BYTES = 4 * SMALL_BYTES
 
 
 class Sender:
-    """A body that comes part by part, the next one when it may."""
+    """Sends a body part by part, each when it may."""
 
     def __init__(self, parts: Iterable[bytes], *, is_held: bool = False) -> None:
         self._parts = [*parts]

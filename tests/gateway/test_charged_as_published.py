@@ -31,7 +31,7 @@ def long_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Publisher:
-    """Writes replies as several workers do, which die and take over from each other, and adds up what they have."""
+    """Writes replies as several workers that die and take over from each other, and adds up their tokens."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -59,7 +59,7 @@ class Publisher:
 
 
 class Clients:
-    """Ask both gateways for all kinds of things, and leave when they like."""
+    """Clients that ask both gateways for all kinds of things, and leave when they like."""
 
     def __init__(self, seed: int, gateways: list[httpx2.AsyncClient], secret: str) -> None:
         self._random = random.Random(seed)
@@ -153,7 +153,7 @@ def test_what_can_be_computed_is_reserved(
 async def test_answers_of_any_length_run_one_at_a_time_under_a_small_limit(
     redis: RedisClient, redis_url: str, more: dict[str, Any]
 ) -> None:
-    """So no more than one of them goes beyond it; where they are short, the next one need not wait for a minute."""
+    """So no more than one of them exceeds the limit; if they are short, the next one need not wait for a minute."""
     secret = await new_key(redis_url, limits={"tokens_per_minute": 2000})
     go_on = asyncio.Event()
     num_tokens = iter((10, 10, 4000))
@@ -218,7 +218,7 @@ async def test_lists_and_n_are_one_request_in_the_minute_and_as_many_at_once(
 
 
 async def test_streams_that_were_left_with_a_key_go_on_counting(redis: RedisClient, redis_url: str) -> None:
-    """Until nobody has read them for a while; who comes back is let in meanwhile."""
+    """They count until nobody has read them for a while; a client that comes back is let in meanwhile."""
     secret = await new_key(redis_url, limits={"max_concurrent": 1, "tokens_per_minute": 10**6})
     go_on = asyncio.Event()
     taken: list[GenerateRequest] = []

@@ -22,10 +22,9 @@ CUT_SHARE = 0.3
 
 
 class CuttingProxy:
-    """Cuts some answers once their first bytes are there: none of them comes through, or those bytes alone.
+    """Cuts some answers once their first bytes are there, and passes on those bytes or nothing.
 
-    How often it does so to one Idempotency-Key is drawn as if each answer had the same chance to be cut, and never more
-    often than a client tries again.
+    Each answer is as likely to be cut, but those to one Idempotency-Key are never cut more often than a client retries.
     """
 
     def __init__(self, to: Listening, seed: int) -> None:

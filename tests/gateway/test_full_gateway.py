@@ -26,7 +26,7 @@ Headers = dict[str, str]
 
 @pytest.fixture
 async def may_end(redis: RedisClient, redis_url: str) -> AsyncIterator[asyncio.Event]:
-    """Until it is set, no reply ends."""
+    """Event without which no reply ends."""
     may_end = asyncio.Event()
 
     async def hold(reply: ScriptedReply) -> None:

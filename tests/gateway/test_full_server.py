@@ -52,7 +52,7 @@ ARE_ANSWERED = {"streams", "a stream behind a probe"}  # and nobody takes their 
 
 
 class App:
-    """Answers at once, but for what is held."""
+    """Answers at once, except for the paths that are held."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -73,7 +73,7 @@ async def send_head(send: Any) -> None:
 
 
 class Client:
-    """Reads as it comes."""
+    """Reads whatever comes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -110,7 +110,7 @@ class Served:
         return client
 
     async def ask(self, path: bytes) -> Client:
-        """One whose answer is there."""
+        """Asks, and waits for the whole answer."""
         client = await self.send(asking(path, b"Connection: close"))
         await asyncio.wait_for(client.ended, WAIT_S)
         return client
@@ -190,8 +190,10 @@ async def test_a_body_that_is_refused_at_its_head_is_not_waited_for(served: Serv
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
 @pytest.mark.parametrize("fill", ["silence", "slow bodies", "slow chunks"])
 async def test_turning_away_whoever_has_just_left_harms_nobody(served: Served, fill: str, is_reset: bool) -> None:
-    """The newcomer for whom it happens is served. The server has not heard yet that the other one left: it learns that
-    as it writes, and a kernel that says so resets the connection before `write` returns.
+    """The new client for whom that happens is served.
+
+    The server has not yet heard that the other one left. It learns that as it writes, and a kernel that says so resets
+    the connection before `write` returns.
     """
     at = served.server.config.places
     where = at.waiting if fill == "silence" else at.reading
@@ -220,7 +222,7 @@ async def test_no_other_method_and_no_other_path_is_a_probe(served: Served) -> N
 
 
 def test_accepts_of_one_moment_are_far_fewer_than_the_places_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or else newcomers could turn a probe away before its request is looked at."""
+    """Otherwise new connections could turn a probe away before its request is looked at."""
     monkeypatch.undo()
     assert places.NUM_KEPT >= 4 * ACCEPTS_AT_ONCE
     assert NUM_ON_TOP == places.NUM_KEPT + places.NUM_LEAVING + ACCEPTS_AT_ONCE

@@ -53,7 +53,7 @@ async def test_what_nobody_reads_is_abandoned_in_time_and_what_somebody_reads_ne
         return bool(await redis.exists(keys.cancel("default", handle.id)))
 
     async def is_swept_anew() -> bool:
-        """By the clock as it is."""
+        """Checks that a sweep has begun by the present clock."""
         server_s, _ = await redis.time()
         return abs(int(await redis.get(names.swept()) or 0) / 1000 - server_s) < 10
 

@@ -106,7 +106,7 @@ async def test_every_route_but_health_and_the_page_needs_a_key(redis: RedisClien
 
 
 async def test_a_revoked_key_and_an_expired_one_are_refused(redis: RedisClient, redis_url: str) -> None:
-    """Neither opens the gateway to everybody, although no key is left."""
+    """Although no key is left, neither opens the gateway to everybody."""
     async with served(redis, redis_url) as (gateway, worker):
         secret = await new_key(redis_url, expires_in_s=-1)
         with pytest.raises(openai.AuthenticationError, match=f"{secret.key_id} has expired"):

@@ -35,7 +35,7 @@ from penstock.worker.chaos.fake_engine import FakeEngine
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
 WORDS = ("redis", "valkey", "script", "noperm", "noauth", "replica", "aof", "clients reached", "traceback", "127.0.0.1")
-"""That no client is to read: they are the server's, the library's, or the operator's."""
+"""Words that no client should read: they are the server's, the library's, or the operator's."""
 
 ROOT = Path(penstock.gateway.__file__).parent
 OF_COMMANDS = {"store.REVOKE", "HSETNX"}  # that `penstock keys` sends, and no gateway
@@ -43,7 +43,7 @@ OF_LIBRARIES = {"enqueue.ENQUEUE", "calls.CALL", "collector.LOOK", "dead_letters
 
 
 def all_calls() -> set[str]:
-    """The scripts and the plain commands that the code of the gateway has, by the names that the proxy has for them."""
+    """Returns the scripts and plain commands in the gateway's code, by the names that the proxy has for them."""
     for module in pkgutil.walk_packages([str(ROOT)], "penstock.gateway."):
         importlib.import_module(module.name)
     scripts = {
@@ -60,7 +60,7 @@ def all_calls() -> set[str]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries and periodic tasks follow each other at once, and nothing is remembered."""
+    """Lets retries and periodic tasks follow each other at once, and caches nothing."""
     monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
     monkeypatch.setitem(Limiter.__init__.__kwdefaults__, "lease_s", 0.3)
     for name in (
@@ -105,7 +105,7 @@ class Client:
         await self.http.aclose()
 
     async def ask(self, method: str, path: str, *also: int, **more: Any) -> httpx2.Response:
-        """The first answer that is no refusal; it is good, or has one of the statuses in `also`."""
+        """Returns the first answer that is no refusal; it is good, or has one of the statuses in `also`."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 answer = await self.http.request(method, path, **more)
@@ -117,7 +117,9 @@ class Client:
         return answer
 
     def _check(self, path: str, answer: httpx2.Response) -> None:
-        """429: the key's lease of a try before could not be given back, and has still to lapse."""
+        """Checks a refusal. With 429, the key's lease of an earlier try could not be given back, and has still to
+        lapse.
+        """
         assert int(answer.headers["retry-after"]) >= 1, (path, answer.text)
         assert not any(word in answer.text.lower() for word in WORDS) or "not_an_operator" in answer.text, answer.text
         assert answer.json()["error"], answer.text
@@ -233,7 +235,7 @@ async def operators(client: Client, redis: RedisClient) -> None:
 
 
 async def abandoned(client: Client, redis: RedisClient) -> None:
-    """A stream that its reader leaves, under a key: it is cancelled once nobody has read it for a while."""
+    """Leaves a stream, under a key: it is cancelled once nobody has read it for a while."""
     body, headers = {**CHAT, "max_tokens": 10**6, "stream": True}, {"Idempotency-Key": "left"}
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -245,7 +247,7 @@ async def abandoned(client: Client, redis: RedisClient) -> None:
 
 
 async def held(client: Client, proxy: RefusingProxy) -> None:
-    """A request that lasts until its lease was renewed: its key's limits open no tab in place of that."""
+    """Keeps a request until its lease was renewed: a key with these limits has no tab."""
     body = {**CHAT, "max_tokens": 10**6, "stream": True}
     async with client.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200
@@ -253,7 +255,7 @@ async def held(client: Client, proxy: RefusingProxy) -> None:
 
 
 async def renewed(client: Client, proxy: RefusingProxy, engine: FakeEngine) -> None:
-    """A batch that lasts until its lease was renewed."""
+    """Keeps a batch until its lease was renewed."""
     engine.hold()
     made = await client.batch()
     await eventually(lambda: proxy.seen["leases.RENEW"] > len(ANSWERS))

@@ -73,7 +73,7 @@ class Serving(Listening):
 
 @asynccontextmanager
 async def serving(redis_url: str, *, drain_timeout_s: float, lifeline: int | None = None) -> AsyncIterator[Serving]:
-    """Until the block has it end."""
+    """Runs a gateway until the block ends it."""
     settings = GatewaySettings(redis_url=redis_url, drain_timeout_s=drain_timeout_s, redis_timeout_s=WAIT_S)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         signals = Stopping()
@@ -110,7 +110,7 @@ class Stream:
 
 @asynccontextmanager
 async def asking(url: str, key: str, stream: Stream) -> AsyncIterator[AsyncIterator[str]]:
-    """The lines of an answer, after those that `stream` has."""
+    """Yields the lines of an answer, after those that `stream` has."""
     headers = {"idempotency-key": key} | ({"last-event-id": stream.last_id} if stream.last_id else {})
     async with (
         httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client,
@@ -121,11 +121,11 @@ async def asking(url: str, key: str, stream: Stream) -> AsyncIterator[AsyncItera
 
 
 async def drained(redis_url: str, key: str, told: asyncio.Future[Serving]) -> tuple[Stream, int]:
-    """Stops a gateway in the middle of an answer: what its client got, and its exit status.
+    """Stops a gateway in the middle of an answer; returns what its client got, and its exit status.
 
     Args:
-        redis_url: of the server.
-        key: of the request.
+        redis_url: URL of the server.
+        key: Idempotency-Key of the request.
         told: gets the gateway before it is told.
     """
     stream = Stream()
@@ -142,7 +142,7 @@ async def drained(redis_url: str, key: str, told: asyncio.Future[Serving]) -> tu
 
 
 async def goes_on(redis_url: str, streams: dict[str, Stream]) -> None:
-    """At another gateway, by key."""
+    """Continues the streams at another gateway, by key."""
     async with running_gateway(redis_url) as gateway:
         for key, stream in streams.items():
             async with asking(gateway.url, key, stream) as lines:
@@ -159,7 +159,7 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "what is open is handed over": (Watch, "__aexit__"),
     "connections close": (Store, "__aexit__"),
 }
-"""By the method that is called then."""
+"""Moments of a drain, by the method that is called then."""
 
 
 @pytest.mark.parametrize(("same_stop_s", "end"), [(math.inf, 0), (0.0, ABORTED)])
@@ -209,7 +209,7 @@ async def test_who_drains_already_is_told_for_the_first_time(
 async def test_one_of_several_is_aborted_by_the_first_process_alone(
     worker: ScriptedWorker, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop reaches it from a terminal's group and from that process, which may come to it late or be killed."""
+    """A stop comes to it from a terminal's group and from the first process, which may be late or be killed."""
     monkeypatch.setattr(stopping, "SAME_STOP_S", 0.0)
     lose_parent, is_lost = _Process._lose_parent, asyncio.Event()
     monkeypatch.setattr(_Process, "_lose_parent", lambda *given: is_lost.set() or lose_parent(*given))

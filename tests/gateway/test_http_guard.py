@@ -53,7 +53,7 @@ class Client:
         return await asyncio.wait_for(self.reader.readuntil(b"okok"), WAIT_S)
 
     async def was_cut(self) -> bool:
-        """Waits until the server ends the connection; whether it did so without a word."""
+        """Waits until the server ends the connection; returns whether it did so without an answer."""
         try:
             return await asyncio.wait_for(self.reader.read(), WAIT_S) == b""
         except ConnectionResetError:
@@ -193,7 +193,7 @@ async def test_a_client_that_takes_little_at_a_time_gets_all() -> None:
 
 
 async def test_no_packet_of_an_answer_waits_for_an_acknowledgement() -> None:
-    """Nagle's algorithm holds the second one back, and the client's kernel its acknowledgement for 40 ms."""
+    """Nagle's algorithm would hold the second packet back, and the client's kernel its acknowledgement for 40 ms."""
     async with guarded(App(), limits()) as (server, port):
         await eventually(lambda: server.started)
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -34,7 +34,7 @@ async def worker(redis: RedisClient, redis_url: str) -> AsyncIterator[ScriptedWo
 
 @asynccontextmanager
 async def two_gateways(redis_url: str) -> AsyncIterator[Any]:
-    """Clients of them."""
+    """Clients of two gateways."""
     async with (
         running_gateway(redis_url) as one,
         running_gateway(redis_url) as other,
@@ -157,7 +157,7 @@ async def test_a_key_or_a_place_that_is_none_is_refused(
 async def test_who_goes_on_starts_nothing(
     redis: RedisClient, redis_url: str, worker: ScriptedWorker, path: str, fields: dict[str, bool]
 ) -> None:
-    """A key that was used for nothing, or whose answer was lost with Redis's data."""
+    """The key was used for nothing, or its answer was lost with Redis's data."""
     body = {"model": "tiny", "input": "hello"} if path == "/v1/responses" else chat("hello", max_tokens=9)
     async with running_gateway(redis_url) as gateway, bare_client(gateway) as client:
         whole = await client.post(CHAT, json=chat(stream=True), headers={"Idempotency-Key": "another"})

@@ -260,7 +260,7 @@ async def test_a_minute_is_one_that_moves(redis: RedisClient, redis_url: str) ->
 
 
 async def test_tokens_per_minute(redis: RedisClient, redis_url: str) -> None:
-    """A reply of 4 tokens to a prompt of which the scripted worker counts none."""
+    """The reply has 4 tokens; the scripted worker counts none of its prompt."""
     secret = await new_key(redis_url, limits={"tokens_per_minute": 60})
     async with served(redis, redis_url) as [gateway], openai_client(gateway.url, secret.text) as client:
         remaining = [int((await ask(client, max_tokens=20)).headers["x-ratelimit-remaining-tokens"]) for _ in range(3)]

@@ -116,7 +116,7 @@ async def test_a_refused_request_leaves_nothing_behind(redis: RedisClient, redis
 
 @pytest.mark.parametrize("num_commands", [1, 2])
 async def test_no_tab_is_open_that_nobody_looks_at(redis: RedisClient, redis_url: str, num_commands: int) -> None:
-    """Whatever is the last command that gets through: of a gateway that was killed, or whose request was cut off."""
+    """Any command may be the last one of a gateway that was killed, or whose request was cut off."""
     async with Store(redis_url) as store:
         sent = 0
 
@@ -255,7 +255,7 @@ async def has_counted(redis: RedisClient, num_tokens: int) -> bool:
 async def test_a_reply_that_nobody_reads_is_charged_what_was_published(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By any gateway: that of its reader was killed."""
+    """Any gateway charges it: that of its reader was killed."""
     for name in ("ROUND_S", "ATTENDED_S", "WAITING_S", "LOOK_LEASE_S"):
         monkeypatch.setattr(f"penstock.gateway.keys.settling.{name}", 0.02)
     replies = Replies()
@@ -311,7 +311,9 @@ async def test_one_tab_that_can_t_be_looked_at_holds_up_no_other(redis: RedisCli
 
 
 async def test_what_is_read_here_is_nobody_else_s_to_look_at(redis: RedisClient, redis_url: str) -> None:
-    """Not even while it waits to be sent, after Redis was away for longer than its tab was put off."""
+    """No other gateway charges it, even while it waits to be sent after Redis was away for longer than its tab's
+    deadline.
+    """
     async with Store(redis_url) as store:
         settling, one = settling_with(store), order(10)
         await used(settling, one)

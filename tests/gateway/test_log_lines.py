@@ -27,7 +27,7 @@ class Pipe:
         return os.write(self.writer, data) if self.is_open else len(data)
 
     def lines(self, end: str) -> list[str]:
-        """Those up to `end`."""
+        """Returns the lines up to `end`."""
         text = b""
         while not text.endswith(f"{end}\n".encode()):
             text += os.read(self.reader, 1 << 20)
@@ -54,7 +54,7 @@ def writing_to(pipe: Pipe) -> tuple[LogLines, list[int]]:
 
 
 def fill(lines: LogLines, rank: Rank) -> int:
-    """Puts lines until one is dropped; how many there were."""
+    """Puts lines until one is dropped; returns their number."""
     count = 0
     while lines.put(f"{rank.name} {LINE}"[: len(LINE)], rank):
         count += 1

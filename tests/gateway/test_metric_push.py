@@ -100,7 +100,7 @@ def test_counters_gauges_and_histograms_are_what_they_are() -> None:
 
 @pytest.mark.parametrize("registry", [worker_metrics().registry, GatewayMetrics().registry], ids=["worker", "gateway"])
 def test_every_number_of_a_scrape_is_there(registry: Registry) -> None:
-    """Read back from OTLP, as a server that writes Prometheus's names would."""
+    """The numbers are read back from OTLP, as a server that writes Prometheus's names would."""
     scraped = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in registry.collect()
@@ -133,7 +133,7 @@ def back(name: str, data: Any) -> Iterator[tuple[tuple[str, frozenset[tuple[str,
 
 
 async def test_a_worker_sends_what_it_counted(redis_url: str, redis: RedisClient) -> None:
-    """Again and again while it serves, and what it ended with at the end."""
+    """It sends them again and again while it serves, and the last values at the end."""
     with Collector() as collector:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**collector.environment, "OTEL_TRACES_EXPORTER": "none"}.items():

@@ -217,7 +217,7 @@ def logprob(text: str, *others: str) -> TokenLogprob:
 
 
 async def all_at_once(reply: ScriptedReply) -> None:
-    """Reasoning, text and two calls, with log-probabilities."""
+    """Answers with reasoning, text and two calls, with log-probabilities."""
     await reply.own()
     await reply.write(
         ChunkEntry(index=0, offset=0, text="", tokens=(1,), reasoning="so", prompt_logprobs=(None, logprob("h", "h")))
@@ -351,7 +351,7 @@ async def test_a_model_of_several_queues_has_to_be_named_by_one(
 
 
 async def test_events_are_those_of_any_other_replica(redis: RedisClient, redis_url: str) -> None:
-    """But for the id of the request, which is another one."""
+    """Only the id of the request differs."""
     async with asking(redis, redis_url) as asked, running_gateway(redis_url) as replica:
         streams = []
         for url in (asked.url, replica.url):

@@ -136,7 +136,7 @@ def logprob(data: bytes, logprob: float = -0.5) -> TokenLogprob:
 
 
 async def scored(reply: ScriptedReply) -> None:
-    """`日!`, whose first character is two tokens; the prompt `hi` is echoed and scored."""
+    """Answers `日!`, whose first character is two tokens; the prompt `hi` is echoed and scored."""
     echoed, prompt = ("hi", (None, logprob(b"i"))) if reply.request.echo else ("", None)
     await reply.own()
     parts = (logprob(b"\xe6\x97"), logprob(b"\xa5"))

@@ -294,7 +294,7 @@ async def test_told_to_stop_twice_it_cuts_what_is_open(worker: ScriptedWorker, r
 
 
 async def read_events(stream: httpx.Response) -> list[dict[str, Any]]:
-    """The data of each event, with its id as `event_id`."""
+    """Returns the data of each event, with its id as `event_id`."""
     events: list[dict[str, Any]] = []
     event_id = None
     async for line in stream.aiter_lines():

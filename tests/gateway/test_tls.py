@@ -45,7 +45,7 @@ async def connected(
 
 
 async def answer(gateway: Running, tls: ssl.SSLContext | None, data: bytes = ASKING) -> bytes:
-    """All that comes until the connection ends."""
+    """Returns all that comes until the connection ends."""
     async with connected(gateway, tls) as (reader, writer):
         writer.write(data)
         try:

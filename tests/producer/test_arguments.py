@@ -67,7 +67,7 @@ JUNK = {**NOBODYS, **SOMEBODYS}
 
 
 class Accepted(Exception):
-    """The call would now turn to Redis."""
+    """Raised where a call would turn to Redis."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Site:
-    """A parameter of something public."""
+    """A parameter of a public callable."""
 
     kind: type
     method: str
@@ -124,7 +124,7 @@ async def ask(site: Site, value: object, asked: Any = None) -> None:
     """Passes the value, and goes on to where Redis would be asked.
 
     Raises:
-        Accepted: it came so far.
+        Accepted: the call came that far.
     """
     if site.method == "__init__":
         client = site.kind(**{"url": NOWHERE, site.name: value})
@@ -166,7 +166,7 @@ async def check(site: Site, junk: dict[str, Make]) -> None:
 
 
 def is_refused(site: Site, label: str, value: object) -> bool:
-    """Whether it has to be, as the parameter's annotation has it."""
+    """Checks whether the value must be refused, by the parameter's annotation."""
     is_option = site.name in Sampling.__annotations__
     if label in NOBODYS:
         return site.name != "prompts" or label not in ("once", "generator", "null within", "bytes within")

@@ -13,7 +13,7 @@ from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob,
 
 
 def chunk(offset: int, text: str, *, tokens: int | None = None, index: int = 0) -> ChunkEntry:
-    """A chunk whose token ids are their own places."""
+    """Makes a chunk whose token ids are their own offsets."""
     count = len(text) if tokens is None else tokens
     return ChunkEntry(index=index, offset=offset, text=text, tokens=tuple(range(offset, offset + count)))
 
@@ -151,7 +151,7 @@ def test_of_several_choices_each_last_chunk_says_what_stopped_it() -> None:
 
 
 def test_nothing_follows_the_last_chunk_of_a_choice() -> None:
-    """Text that was held back comes without tokens, so that its place alone does not tell that it was read."""
+    """Text that was held back comes without tokens, so that its offset alone does not tell that it was read."""
     assembler = Assembler("r")
     last = chunk(2, "!", tokens=0).model_copy(update={"finish_reason": "error"})
     assert [item and item.text for item in (assembler.feed("1-1", chunk(0, "ab")), assembler.feed("1-2", last))] == [
@@ -197,7 +197,7 @@ class Story:
         self.parts = parts
 
     def chunk(self, start: int, stop: int) -> ChunkEntry:
-        """Tokens [start, stop), as a worker says it that knows the ones before."""
+        """Makes the chunk of tokens [start, stop) as a worker does that knows the ones before."""
         num_calls = sum(what == "begin" for what, _ in self.parts[:start])
         said: dict[str, str] = {"text": "", "reasoning": ""}
         deltas: list[ToolCallDelta] = []

@@ -29,7 +29,7 @@ REFUSALS: dict[str, Switch] = {
 
 @pytest.fixture(params=["NOREPLICAS"])
 async def refusing(request: pytest.FixtureRequest, redis: RedisClient) -> AsyncIterator[Switch]:
-    """Turned off at the end."""
+    """Switches a refusal on; it is off again at the end."""
     switch = REFUSALS[request.param]
     yield switch
     await switch(redis, False)
@@ -133,7 +133,7 @@ async def test_a_map_that_waits_ends_with_its_client(
 
 
 class NoRedis:
-    """Takes connections, or none, and says nothing."""
+    """A server that takes connections, or none, and says nothing."""
 
     def __init__(self, *, is_listening: bool) -> None:
         self._is_listening = is_listening
@@ -172,7 +172,7 @@ async def test_without_a_redis_it_raises_once_for_all(
 
 
 async def _have_been_tried(redis: RedisClient, num_more: int) -> None:
-    """Waits until the server has refused so many more commands."""
+    """Waits until the server has refused `num_more` more commands."""
 
     async def num_refused() -> int:
         return int((await redis.info("stats"))["total_error_replies"])

@@ -32,7 +32,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 async def take_one(redis: RedisClient) -> dict[str, str]:
-    """The next call, as a worker would take it that answers with what the test says."""
+    """Takes the next call as a worker would, and answers it with what the test says."""
     async with asyncio.timeout(WAIT_S):
         while not (answer := await redis.xreadgroup(keys.GROUP, "w", {CALLS: ">"}, count=1, block=1000)):
             pass
@@ -87,7 +87,7 @@ async def test_what_is_wrong_is_not_sent(redis_url: str, redis: RedisClient) -> 
 
 
 async def test_an_answer_finds_the_call_that_it_is_to(redis_url: str, redis: RedisClient) -> None:
-    """Also where others come first, and some that nobody waits for, or that are none."""
+    """Other answers may come first, and some that nobody waits for, or that are malformed."""
     await group(redis)
     async with AsyncClient(redis_url, queue="q") as client:
         asked = [asyncio.create_task(client.count_tokens(text)) for text in ("a", "b")]

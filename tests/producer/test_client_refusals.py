@@ -77,7 +77,7 @@ def test_every_call_is_here() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries follow each other at once."""
+    """Lets retries follow each other at once."""
     monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
     for name in (
         "reading.reader.MAX_BACKOFF_S", "reading.reader.WAKE_RETRY_S", "calls.FIRST_BACKOFF_S", "calls.MAX_BACKOFF_S",

@@ -169,7 +169,7 @@ async def test_a_swallowed_cancellation_takes_effect_after_the_command(redis_url
 
 @pytest.fixture
 def sentinel_url(redis_server: EmbeddedServer, tmp_path: Path) -> Iterator[str]:
-    """A sentinel that watches the server."""
+    """URL of a sentinel that watches the server."""
     with EmbeddedServer() as probe:
         port = probe.port
     config = tmp_path / "sentinel.conf"

@@ -35,7 +35,7 @@ class Login:
         return parse_url(self.setting).reading(lambda: self.setting)
 
     async def rotate(self, password: str) -> None:
-        """And ends the user's connections, as a removed user's are."""
+        """Changes the password, and ends the user's connections, as a removed user's are."""
         everywhere: dict[str, Any] = {"target_nodes": RedisCluster.ALL_NODES}
         options = everywhere if isinstance(self._admin, RedisCluster) else {}
         await self._admin.execute_command("ACL DELUSER", "rotated", **options)

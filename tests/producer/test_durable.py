@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.skipif(not KNOWS, reason="no server with WAITAOF"), py
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """One that keeps its data, a second late."""
+    """A server that keeps its data, a second late."""
     arguments = ("--appendfsync", "everysec")
     with EmbeddedServer(SERVERS[KNOWS[0]], data_dir=tmp_path, arguments=arguments) as server:
         yield server

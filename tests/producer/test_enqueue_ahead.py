@@ -25,7 +25,7 @@ TOKENS = 50  # of each request that waits: 40 bytes of names and values, and 40 
 async def wait_in_line(
     redis: RedisClient, count: int, *, tenant: str = "t", priority: int = 0, timeout_s: str = "1"
 ) -> None:
-    """Requests that a worker gives their places; they are due before most others."""
+    """Adds requests to which a worker gives places; they are due before most others."""
     await ensure_group(redis, "q")
     fields = {"tenant": tenant, "priority": str(priority), "timeout_s": timeout_s}
     fields["prompt"] = "x" * (40 - sum(len(name) + len(value) for name, value in fields.items()) - len("prompt"))

@@ -49,7 +49,7 @@ async def test_what_nobody_can_make_anew_stays_and_is_named(raw: RedisClient, ke
 
 
 async def test_a_full_house_of_junk_stays(raw: RedisClient) -> None:
-    """No junk takes the place of other junk."""
+    """No junk replaces other junk."""
     for number in range(64):
         await raw.set(PLACE if number == 0 else f"{PLACE}/{number + 1}", "junk")
     await raw.set(DUE, "more")

@@ -138,7 +138,7 @@ def test_an_interrupt_before_there_is_anything_to_wait_for_cancels_the_coroutine
 
 
 async def _num_tasks() -> int:
-    """Beside the loop's own."""
+    """Returns the number of tasks beside the loop's own."""
     return len(asyncio.all_tasks()) - 1
 
 

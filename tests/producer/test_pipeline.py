@@ -17,7 +17,7 @@ from penstock.producer.redis.pipeline import MAX_PIPELINES, Batcher, Command
 
 
 class Counted:
-    """`pipeline.execute`, noting what it was given."""
+    """`pipeline.execute`, recording its arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[list[Command]] = []
@@ -60,7 +60,7 @@ async def test_an_error_is_raised_to_its_own_asker_alone(raw: RedisClient) -> No
 async def test_where_there_is_nothing_to_send_nothing_is_written(
     raw: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty write stays in the buffer of a connection, from Python 3.12 on: the loop is never idle again."""
+    """From Python 3.12 on, an empty write stays in the buffer of a connection: the loop is never idle again."""
     await raw.ping()
     written: list[int] = []
     monkeypatch.setattr(asyncio.StreamWriter, "writelines", lambda _, data: written.extend(map(len, data)))
@@ -203,7 +203,7 @@ async def test_a_cluster_too_gets_a_script_whole_only_where_it_is_not_known(redi
 
 
 async def test_a_server_that_is_silent_is_an_error_of_redis(raw: RedisClient) -> None:
-    """Python's own TimeoutError would pass by all that wait for Redis to come back."""
+    """Python's own TimeoutError would escape all code that waits for Redis to come back."""
     with pytest.raises(exceptions.TimeoutError, match=r"no answer within 0\.05 s"):
         await pipeline.execute(raw, [("BLPOP", "nothing", 0)], timeout_s=0.05)
     assert await pipeline.execute(raw, [("GET", "nothing")]) == [None]

@@ -34,7 +34,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 def test_everything_is_loaded_once_under_the_installed_name() -> None:
-    """From the repository's root the folders can be imported by their bare names too: as second copies."""
+    """From the repository's root the folders can also be imported by their bare names, as second copies."""
     code = (
         "import pkgutil, penstock, sys\n"
         "for module in pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n"
@@ -53,7 +53,7 @@ def test_the_package_gives_what_the_producer_gives() -> None:
 
 
 def test_what_public_methods_take_and_return_is_public() -> None:
-    """Users annotate with it."""
+    """Users annotate with these types."""
     public = [getattr(penstock, name) for name in producer.__all__]
     named = {name for kind in public if isinstance(kind, type) for name in named_by(kind)}
     assert {"Prompt", "Sampling", "Handle", "BlockingReplyStream", "ProgressCallback", "TokenLogprob", "State"} <= named
@@ -61,7 +61,7 @@ def test_what_public_methods_take_and_return_is_public() -> None:
 
 
 def named_by(kind: type) -> set[str]:
-    """The names of our own in the annotations of what a caller reads from a `kind` or calls on it."""
+    """Returns our names in the annotations of what a caller reads from a `kind` or calls on it."""
     annotations = list(get_annotations(kind).values()) if is_dataclass(kind) else []
     for name, value in vars(kind).items():
         function = value.fget if isinstance(value, property) else value

@@ -19,7 +19,7 @@ from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def readers(redis: RedisClient) -> list[dict[str, str]]:
-    """The reader connections that the server has."""
+    """Returns the reader connections that the server has."""
     return [client for client in await redis.client_list() if client["name"] == "penstock-reader"]
 
 
@@ -28,7 +28,7 @@ async def never(reply: ScriptedReply) -> None:
 
 
 class Script:
-    """A worker's behaviour that a test drives: `say` writes a chunk of the one reply there is."""
+    """Behaviour of a worker that a test drives: `say` writes a chunk of the only reply."""
 
     def __init__(self) -> None:
         self._replies: asyncio.Queue[ScriptedReply] = asyncio.Queue()
@@ -75,7 +75,7 @@ async def test_two_hundred_replies_come_over_one_connection(redis: RedisClient, 
 async def test_a_new_reply_does_not_wait_for_the_read_in_flight(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read blocks when nothing comes, here for longer than any test; the wake-up cuts it short."""
+    """The read blocks for longer than any test when nothing comes; the wake-up ends it."""
     monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 10 * TEST_S)
     async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:
         worker.behave = never
@@ -257,7 +257,7 @@ def _is_blocked(redis: BlockingRedis) -> bool:
 async def test_a_reply_that_came_and_expired_while_its_reader_was_away_is_gone(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it was read, and there is nothing left of it but the mark of its worker."""
+    """Nothing of it was read, and only the mark of its worker is left."""
     monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
     monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 0.1)
     async with AsyncClient(redis_url) as client:
@@ -310,7 +310,7 @@ async def test_a_stream_that_can_not_be_read_is_its_reader_s_trouble_alone(redis
 
 @pytest.fixture
 async def restricted_url(redis: RedisClient, redis_server: EmbeddedServer) -> AsyncIterator[str]:
-    """A user that may do nothing but read replies."""
+    """URL of a user that may only read replies."""
     rules = [
         "on",
         ">secret",

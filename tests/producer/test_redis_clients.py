@@ -18,7 +18,7 @@ Open = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class SlowOpening:
-    """In the place of `asyncio.open_connection`: takes until `may_end` is set."""
+    """Stands in for `asyncio.open_connection`, and waits until `may_end` is set."""
 
     def __init__(self, open_connection: Open) -> None:
         self._open = open_connection

@@ -222,7 +222,7 @@ SEARCHES = {
 
 
 def caught(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """The names of errors, and the code that may look at them: handlers, and functions that take an error."""
+    """Yields the names of errors with the code that may look at them: handlers, and functions that take an error."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.name:
             yield node.name, node
@@ -237,7 +237,7 @@ def _is_error(annotation: str) -> bool:
 
 
 def looks_at_text(name: str, code: ast.AST) -> Iterator[int]:
-    """Lines that compare or search the text, the code or the arguments of the error `name`."""
+    """Returns the lines that compare or search the text, the code or the arguments of the error `name`."""
     for node in ast.walk(code):
         subjects: list[ast.AST] = []
         if isinstance(node, ast.Compare):

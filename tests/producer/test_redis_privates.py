@@ -103,7 +103,7 @@ def test_a_pool_keeps_its_connections_where_ours_puts_them() -> None:
 
 
 async def test_connections_are_found_to_be_dropped(redis_url: str, redis_cluster_url: str) -> None:
-    """And each is of a class that hears what the server answers."""
+    """Each is of a class that hears what the server answers."""
     for url in (redis_url, redis_cluster_url):
         client: Any = connect(url, decode=False)
         async with aclosing(client):
@@ -125,7 +125,7 @@ async def test_a_connection_writes_where_ours_does(redis_url: str) -> None:
 
 
 async def test_the_library_goes_through_what_is_overridden(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An override that nothing calls any more would go unnoticed."""
+    """If nothing called an override any more, nobody would notice."""
     called = count_calls(monkeypatch, clients._Lean, "pack_command", "send_packed_command")
     called_pool = count_calls(monkeypatch, clients._Pool, "get_connection", "release")
     async with aclosing(connect(redis_url, decode=False)) as client:

@@ -37,7 +37,7 @@ async def ping(url: str) -> bool:
 
 @asynccontextmanager
 async def sentinel_of(port: int) -> AsyncIterator[int]:
-    """Listens as a sentinel that knows a server at `port`; gives its own."""
+    """Listens as a sentinel that knows a server at `port`; gives the sentinel's port."""
     state = ["name", "main", "ip", "127.0.0.1", "port", str(port), "flags", "master", "num-other-sentinels", "0"]
     answer = f"*1\r\n*{len(state)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in state)
 
@@ -97,7 +97,7 @@ def test_what_the_url_says_of_sentinels() -> None:
 
 
 class Files:
-    """Those that a URL names, which others replace."""
+    """Files that a URL names, and that others replace."""
 
     def __init__(self, folder: Path, server: Certificate, client: Certificate) -> None:
         self.authority, self.certificate, self.key = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))

@@ -51,7 +51,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 async def opened(client: RedisClient, num: int = NUM) -> list[Watched]:
-    """So many connections that have been used, and are idle."""
+    """Returns `num` connections that have been used and are idle."""
     pool = client.connection_pool
     made = [await pool.get_connection() for _ in range(num)]
     for each in made:
@@ -74,7 +74,7 @@ async def test_one_that_is_dead_tells_of_all(proxy: RefusingProxy, quick: None, 
 
 
 async def test_clients_of_one_process_learn_from_each_other(proxy: RefusingProxy, quick: None) -> None:
-    """A read that the server may block for long hears of its death from another client's command."""
+    """A read that may block for long learns of its connection's death from another client's command."""
     async with (
         aclosing(connect(proxy.url, decode=False)) as client,
         aclosing(connect_blocking(proxy.url, decode=False, block_s=TEST_S)) as reader,
@@ -140,7 +140,7 @@ async def test_who_is_left_alone_on_a_server_that_answers_others_is_cut_off_less
 async def test_a_death_teaches_patience_with_what_was_made_since(
     proxy: RefusingProxy, redis_url: str, quick: None
 ) -> None:
-    """Nodes of a cluster are found dead one by one: what has not been closed yet may have died with the first."""
+    """Nodes of a cluster are found dead one by one: connections not yet closed may have died with the first."""
     async with (
         RefusingProxy(redis_url) as other,
         aclosing(connect(proxy.url, decode=False)) as client,
@@ -179,7 +179,7 @@ async def test_what_is_sent_into_a_connection_that_takes_no_more_is_sent_again(
 
 
 async def test_what_is_on_its_way_is_not_late(proxy: RefusingProxy, quick: None) -> None:
-    """A connection over which some bytes have gone since it was asked about is given more time."""
+    """A connection over which some bytes came since it was asked about gets more time."""
     async with aclosing(connect(proxy.url, decode=False)) as client:
         [made] = await opened(client, 1)
         proxy.hold("GET")
@@ -292,7 +292,7 @@ async def test_no_number_of_deaths_leaves_anything_behind(proxy: RefusingProxy, 
 
 
 def _held() -> tuple[int, int, int]:
-    """Connections to Redis of this process, watches, and connections that they look after."""
+    """Returns the numbers of open connections to Redis, of watches, and of connections that the watches look after."""
     gc.collect()
     of_loop = [each for each in silence._watches.values() if each.loop is asyncio.get_running_loop()]
     kept = [each for watch in of_loop for each in watch._connections]

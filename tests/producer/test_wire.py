@@ -173,7 +173,7 @@ def encoded(fields: dict[str, str]) -> dict[bytes, bytes]:
 
 
 def flat(request: GenerateRequest) -> dict[str, str]:
-    """The same request as flat fields, as a person would write them."""
+    """Returns the request as flat fields, as a person would write them."""
     fields = {}
     for name, value in request.model_dump(exclude_defaults=True, mode="json").items():
         fields[name] = value if isinstance(value, str) else json.dumps(value)
@@ -188,7 +188,7 @@ def named(request: GenerateRequest) -> GenerateRequest:
 @example(GenerateRequest(prompt="x" * AFFINE_CHARS))
 @example(GenerateRequest(prompt="x" * AFFINE_CHARS, affinity="home"))
 def test_a_request_comes_back_from_its_document(request: GenerateRequest) -> None:
-    """A long one says besides with which others it goes."""
+    """A long request also gets an affinity, which says with which others it goes."""
     entry = request.to_entry()
     own = {} if request.affinity is not None else {"affinity": entry.get("affinity")}
     assert parse(encoded(entry)) == named(request).model_copy(update=own)
@@ -258,7 +258,7 @@ def test_a_hostile_entry_is_a_request_or_a_refusal_that_can_be_answered(fields: 
 
 
 def logprob_fields(data: str) -> dict[str, str]:
-    """A chunk whose token claims to have these bytes."""
+    """Returns a chunk whose token claims to have these bytes."""
     logprob = f'[{{"id": 1, "token": "a", "bytes": {data}, "logprob": 0, "top": []}}]'
     return {"type": "chunk", "index": "0", "offset": "0", "text": "", "tokens": "1", "logprobs": logprob}
 
@@ -345,7 +345,7 @@ def test_a_list_of_tokens_of_any_length_is_read_and_what_is_wrong_in_it_is_place
 )
 @pytest.mark.parametrize("form", ["flat", "document"])
 def test_what_is_no_traceparent_is_passed_over(trace: str, form: str) -> None:
-    """By W3C's rule, and with it what goes with it. Who makes a request here is told."""
+    """W3C's rule drops it, and its tracestate with it. A request made here is refused instead."""
     fields = {"prompt": "x", "traceparent": trace, "tracestate": "a=b"}
     request = parse(encoded(fields if form == "flat" else {"request": json.dumps(fields)}))
     assert (request.prompt, request.traceparent, request.tracestate) == ("x", None, None)

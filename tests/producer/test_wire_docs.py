@@ -20,7 +20,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
 
 
 def rows(header: str) -> dict[str, list[str]]:
-    """The rows of the table with this header line, by the code in their first cell."""
+    """Returns the rows of the table with this header line, by the code in their first cell."""
     table = TEXT.split(header, 1)[1].split("\n\n", 1)[0]
     found = {}
     for line in table.splitlines()[2:]:
@@ -31,7 +31,7 @@ def rows(header: str) -> dict[str, list[str]]:
 
 
 def bounds(field: FieldInfo) -> list[str]:
-    """The numbers that limit a field."""
+    """Returns the numbers that limit a field."""
     found: list[Any] = []
     for limit in field.metadata:
         found += [getattr(limit, name) for name in ("ge", "gt", "le", "max_length") if hasattr(limit, name)]

@@ -31,7 +31,7 @@ def recorded(*timelines: Timeline) -> Recorder:
 
 
 def drawn(seed: int, *, slower: float = 1.0, count: int = 64, num_failed: int = 0) -> Recorder:
-    """A run as a service might have it, whose requests take `slower` times as long; the last `num_failed` fail."""
+    """Draws a run as a service might have it. Requests take `slower` times as long; the last `num_failed` fail."""
     rng = np.random.default_rng(seed)
     of_place = 1 + np.arange(count) % 5
     recorder = Recorder(start_s=0.0)

@@ -32,7 +32,7 @@ class Outcome:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of the tests without settings of Penstock, and with `variables`."""
+    """Returns the environment of the tests without settings of Penstock, and with `variables`."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") and name != "REDIS_URL"
     }
@@ -107,7 +107,7 @@ class Terminal:
 
 
 async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcome:
-    """Waits for the end; one that takes too long is killed and fails the test."""
+    """Waits for the end; a process that takes too long is killed and fails the test."""
     try:
         out, err = await asyncio.wait_for(process.communicate(stdin.encode() if process.stdin else None), WAIT_S)
     except TimeoutError:
@@ -121,7 +121,7 @@ async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Outcom
 
 
 async def finish_by(process: asyncio.subprocess.Process, number: int) -> Outcome:
-    """Sends a signal again until it is no longer taken for the first stop."""
+    """Sends a signal again and again until it no longer counts as the first stop."""
 
     async def insist() -> None:
         while process.returncode is None:

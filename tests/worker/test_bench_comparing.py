@@ -112,7 +112,7 @@ def test_of_one_run_each_requests_are_drawn(tmp_path: Path) -> None:
 
 
 def test_pairs_are_surer_than_strangers(tmp_path: Path) -> None:
-    """Requests differ by five times: what is the same on both sides cancels out."""
+    """Requests differ by a factor of five: what both sides share cancels out."""
     first, second = result(tmp_path / "a", drawn(0)), result(tmp_path / "b", drawn(1, slower=1.1))
     other_load = result(tmp_path / "c", drawn(1, slower=1.1), load=LoadOptions(requests=64, seed=1).load(1000), seed=1)
     paired, strangers = compare((first, second)), compare((first, other_load), anyway=True)
@@ -135,7 +135,7 @@ def test_failures_are_compared_too(tmp_path: Path) -> None:
 
 
 def at_once(seed: int) -> Recorder:
-    """A run in which deliveries come three at a time."""
+    """Draws a run in which deliveries come three at a time."""
     recorder = drawn(seed)
     for line in recorder.timelines:
         line.stamps_s[1:] = [stamp_s for stamp_s in line.stamps_s[1::3] for _ in range(3)][: len(line.stamps_s) - 1]
@@ -199,7 +199,7 @@ def test_of_several_runs_each_runs_are_the_unit(tmp_path: Path) -> None:
 
 
 def test_welch_is_what_the_formula_says() -> None:
-    """With equal variances and numbers it is Student's t, of 4 degrees of freedom here: 2.776 in any table."""
+    """With equal variances and numbers it is Student's t, here with 4 degrees of freedom: 2.776 in any table."""
     found = by_runs([10.0, 12.0, 11.0], [15.0, 17.0, 16.0])
     half = 2.776 * math.sqrt(1 / 3 + 1 / 3)
     assert (found.low, found.high) == pytest.approx((5 - half, 5 + half), abs=0.001)
@@ -218,7 +218,7 @@ def test_runs_that_do_not_differ_have_no_p() -> None:
 
 
 def in_turn(folder: Path, *, slower: float, num_pairs: int = 4) -> list[tuple[Result, Result]]:
-    """On a machine that becomes twice as slow from one pair to the next."""
+    """Draws pairs on a machine that becomes twice as slow from one pair to the next."""
     return [
         (
             result(folder / f"a{turn}", drawn(2 * turn, slower=2.0**turn), max_num_seqs=8),
@@ -259,7 +259,7 @@ def test_pairs_in_the_wrong_order_are_noticed(tmp_path: Path) -> None:
 
 
 def test_the_paired_test_is_what_the_formula_says() -> None:
-    """Differences of 1, 2 and 3: 2 +- 4.303 / sqrt(3), of 2 degrees of freedom."""
+    """Differences are 1, 2 and 3: 2 +- 4.303 / sqrt(3), with 2 degrees of freedom."""
     found = by_pairs([10.0, 200.0, 3000.0], [11.0, 202.0, 3003.0])
     assert (found.low, found.high) == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-3)
     assert found.p == pytest.approx(0.0742, abs=1e-3)

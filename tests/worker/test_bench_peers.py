@@ -154,7 +154,7 @@ def test_w8a8_holds_the_weights_within_half_a_step(presets: Path, dtype: str) ->
 
 @pytest.mark.parametrize("model", ["nano", "nano-moe"])
 def test_a_gguf_file_of_a_preset_gives_its_tokens(presets: Path, model: str) -> None:
-    """Read by our own loader, which is tested against transformers': names, shapes and metadata are right."""
+    """Our own loader reads it, which is tested against transformers': names, shapes and metadata are right."""
     preset = preset_dir(model, "float32", presets)
     config = EngineConfig(dtype="float32", max_num_seqs=1, max_batch_tokens=16, max_model_len=64, num_pages=20)
     tokens = []

@@ -113,7 +113,7 @@ def test_public_csv_traces(tmp_path: Path, text: str, times_s: list[float], leng
 
 
 def test_what_was_planned_for_can_be_sent(tmp_path: Path) -> None:
-    """The same file is read by both, and shares the same."""
+    """Both read the same file, and share the same prefixes."""
     text = """\
 {"arrival_s": 0.35, "prompt_tokens": 812, "output_tokens": 120, "max_tokens": 200}
 {"arrival_s": 0.41, "prompt_tokens": 930, "output_tokens": 64, "prefix_id": "support", "prefix_tokens": 700}

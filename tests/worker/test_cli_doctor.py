@@ -30,7 +30,7 @@ ALL_CHECKS = [
 
 @pytest.fixture
 async def durable(redis: RedisClient) -> AsyncIterator[RedisClient]:
-    """The server set up as it should be; afterwards as it was."""
+    """Sets the server up as it should be, and afterwards as it was."""
     before = {**await redis.config_get("appendonly"), **await redis.config_get("maxmemory-policy")}
     await redis.config_set("appendonly", "yes")
     yield redis

@@ -28,7 +28,7 @@ def is_chunk(entry: object) -> bool:
 
 
 async def has_read(redis: RedisClient, name: str) -> bool:
-    """Whether the group knows the worker: from its first read on."""
+    """Checks whether the group knows the worker, as it does from the worker's first read on."""
     return name in [consumer["name"] for consumer in await redis.xinfo_consumers(keys.requests("q"), keys.GROUP)]
 
 
@@ -80,7 +80,7 @@ async def test_drain_waits_until_the_worker_left(
 
 
 async def test_a_signal_during_a_drain_over_redis_does_not_abort_it(redis_url: str, redis: RedisClient) -> None:
-    """Kubernetes sends SIGTERM when the pod of a worker that drains already is deleted."""
+    """Kubernetes sends SIGTERM when the pod of a draining worker is deleted."""
     async with running_worker(redis_url, FakeEngine(step_s=0.005), name="w") as worker:
         await send(redis, prompt="x", id="x", max_tokens=100)
         await read_until(redis, "x", is_chunk)

@@ -28,14 +28,14 @@ GATEWAY = ("gateway", "--port", "0", "--log-format", "json")
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """One server is enough here: what depends on its kind is tested elsewhere."""
+    """URL of one server, which is enough here: what depends on its kind is tested elsewhere."""
     with EmbeddedServer() as server:
         yield server.url
 
 
 @dataclass
 class Running:
-    """The command, and its log as far as it was read."""
+    """The running command, and its log as far as it was read."""
 
     process: asyncio.subprocess.Process
     log: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Running:
         return self.log[-1]
 
     async def stop(self) -> int:
-        """The exit status."""
+        """Stops the command; returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return (await finish(self.process)).status
 
@@ -75,12 +75,12 @@ async def is_alive(url: str, verify: ssl.SSLContext | bool = True) -> bool:
 
 
 def state_of(process: asyncio.subprocess.Process) -> str:
-    """With its signals: which are blocked, ignored and caught."""
+    """Returns the state of a process, with the signals that it blocks, ignores and catches."""
     return Path(f"/proc/{process.pid}/status").read_text()
 
 
 def is_running(pid: int) -> bool:
-    """One that has ended and that nobody has asked about has no program any more."""
+    """Checks whether a process runs. One that has ended and was not waited for has no executable any more."""
     return Path(f"/proc/{pid}/exe").exists()
 
 

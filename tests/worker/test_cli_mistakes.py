@@ -23,7 +23,7 @@ WORKER = (
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """One server is enough here: what depends on its kind is tested elsewhere."""
+    """URL of one server, which is enough here: what depends on its kind is tested elsewhere."""
     with EmbeddedServer() as server:
         yield server.url
 
@@ -42,7 +42,7 @@ def last_line(outcome: Outcome) -> dict[str, Any]:
 
 
 async def read_until(process: asyncio.subprocess.Process, event: str) -> dict[str, Any]:
-    """The first line of `event` in the worker's log."""
+    """Returns the first line of `event` in the worker's log."""
     assert process.stderr is not None
     async with asyncio.timeout(WAIT_S):
         while line := await process.stderr.readline():

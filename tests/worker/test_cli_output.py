@@ -35,7 +35,7 @@ async def url() -> AsyncIterator[str]:
 
 
 async def run(url: str, command: list[str], stdout: Any, closed: str = "", **variables: str) -> tuple[int, str]:
-    """The exit status, and what stands on stderr."""
+    """Returns the exit status and stderr."""
     words = [sys.executable, "-m", "penstock", *command, "--redis-url", url]
     if closed:
         words = ["sh", "-c", f'exec "$@" {closed}', "sh", *words]
@@ -80,16 +80,16 @@ REFUSED = {
     "chaos": ["--requests", "0"], "plan": ["--topology", "x"], "bench engine": ["--requests", "0"],
     "bench serve": ["--requests", "0"], "bench compare": ["/no/file", "/no/file"], "version": [],
 }  # fmt: skip
-"""Services, what starts some, and what takes no `--redis-url`."""
+"""Services, commands that start some, and commands that take no `--redis-url`."""
 
 
 def test_all_commands_are_listed() -> None:
-    """Each new one says here how it is to be tried."""
+    """A new command must say here how it is tried."""
     assert {" ".join(path) for path in LEAVES} == ONE_OF_EACH.keys() | REFUSED.keys()
 
 
 class Forks:
-    """Commands, each in a process that costs no start of Python."""
+    """Runs commands in processes that need no start of Python."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, folder: Path) -> None:
         self._process = process
@@ -97,7 +97,7 @@ class Forks:
         self._folder = folder
 
     async def run(self, words: list[str], out: str, err: str, encoding: str = "utf-8", **variables: str) -> Ended:
-        """`out`, `err`: as those of `Run`; empty: a file."""
+        """Runs a command; `out` and `err` are those of `Run`, or a file if empty."""
         files = [self._folder / "out", self._folder / "err"]
         for file in files:
             file.write_text("")

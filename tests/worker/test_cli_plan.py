@@ -94,7 +94,7 @@ def test_a_plan_is_printed_as_json(tiny: str, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 def test_slices_are_simulated_over_a_trace(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two slices with two copies of the model each; a prompt of 40 takes three steps of 16."""
+    """There are two slices with two copies of the model each; a prompt of 40 takes three steps of 16."""
     trace = tmp_path / "trace.jsonl"
     one = {"arrival_s": 0, "prompt_tokens": 40, "output_tokens": 5}
     trace.write_text("".join(json.dumps({**one, "arrival_s": i / 1e5}) + "\n" for i in range(6)))

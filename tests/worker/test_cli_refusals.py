@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "send": ("send", "x", "--max-tokens", "2"),
     "drain": ("drain", "w", "--no-wait"),
 }
-"""In an order in which each finds what it needs."""
+"""Commands, in an order in which each finds what it needs."""
 
 DONE_BEFORE = {"requests cancel", "dead show", "dead replay", "dead purge", "keys revoke", "drain"}
 """They may find that it was done by the try before, which did not get to know."""

@@ -19,7 +19,7 @@ from penstock.worker.local.embedded import EmbeddedServer
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """One server is enough here: what depends on its kind is tested elsewhere."""
+    """URL of one server, which is enough here: what depends on its kind is tested elsewhere."""
     with EmbeddedServer() as server:
         yield server.url
 
@@ -62,7 +62,7 @@ async def test_every_option_reaches_the_request(redis_url: str) -> None:
 
 
 async def think_and_call(reply: ScriptedReply) -> None:
-    """In chunks that part words, reasoning and arguments."""
+    """Answers in chunks that split words, reasoning and arguments."""
     deltas = [(0, "call_1", "add", '{"a'), (0, None, None, '": 1}'), (1, "call_2", "now", "{}")]
     parts = [ToolCallDelta(index=index, id=id_, name=name, arguments=text) for index, id_, name, text in deltas]
     await reply.own()

@@ -38,7 +38,7 @@ def is_chunk(entry: object) -> bool:
 
 @asynccontextmanager
 async def watching(redis_url: str, *arguments: str) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
-    """`penstock top` at a terminal of its own."""
+    """Runs `penstock top` at a terminal of its own."""
     with Terminal(40, 140) as terminal:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "penstock", "top", "--redis-url", redis_url, "--queue", "q", *arguments,
@@ -186,7 +186,7 @@ def test_an_interval_out_of_range_is_refused(interval: str) -> None:
 
 
 async def test_one_look_finds_that_all_connections_are_dead(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are: each would cost the next look its time."""
+    """Otherwise each dead connection would cost the next look its time."""
     monkeypatch.setattr(top, "ANSWER_S", 0.3)
     async with RefusingProxy(redis_url) as proxy, aclosing(connect(proxy.url, decode=False, retries=0)) as redis:
         board = Board(await look(redis, "q"))

@@ -33,7 +33,7 @@ USED = {(("drain",), "names"), (("dead", "replay"), "names"), (("dead", "purge")
 
 
 class Accepted(Exception):
-    """The command would have begun its work."""
+    """Raised where the command would begin its work."""
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -57,7 +57,7 @@ def is_flag(parameter: Any) -> bool:
 
 
 def words(path: tuple[str, ...], name: str, value: str) -> list[str]:
-    """A call with the value, and with what else is needed."""
+    """Returns a call with the value, and with what else is needed."""
     options, arguments = [*path, *NEEDED.get(path, ())], []
     for each in LEAVES[path].params:
         given = value if each.name == name else "1" if each.required or (path, each.name) in USED else None
@@ -74,7 +74,7 @@ def begin(work: Coroutine[Any, Any, Any]) -> NoReturn:
 
 
 def of_its_own(path: tuple[str, ...]) -> list[Any]:
-    """Parameters that are no settings: `test_settings_values.py` is about those."""
+    """Returns the parameters that are no settings: `test_settings_values.py` has those."""
     known = Settings.model_fields.keys() - {"name"}
     return [each for each in LEAVES[path].params if not is_flag(each) and each.name not in known]
 
@@ -140,7 +140,7 @@ def test_a_redis_url_is_not_shown() -> None:
 
 
 def test_numbers_have_bounds() -> None:
-    """Each has a least value, so that none below it is taken and fails later."""
+    """Each has a lower bound, so that no smaller value is accepted and fails later."""
     missing = [
         (" ".join(path), each.name)
         for path, leaf in LEAVES.items()

@@ -21,7 +21,7 @@ from penstock.worker.local.embedded import EmbeddedServer
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """One server is enough here: what depends on its kind is tested elsewhere."""
+    """URL of one server, which is enough here: what depends on its kind is tested elsewhere."""
     with EmbeddedServer() as server:
         yield server.url
 
@@ -33,7 +33,7 @@ SMALL = (
 
 
 async def read_until(process: asyncio.subprocess.Process, event: str) -> list[dict[str, object]]:
-    """The worker's log up to the first line of `event`."""
+    """Returns the worker's log up to the first line of `event`."""
     assert process.stderr is not None
     lines: list[dict[str, object]] = []
     async with asyncio.timeout(WAIT_S):

@@ -70,7 +70,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 class Breaking(FakeEngine):
-    """Cannot take on a prompt that begins with `!`."""
+    """Fails over prompts that begin with `!`."""
 
     def enqueue(self, request: Request) -> None:
         if request.prompt_token_ids[:1] == (ord("!"),):
@@ -329,7 +329,7 @@ def test_reasoning_and_tool_calls_come_apart_from_the_text(llm: LLM) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_what_stopped_a_choice_is_told(llm: LLM, n: int) -> None:
-    """A token that ends a call or the text: the reason says whether there was a call."""
+    """A token that ends a call or the text stops it: the reason says whether there was a call."""
     called, said = (
         llm.generate(prompt, seed=1, max_tokens=60, n=n, stop_token_ids=expected_tokens(prompt.encode(), 1, 0, 60)[-1:])
         for prompt in (CALL + "x", "x")
@@ -415,7 +415,7 @@ def test_a_deadline_passes_while_a_prompt_is_encoded() -> None:
 class Interrupting(FakeEngine):
     """Interrupts the program, as Ctrl-C does, once it has long been waiting.
 
-    A signal that comes as a thread goes to sleep wakes it only with the next one: Python's own gap.
+    A signal that comes as a thread goes to sleep wakes it only with the next one: that is a gap of Python's.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ ELSEWHERE = {
     "the gateway's page": "worker/test_optional.py::test_without_its_page_a_gateway_serves",
     "lines that libraries write": "worker/test_native_lines.py::test_what_libraries_write_never_waits",
 }
-"""By how a row of the table begins: what takes that away."""
+"""Tests that take each part away, by how its row of the table begins."""
 
 
 @pytest.fixture

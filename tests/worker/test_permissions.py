@@ -26,7 +26,7 @@ def rules_of(role: str) -> list[str]:
 
 @pytest.fixture
 async def user(redis: RedisClient, redis_url: str) -> AsyncIterator[MakeUser]:
-    """Makes a user of the given rules, and a connection of it."""
+    """Returns a function that makes a user with the given rules, and a connection of that user."""
     made: list[RedisClient] = []
 
     async def make(*rules: str) -> RedisClient:
@@ -48,7 +48,7 @@ async def test_the_worker_s_role_has_all_and_nothing_is_done_to_find_out(user: M
 
 
 async def test_each_command_of_the_role_is_asked_about(user: MakeUser) -> None:
-    """Or a worker would start without it, and fail with its first requests."""
+    """Otherwise a worker would start without it, and fail with its first requests."""
     rules = rules_of("worker")
     commands = {
         word[1:] for rule in rules if rule.startswith("(") for word in rule.strip("()").split() if word[0] == "+"

@@ -115,7 +115,7 @@ async def test_a_dead_worker_s_entries_are_freed_while_its_successor_loads(raw: 
 async def test_what_it_lost_while_loading_does_not_outlast_it(
     raw: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session has parts of its own to say whether Redis is there."""
+    """The session's own parts say whether Redis is there."""
     readiness = Readiness()
     reservation = await taken(Reservation(raw, config(LONG_S), readiness))
     readiness.lost_redis("name", exceptions.ConnectionError("gone"))

@@ -30,7 +30,7 @@ Write = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With two pairs, `own` and `other`, and the key of the first behind a password."""
+    """Folder with two pairs, `own` and `other`, and the key of the first behind a password."""
     folder = tmp_path_factory.mktemp("tls")
     for name in ("own", "other"):
         (folder / name).mkdir()
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 BEGIN = 60
-"""Bytes of a file, after its first line."""
+"""Number of bytes of a file, after its first line."""
 
 
 def harms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
@@ -102,7 +102,7 @@ def forms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Callable[[str, bytes | Write], Path]:
-    """Puts something in the place of a file."""
+    """Returns a function that replaces a file by something else."""
 
     def put(name: str, content: bytes | Write) -> Path:
         path = tmp_path / f"{name}.pem"
@@ -126,7 +126,7 @@ def url_of(**files: Path) -> str:
 def set_to(
     program: Program[Any], at: int, values: Mapping[str, str], tmp_path: Path
 ) -> Iterator[tuple[Any, list[str]]]:
-    """The values as flags, in the environment or in a file; with the places that a message names."""
+    """Sets the values as flags, in the environment or in a file; gives the places that a message names."""
     file = tmp_path / "some.toml"
     head, table = ("", "") if program.table is None else (f"[{program.table}]\n", f"[{program.table}] of ")
     if at == 0:
@@ -141,7 +141,7 @@ def set_to(
 
 
 def refusals(url: str, files: list[Path], tmp_path: Path, at: int) -> None:
-    """Worker, gateway and both clients refuse the URL, each before it does anything."""
+    """Returns the refusals of the URL by worker, gateway and both clients, each before it does anything."""
     for program, name in ((WORKER, "redis_url"), (GATEWAY, "redis_url"), (GATEWAY, "operator_redis_url")):
         with set_to(program, at, {name: url}, tmp_path) as ((flags, config), places):
             with pytest.raises(SettingsError) as caught:

@@ -50,10 +50,10 @@ class Life:
     """One worker, from its start to its end.
 
     Attributes:
-        url: of the database that it serves, which nobody else uses.
-        worker_url: of the same, by way of `proxy`.
-        commands: what it sent since its start, in this order, each once.
-        told_at: what it had sent when the first stop came.
+        url: URL of the database that it serves, which nobody else uses.
+        worker_url: URL of the same database through `proxy`.
+        commands: commands that it sent since its start, in this order, each once.
+        told_at: commands that it had sent when the first stop came.
     """
 
     url: str
@@ -92,7 +92,7 @@ async def live(life: Life, hear: Callable[[str], None], **more: Any) -> asyncio.
     """Has a worker begin, resume and end requests, and drain in their middle. Returns how it ended.
 
     Args:
-        life: of which it is.
+        life: life that it is part of.
         hear: called with each command.
         more: settings of the worker.
     """
@@ -130,7 +130,7 @@ def _is_by_first(entry: ReplyEntry) -> bool:
 
 
 async def ends_whole(life: Life) -> None:
-    """Another worker finds all that this one has left."""
+    """Checks that another worker finds all that this one has left."""
     async with running_worker(life.url, name="heir", heartbeat_ttl_s=1000.0):
         for request_id, count in TOKENS.items():
             reply = await read_reply(life.redis, request_id)
@@ -151,7 +151,7 @@ async def every_command(redis_url: str) -> tuple[list[str], list[str]]:
 
 
 async def at_each(names: list[str], at: Callable[[str, int], Awaitable[None]]) -> None:
-    """Lives through all of these, several at a time, each on a database of its own."""
+    """Lives through all moments, several at a time, each on a database of its own."""
     free: asyncio.Queue[int] = asyncio.Queue()
     for database in range(AT_ONCE):
         free.put_nowait(database)
@@ -172,7 +172,7 @@ async def at_each(names: list[str], at: Callable[[str, int], Awaitable[None]]) -
 
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No busy machine is a reason to leave without a word."""
+    """Lets no busy machine be a reason to leave without a word."""
     for module, name in (
         (session, "HAND_BACK_TIMEOUT_S"),
         (session, "GOODBYE_TIMEOUT_S"),

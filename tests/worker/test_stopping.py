@@ -36,7 +36,7 @@ TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 class FakeLoop:
-    """Does at once what is asked for."""
+    """Does what is asked for at once."""
 
     def call_soon_threadsafe(self, callback: Callable[[], object]) -> None:
         callback()
@@ -190,7 +190,9 @@ WITH_SIGNALS_BLOCKED = (
 async def running(
     *command: str, ignored: str = "", is_blocked: bool = False, stdin: int = subprocess.DEVNULL
 ) -> AsyncIterator[Any]:
-    """In a session of its own. `ignored`: signals that are when it starts; `is_blocked`: whether all are."""
+    """Runs a command in a session of its own. `ignored`: signals ignored at its start; `is_blocked`: whether all are
+    blocked.
+    """
     words = [sys.executable, *command]
     if is_blocked:
         words = [sys.executable, "-c", WITH_SIGNALS_BLOCKED, *command]
@@ -263,7 +265,9 @@ async def test_process_1_hears_a_stop_while_it_imports() -> None:
 async def test_a_hang_up_reloads_and_a_stop_that_comes_twice_drains(
     name: str, redis: RedisClient, redis_url: str
 ) -> None:
-    """To the group, as terminals and `timeout` send it, and to the process, which was started with signals blocked."""
+    """The stop comes to the group, as from terminals and `timeout`, and to the process, which started with signals
+    blocked.
+    """
     async with running(*service(name, redis_url), is_blocked=True) as process:
         count = 2 if name == "gateways" else 1
         await until(process, READY[name], count)
@@ -302,7 +306,9 @@ async def test_signals_at_each_function_from_the_first_stop_to_the_end_of_the_in
 
 
 async def reload(process: Any, count: int) -> None:
-    """Sends a SIGHUP until as many have said that they reload: one that begins has nothing to."""
+    """Sends SIGHUP until `count` processes have said that they reload: one that has just started has
+    nothing to reload.
+    """
 
     async def insist() -> None:
         while True:

@@ -21,11 +21,11 @@ ALLOWED = {
     "worker/bench/machine.py": "when a bench ran, in its results",
     "worker/local/in_process.py": "the date that a template may write into a prompt",
 }
-"""The files that may look at it, and what for."""
+"""Files that may look at the wall clock, and what for."""
 
 
 def looks(tree: ast.AST) -> Iterator[str]:
-    """Calls of, and references to, what tells the time of day."""
+    """Returns calls of, and references to, what tells the time of day."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in LOOKS:
             owner = node.value

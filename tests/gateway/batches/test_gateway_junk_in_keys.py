@@ -33,7 +33,7 @@ JUNK: dict[str, Any] = {
 
 
 class Routes:
-    """A client of all routes that read what is kept, with what it has made there."""
+    """A client of all routes that read kept data, with what it has made there."""
 
     def __init__(self, asked: Asked, secret: Secret) -> None:
         self._asked = asked
@@ -85,7 +85,7 @@ async def routes(redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyP
 
 
 def places(routes: Routes, kind: Kind) -> list[str]:
-    """The keys of a kind that these routes read."""
+    """Returns the keys of a kind that these routes read."""
     made = {
         "record": [("batch", routes.batch), ("file", routes.file), ("response", routes.response.removeprefix("resp_"))],
         "owned": [("batch", routes.key_id), ("file", routes.key_id)],

@@ -17,7 +17,7 @@ LEASE_S = 0.6
 
 
 async def two_callers(stack: AsyncExitStack, redis: RedisClient, redis_url: str, **limits: Any) -> tuple[Asked, Asked]:
-    """With a key each; the first has the limits."""
+    """Makes two callers with a key each; the first has the limits."""
     await announce(redis)
     worker = await stack.enter_async_context(ScriptedWorker(redis_url, answer))
     keys = [await new_key(redis_url, tenant="ours", **limits), await new_key(redis_url)]

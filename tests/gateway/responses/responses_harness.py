@@ -22,7 +22,7 @@ EPOCH_S = 1_795_298_400
 
 
 async def answer(reply: ScriptedReply) -> None:
-    """`say two words`, `think hello`, `call weather`, ...: a behaviour, and what it is about."""
+    """Answers `say two words`, `think hello`, `call weather`, ...: a behaviour, and what it is about."""
     content = (reply.request.messages or ())[-1].content
     assert isinstance(content, str)
     what, _, about = content.partition(" ")
@@ -63,7 +63,7 @@ async def _cut(reply: ScriptedReply, text: str) -> None:
 
 
 async def _wait(reply: ScriptedReply, text: str) -> None:
-    """Until it is cancelled."""
+    """Waits until the request is cancelled."""
     await reply.chunk(text)
     await reply.cancelled()
     await reply.end("cancelled")
@@ -97,7 +97,7 @@ async def write(
     num_tokens: int = 1,
     **more: Any,
 ) -> None:
-    """A chunk with more than text."""
+    """Writes a chunk with more than text."""
     offset = reply.tokens.get(0, 0)
     reply.tokens[0] = offset + num_tokens
     tokens = tuple(range(num_tokens))
@@ -106,10 +106,10 @@ async def write(
 
 
 class Asked(gateway_client.Asked):
-    """With calls for responses."""
+    """Adds calls for responses."""
 
     async def create(self, said: str, **options: Any) -> Response:
-        """A response, which is of its type to the letter."""
+        """Creates a response, which must match its type exactly."""
         return strictly(await self.openai.responses.create(model="tiny", input=said, **options))
 
     async def post(self, said: Any, headers: Mapping[str, str] | None = None, **options: Any) -> httpx2.Response:
@@ -117,7 +117,7 @@ class Asked(gateway_client.Asked):
         return await self.http.post("/v1/responses", json=body, headers=headers)
 
     async def stream_of(self, response_id: str, **query: Any) -> str:
-        """All of its events, or those behind `starting_after`, as they came."""
+        """Returns all of its events as they came, or those after `starting_after`."""
         answer = await self.http.get(f"/v1/responses/{response_id}", params={"stream": "true", **query})
         assert answer.status_code == 200, answer.text
         return answer.text
@@ -128,7 +128,7 @@ def strictly(response: Response) -> Response:
 
 
 def events_of(text: str) -> list[Any]:
-    """The events of a stream, each of its type to the letter; its name and its type are the same."""
+    """Returns the events of a stream, each of which must match its type exactly, with the type as its name."""
     events = []
     for block in text.split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
@@ -141,7 +141,7 @@ def events_of(text: str) -> list[Any]:
 
 @asynccontextmanager
 async def asking(redis: RedisClient, redis_url: str, **settings: Any) -> AsyncIterator[Asked]:
-    """A gateway and a worker for the time of the block."""
+    """Runs a gateway and a worker for the time of the block."""
     await announce(redis)
     async with ScriptedWorker(redis_url, answer) as worker, Asked.beside(worker, redis, redis_url, **settings) as asked:
         yield asked

@@ -23,7 +23,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 
 
 def ledger_of(store: Store, *, num_things: int, size: int = 1000) -> Ledger:
-    """With capacity for so many things of this size."""
+    """Makes a ledger with capacity for `num_things` things of this size."""
     return Ledger(store, max_share=0.9, max_bytes=num_things * (size + OVERHEAD_BYTES))
 
 

@@ -61,7 +61,7 @@ async def test_what_runs_and_what_waits(redis_url: str, redis: RedisClient, raw:
         looks = []
 
         async def is_told() -> bool:
-            """All at once: on a busy machine a worker may be silent for a moment."""
+            """Checks everything at once: on a busy machine a worker may be silent for a moment."""
             looks.append(now := await look(raw, "q"))
             bands = {lane.priority: lane.num_requests for lane in now.lanes}
             return len(now.running) == 2 and bands == {7: 1, 0: 2} and now.tokens_per_s > 0 and now.slots == 2
@@ -111,7 +111,7 @@ async def _is(raw: RedisClient, name: str, state: str) -> bool:
 
 
 async def test_one_that_loads_is_there_before_it_serves(redis_url: str, raw: RedisClient) -> None:
-    """Also where it has not yet joined the group."""
+    """It is listed even before it has joined the group."""
     is_loaded = threading.Event()
 
     def load(say: Say) -> Model:
@@ -165,7 +165,7 @@ async def _report(raw: RedisClient, worker: str, report: WorkerReport, *, ttl_ms
 async def test_a_kill_and_a_freeze_are_seen_within_two_seconds(
     redis_url: str, raw: RedisClient, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """No look says `live` that is taken `SILENT_AFTER_S` after the kill. `top` looks once a second: two seconds in all.
+    """No look taken `SILENT_AFTER_S` after the kill says `live`. `top` looks once a second: two seconds in all.
 
     Both times are the server's, so how busy this machine is does not matter.
     """

@@ -64,7 +64,7 @@ def test_how_it_is_shown() -> None:
 
 
 def test_each_server_of_ours_listens_by_it() -> None:
-    """But those of harnesses, which are for this machine alone."""
+    """Harnesses are the exception, as they serve this machine alone."""
     found = set()
     for package in ("producer", "worker", "gateway", "engine", "penstock"):
         for path in (ROOT / package).rglob("*.py"):

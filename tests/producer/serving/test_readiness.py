@@ -64,7 +64,7 @@ def test_an_outage_is_one_line_a_reminder_a_minute_and_one_line_at_its_end(
 def test_what_is_refused_among_what_is_not_is_one_line_a_minute(
     monkeypatch: pytest.MonkeyPatch, lines: list[Any]
 ) -> None:
-    """A part whose other commands succeed gets ready in between, and is not cured by it."""
+    """When other commands of a part succeed it becomes ready in between, but is not cured."""
     now = [0.0]
     monkeypatch.setattr("penstock.producer.serving.readiness._log", structlog.get_logger())
     readiness = Readiness("", lambda: now[0])

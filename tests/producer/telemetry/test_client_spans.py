@@ -20,7 +20,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 class Traces:
-    """A provider, and what has come to it."""
+    """A provider, and the spans that have come to it."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -28,7 +28,7 @@ class BrokenText(FakeText):
 
 
 class Refusing:
-    """A compiler that takes no grammar."""
+    """A compiler that accepts no grammar."""
 
     def __init__(self) -> None:
         self.num_asked = 0

@@ -26,12 +26,12 @@ CALLS = keys.calls("q")
 
 
 async def call(redis: RedisClient, name: str = "tokenize", **fields: str) -> str:
-    """XADD as redis-cli would; the id of the entry."""
+    """Sends XADD as redis-cli would; returns the id of the entry."""
     return str(await redis.xadd(CALLS, {"call": name, "prompt": "abc", **fields}))
 
 
 async def answers(redis: RedisClient, mailbox: str, count: int = 1) -> list[dict[str, str]]:
-    """The answers in a mailbox, once there are so many."""
+    """Waits for `count` answers in a mailbox, and returns them."""
     found: list[dict[str, str]] = []
     cursor = "0"
     async with asyncio.timeout(WAIT_S):
@@ -44,12 +44,12 @@ async def answers(redis: RedisClient, mailbox: str, count: int = 1) -> list[dict
 
 
 async def is_idle(redis: RedisClient) -> bool:
-    """Whether no call waits or is in hand."""
+    """Checks whether no call waits or is being answered."""
     return not await redis.xlen(CALLS) and not (await redis.xpending(CALLS, keys.GROUP))["pending"]
 
 
 async def freeze_with_a_call(redis: RedisClient, worker: WorkerProcess) -> None:
-    """Stops it in a blocked read, which the server answers with a call."""
+    """Stops the worker in a blocked read, which the server then answers with a call."""
     async with asyncio.timeout(WAIT_S):
         while True:
             worker.send(signal.SIGSTOP)
@@ -61,7 +61,7 @@ async def freeze_with_a_call(redis: RedisClient, worker: WorkerProcess) -> None:
 
 
 class SlowText(FakeText):
-    """Counts what it encodes, and waits with it."""
+    """Counts what it encodes, and encodes slowly."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()

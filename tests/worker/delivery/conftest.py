@@ -11,14 +11,14 @@ from penstock.worker.delivery import requests
 
 @pytest.fixture
 async def raw(raw: RedisClient) -> RedisClient:
-    """With a queue that has its group."""
+    """A client, and a queue that has its group."""
     await ensure_group(raw, "q")
     return raw
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
-    """The clock that requests look at."""
+    """Clock that requests look at."""
     fixed = FixedClock(NOW_S)
     monkeypatch.setattr(requests, "time", fixed)
     return fixed

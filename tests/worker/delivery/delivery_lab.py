@@ -39,7 +39,7 @@ WRONG_TYPE = exceptions.ResponseError("WRONGTYPE Operation against a key holding
 
 
 def make_claim(epoch: int = 5, **changes: Any) -> Claim:
-    """A first claim, 500 ms after the enqueue."""
+    """Makes a first claim, 500 ms after the enqueue."""
     claim = Claim(
         epoch,
         "i",
@@ -65,7 +65,7 @@ def make_live(
     is_restored: bool = True,
     **claim: Any,
 ) -> LiveRequest:
-    """A request that was claimed at `NOW_S` on the monotonic clock; nothing of it was published.
+    """Makes a request that was claimed at `NOW_S` on the monotonic clock; nothing of it was published.
 
     Unless it `is_restored`, its journal is still to be read.
     """
@@ -78,7 +78,7 @@ def make_live(
 
 
 class FixedClock:
-    """In place of the module `time`: it stands still unless it is told otherwise."""
+    """Stands in for the module `time`, and stands still unless told otherwise."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
@@ -103,7 +103,7 @@ class Said:
 
 
 def said_by(token: int) -> Output:
-    """A token by itself: it says its own number, as text, as reasoning or as an argument."""
+    """Returns what a token says: its own number, as text, as reasoning or as an argument."""
     match token % 3:
         case 0:
             return Output("", 0, 0, (token,), f" {token}")
@@ -124,7 +124,7 @@ def said_by_all(tokens: list[str]) -> Said:
 
 @dataclass
 class Reply:
-    """A request's keys on the server."""
+    """Keys of a request on the server."""
 
     epoch: int
     instance: str = "i"

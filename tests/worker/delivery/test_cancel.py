@@ -27,7 +27,7 @@ from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
 
 
 class Driver:
-    """Notes what it is to abort."""
+    """Records what it is to abort."""
 
     def __init__(self) -> None:
         self.aborted: list[tuple[str, str]] = []
@@ -37,7 +37,7 @@ class Driver:
 
 
 class Watch:
-    """A watch whose polls the test counts, and may let fail; it never really waits between them."""
+    """A watch whose polls the test counts and may fail; it never really waits between them."""
 
     def __init__(self, redis: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
         self.redis = redis
@@ -68,7 +68,7 @@ class Watch:
             await self.redis.set(keys.cancel("q", request_id), "1")
 
     async def polls(self, count: int = 2) -> list[list[str]]:
-        """The next polls; before the second of them the first one is dealt with."""
+        """Waits for the next polls; before the second of them the first one is dealt with."""
         return [await self.asked.get() for _ in range(count)]
 
     @asynccontextmanager
@@ -109,7 +109,7 @@ async def test_the_engine_ends_what_it_has_and_the_outbox_what_it_has_not(watch:
 
 
 async def test_only_what_runs_or_is_ready_to_is_asked_for(watch: Watch) -> None:
-    """Until its journal is read nobody knows what its end would say; one that has ended keeps its end."""
+    """Until its journal is read, nobody knows what its end would say; one that has ended keeps its end."""
     for phase in Phase:
         if phase < Phase.GONE:
             watch.add(phase.name, phase)
@@ -161,7 +161,7 @@ def test_what_it_would_not_end_does_not_hurry_it(watch: Watch, phase: Phase) -> 
 async def test_a_deadline_waits_for_no_answer(
     watch: Watch, stopped: FixedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis holds back what it has to say of the flags."""
+    """Redis holds its answer about the flags back."""
     asked, answered = asyncio.Event(), asyncio.Event()
 
     async def held(*_: Any) -> list[Any]:

@@ -45,7 +45,7 @@ outputs = st.builds(
 
 
 def expected(offset: int, given: list[Output], *, several: bool) -> ChunkEntry:
-    """A chunk of these outputs, made of the schema's own parts."""
+    """Returns the chunk of these outputs, made of the schema's own parts."""
     calls: list[dict[str, Any]] = []
     for delta in (delta for output in given for delta in output.tool_calls):
         if delta.id is None and calls and calls[-1]["index"] == delta.index:

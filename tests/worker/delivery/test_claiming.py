@@ -29,7 +29,7 @@ STREAM, STATE, REPLY = keys.requests("q"), keys.state("q", "r"), keys.reply("q",
 
 
 class Desk:
-    """A claimer at work; what it puts into its outbox is looked at, and sent by nobody."""
+    """A claimer at work, whose outbox the test looks at and nobody sends."""
 
     def __init__(self, raw: RedisClient, instance: str = "i", **config: Any) -> None:
         self.raw = raw
@@ -43,7 +43,7 @@ class Desk:
         self.claimer = Claimer(raw, self.config, instance, self.threads, self.outbox, self.metrics)
 
     async def entry(self, **fields: str) -> QueueEntry:
-        """A new entry, as it is read from the queue."""
+        """Adds an entry and reads it from the queue."""
         await self.raw.xadd(STREAM, {"prompt": "x", "id": "r", **fields})
         (entry,) = await EntryReader(self.raw, self.raw, self.config).take(1)
         return entry
@@ -71,7 +71,7 @@ async def desk(raw: RedisClient) -> AsyncIterator[Desk]:
 
 @pytest.fixture
 async def other(raw: RedisClient) -> AsyncIterator[Desk]:
-    """Another process."""
+    """A second process."""
     other = Desk(raw, "j")
     yield other
     await other.close()

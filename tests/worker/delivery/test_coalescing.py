@@ -11,7 +11,7 @@ NUM_PROCESSORS = 4
 
 
 class Clocks:
-    """The clocks that are looked at, in seconds."""
+    """Clocks that the code reads, in seconds."""
 
     def __init__(self) -> None:
         self.now_s = self.process_s = self.thread_s = 0.0
@@ -26,7 +26,7 @@ class Clocks:
         return self.thread_s
 
     def pass_(self, seconds: float, *, process: float, thread: float) -> None:
-        """`process` and `thread`: how many processors they used meanwhile."""
+        """Lets time pass; `process` and `thread`: how many processors they used meanwhile."""
         self.now_s += seconds
         self.process_s += process * seconds
         self.thread_s += thread * seconds

@@ -25,7 +25,7 @@ BODY = {b"id": b"r", b"prompt": b"x"}
 
 
 def finished(clock: FixedClock) -> LiveRequest:
-    """Enqueued at 0 ms, claimed at 500, its first token at 750, its end at 1750."""
+    """A request enqueued at 0 ms, claimed at 500, with its first token at 750 and its end at 1750."""
     live = make_live(n=3)
     for index, (reason, after_s) in enumerate((("stop", 0.25), ("length", 1.0), ("stop", 0.0))):
         clock.now_s += after_s

@@ -37,7 +37,7 @@ async def pending(redis: RedisClient, worker: str = "w") -> list[str]:
 
 
 async def give_up(redis: RedisClient) -> None:
-    """All entries belong to nobody, as a worker from before leaves them."""
+    """Gives all entries to nobody, as an older worker leaves them."""
     ids = [entry_id for entry_id, _ in await redis.xrange(STREAM)]
     await redis.xreadgroup(keys.GROUP, keys.UNOWNED, {STREAM: ">"})
     await redis.xclaim(STREAM, keys.GROUP, keys.UNOWNED, 0, ids)
@@ -54,7 +54,7 @@ async def test_new_entries_are_taken_up_to_a_number(raw: RedisClient, reader: En
 
 @pytest.mark.parametrize("way", ["take", "unowned", "pending"])
 async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader: EntryReader, way: str) -> None:
-    """The worker learns its size and its id, so that it can be refused under it."""
+    """The worker learns its size and its id, so that it can refuse it under that id."""
     (large,) = await add(raw, LARGE)
     match way:
         case "take":
@@ -76,7 +76,7 @@ async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader:
 async def test_one_answer_brings_a_bounded_number_of_bytes(
     raw: RedisClient, reader: EntryReader, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is over the limit counts as what it is: the server has to read it to learn its size."""
+    """A body over the limit counts with its size: the server has to read it to learn that."""
     monkeypatch.setattr(entries, "BYTES_PER_READ", 100)
     bodies = [{"prompt": "x" * 44}] * 5 + [LARGE] + [{"prompt": "x"}] * 3
     ids = await add(raw, *bodies)
@@ -104,7 +104,7 @@ async def test_an_entry_that_was_deleted_while_pending_is_told_as_such(raw: Redi
 
 
 async def add_while_it_waits(raw: RedisClient, *bodies: dict[str, str]) -> tuple[list[str], list[QueueEntry]]:
-    """The ids of what was added at once while a take was waiting for one, and what it took."""
+    """Adds entries at once while a take waits for one; returns their ids, and what the take got."""
     patient = EntryReader(raw, raw, WorkerConfig(queue="q", name="w", max_body_bytes=LIMIT, block_ms=10_000))
     await patient.make_group()
     waiting = asyncio.create_task(patient.take(100))
@@ -126,7 +126,7 @@ async def test_a_wait_brings_one_entry_and_leaves_the_others(raw: RedisClient) -
 
 
 async def test_a_body_over_the_limit_that_a_wait_brings_is_not_kept(raw: RedisClient) -> None:
-    """No script can wait, so it comes; but no further."""
+    """No script can wait, so the body reaches the worker, but goes no further."""
     (large,), (entry,) = await add_while_it_waits(raw, LARGE)
     assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False)
 

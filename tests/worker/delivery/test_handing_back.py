@@ -51,7 +51,7 @@ class Desk:
     handing_back: HandingBack
 
     async def run(self, request_id: str, *, is_started: bool = True, asked: GenerateRequest = BATCH) -> LiveRequest:
-        """A request that was taken and claimed, and is in the engine."""
+        """Makes a request that was taken and claimed, and is in the engine."""
         entry = QueueEntry(await self.take(request_id), {}, 0)
         claim = await self.claim(request_id, entry.id, "w")
         live = LiveRequest("q", request_id, entry, claim, time.monotonic(), asked, structlog.get_logger())
@@ -62,7 +62,7 @@ class Desk:
         return live
 
     async def take(self, request_id: str) -> str:
-        """An entry that is pending here."""
+        """Takes an entry, which is then pending here."""
         await self.redis.xadd(STREAM, {"id": request_id, "prompt": "x", "priority": "-5"})
         take = scripts.take("q", worker="w", count=1, max_body_bytes=10_000, max_bytes=10_000)
         [[entry_id, *_]], *_ = await self.redis.execute_command(*take)
@@ -79,7 +79,7 @@ class Desk:
         return str(pending["consumer"].decode())
 
     async def refused(self) -> None:
-        """Until the server has refused something."""
+        """Waits until the server has refused something."""
 
         async def has_refused() -> bool:
             return "errorstat_OOM" in await self.redis.info("errorstats")
@@ -87,7 +87,7 @@ class Desk:
         await eventually(has_refused)
 
     async def tokens(self, live: LiveRequest) -> list[str]:
-        """On its reply."""
+        """Returns the tokens on its reply."""
         entries = await self.redis.xrange(keys.reply("q", live.id))
         return [token for _, fields in entries for token in fields.get(b"tokens", b"").decode().split(",") if token]
 

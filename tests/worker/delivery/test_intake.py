@@ -29,7 +29,7 @@ from penstock.worker.protocol import scripts
 
 
 class Slow:
-    """Holds up the admission of one prompt until `go` is set, and then fails once if there is something to raise."""
+    """Holds the admission of one prompt until `go` is set, and then fails once if there is something to raise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, prompt: bytes, error: Exception | None = None) -> None:
         self.go = asyncio.Event()
@@ -116,7 +116,7 @@ async def test_a_drain_waits_for_a_slow_one(
 
 
 async def test_entries_of_dead_workers_are_back_in_line(redis_url: str, redis: RedisClient) -> None:
-    """By priority as new ones are, and among equals first within their tenant."""
+    """They go by priority as new ones do, and among equals first within their tenant."""
     stream, engine = keys.requests("q"), FakeEngine(max_num_seqs=1)
     await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     left = {await send(redis, prompt="left", max_tokens=5) for _ in range(3)}
@@ -135,7 +135,7 @@ async def test_entries_of_dead_workers_are_back_in_line(redis_url: str, redis: R
 async def test_one_sweep_ends_all_that_are_over(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many these are: so many are on their way to their ends at a time."""
+    """A bounded number of entries is ended at a time, however many there are."""
     monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 10**6)
     monkeypatch.setattr(reading, "SWEPT_PER_READ", 2)
     monkeypatch.setattr(reading, "ENTRIES_PER_READ", 4)

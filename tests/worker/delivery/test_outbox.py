@@ -330,7 +330,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def generate(self, data: st.DataObject) -> None:
-        """A step of the engine: something for each choice, and now and then an end."""
+        """Makes a step of the engine: something for each choice, and now and then an end."""
         for name, live in self.lives.items():
             for choice in live.choices:
                 if live.phase < Phase.ENDED and choice.finish_reason is None:
@@ -357,7 +357,9 @@ class OutboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(executed=st.lists(st.booleans(), max_size=6), are_answers_lost=st.booleans())
     def answer_in_part(self, executed: list[bool], are_answers_lost: bool) -> None:
-        """The server refuses some of the commands for now, or the connection breaks and nobody knows which."""
+        """Has the server refuse some of the commands for now, or breaks the connection so that nobody knows which ones
+        ran.
+        """
         marks = iter(executed)
         batch, self.under_way = self.under_way, []
         answers = [self.bench.server.execute(write) if next(marks, False) else FULL for write in batch]
@@ -367,7 +369,7 @@ class OutboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(is_new=st.booleans())
     def answer(self, is_new: bool) -> None:
-        """The connection may turn out to be a new one before anything is sent."""
+        """Answers; the connection may turn out to be a new one before anything is sent."""
         batch, self.under_way = self.under_way, []
         for write in self.bench.outbox.still_valid(batch) if is_new else batch:
             self.bench.settle(write, self.bench.server.execute(write))

@@ -23,7 +23,7 @@ CHAT = ({"role": "user", "content": "a"},)
 
 
 class Listener(FakeText):
-    """Notes the conversations that it is given."""
+    """Records the conversations that it is given."""
 
     def __init__(self) -> None:
         self.chats: list[Conversation] = []
@@ -38,7 +38,7 @@ def prepared(config: WorkerConfig | None = None, **fields: Any) -> Preparation:
 
 
 def heard(**fields: Any) -> Conversation:
-    """The conversation that comes to the tokenizer."""
+    """Returns the conversation that comes to the tokenizer."""
     listener = Listener()
     Preparer(listener, WorkerConfig()).prepare(GenerateRequest(**{"messages": CHAT, **fields}), 12.5)
     (chat,) = listener.chats
@@ -59,7 +59,7 @@ def test_a_prompt_is_counted_in_tokens_whatever_its_form(prompt: dict[str, Any])
 
 
 class Foreseeing(FakeText):
-    """Says beforehand that half of the tokens are certain. Nothing that was refused by then may be encoded."""
+    """Says beforehand that half of the tokens are certain. What was refused by then must not be encoded."""
 
     def encode(self, text: str, check: Check = let_pass) -> Sequence[int]:
         check(len(text) // 2)

@@ -58,13 +58,13 @@ class Desk:
         return live
 
     async def gone(self, live: LiveRequest) -> None:
-        """Until its end is written; its entry leaves the queue with the next flush, which may be long after."""
+        """Waits until its end is written; its entry leaves the queue with the next flush, which may be long after."""
         async with asyncio.timeout(WAIT_S):
             while not live.is_gone:
                 await self.requests.changed.wait()
 
     async def written(self, request_id: str) -> list[tuple[str, str]]:
-        """(entry id, tokens) of the chunks."""
+        """Returns (entry id, tokens) of the chunks."""
         entries = await self.redis.xrange(keys.reply("q", request_id))
         ids = ranked(id_ for id_, _ in entries)
         return [

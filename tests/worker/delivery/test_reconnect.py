@@ -94,7 +94,7 @@ async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient)
 
 
 async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: str, redis: RedisClient) -> None:
-    """The end may be unknown to the next one, and the entry is then all that is left of the request."""
+    """The next server may not know the end, and the entry is then all that is left of the request."""
     entry_id = await redis.xadd(keys.requests("q"), {"prompt": "x"})
     await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
     await redis.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
@@ -144,7 +144,7 @@ def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str)
 
 
 async def test_what_a_cluster_client_connects_to_look_at_the_topology_waits_for_nothing(redis_cluster_url: str) -> None:
-    """All its commands wait for that look, those of a look back among them."""
+    """All commands of the client wait for that look, those of a look back among them."""
     num_looks = 0
     async with aclosing(connect(redis_cluster_url, decode=False, retries=0)) as redis:
         reconnects = reconnect.Reconnects(redis, lambda: None)

@@ -148,7 +148,7 @@ def test_a_letter_that_cannot_be_kept_is_an_acknowledgement_that_knows_its_end()
 
 
 def test_an_entry_may_be_told_twice() -> None:
-    """By the end of its request, and by a claim that found the end."""
+    """The end of its request tells it, and so does a claim that found the end."""
     queue = make()
     queue.add_ended(live(), None, NOW_S)
     (first,) = queue.collect(0.0)

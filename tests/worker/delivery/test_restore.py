@@ -61,7 +61,7 @@ class Room:
         await self.raw.xadd(make_live().reply.key, fields)
 
     def ends(self) -> list[str | None]:
-        """The codes, or else the reasons, of the ends that are on their way."""
+        """Codes, or else reasons, of the ends that are on their way."""
         batch = self.outbox.collect(NOW_S)
         return [write.end.code or write.end.finish_reason for write in batch if isinstance(write, FinishWrite)]
 

@@ -34,7 +34,7 @@ def begun() -> LiveRequest:
 
 @pytest.fixture
 def schedule() -> FlushSchedule:
-    """One that has just flushed."""
+    """A schedule that has just flushed."""
     schedule = FlushSchedule(Pace())
     schedule.take(NOW_S)
     return schedule

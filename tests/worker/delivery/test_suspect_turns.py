@@ -44,7 +44,7 @@ class Desk:
         return None if self.suspects.next is None else self.suspects.next.id
 
     def runs(self, live: LiveRequest, reason: FinishReason | None) -> None:
-        """Alone, until its end or until the server is in trouble."""
+        """Runs a suspect alone, until its end or until the server is in trouble."""
         self.requests.parked.pop(live.entry_id, None)
         if reason is not None:
             live.end(reason)

@@ -39,7 +39,7 @@ class Entries:
 
 
 class Desk:
-    """An intake of which only the sweeps run."""
+    """An intake that only sweeps."""
 
     def __init__(self) -> None:
         self.outbox = Bench().outbox

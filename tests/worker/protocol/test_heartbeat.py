@@ -69,7 +69,9 @@ async def test_a_beat_renews_before_the_key_lapses(raw: RedisClient, make: Make)
 
 
 async def test_a_running_heartbeat_renews_what_is_there(raw: RedisClient, make: Make) -> None:
-    """One that sets only what has lapsed would leave the key as it is, and the worker without one in each interval."""
+    """If a beat set only keys that have lapsed, it would leave the key as it is, and the worker without one in each
+    interval.
+    """
     heartbeat = await started(make("one", ttl_s=0.3))
     task = asyncio.create_task(heartbeat.run())
     for _ in range(3):
@@ -110,7 +112,7 @@ async def test_a_name_that_is_taken(raw: RedisClient, make: Make) -> None:
 
 
 async def test_a_name_that_no_process_can_have_is_free(raw: RedisClient, make: Make) -> None:
-    """A process's key lapses."""
+    """The key of a process lapses; this one does not."""
     await raw.set(KEY, "somebody")
     await started(make("one"))
     assert await raw.get(KEY) == b"one"
@@ -165,7 +167,7 @@ async def test_the_key_of_a_dead_process_stops_nobody(raw: RedisClient, make: Ma
 
 
 async def test_of_two_that_both_believe_one_goes_on(raw: RedisClient, make: Make) -> None:
-    """After a failover that put the first one's key back: whoever is in the key stays, the other one stops."""
+    """A failover put the first one's key back: the one named by the key stays, the other one stops."""
     first, second = await started(make("one")), make("two")
     await raw.set(KEY, "two", px=10**6)
     assert await first.beat() > 0
@@ -232,7 +234,7 @@ async def test_junk_in_the_key_of_those_that_serve_harms_nobody(raw: RedisClient
 
 
 async def serving(heartbeat: Heartbeat) -> Heartbeat:
-    """Started, and taking requests."""
+    """Starts the heartbeat of a worker that takes requests."""
     await started(heartbeat)
     heartbeat.set_serving(True)
     assert await heartbeat.beat() == 0
@@ -376,7 +378,7 @@ async def test_the_queue_is_on_the_list_while_it_is_served(raw: RedisClient, mak
 async def test_a_list_of_queues_that_hangs_costs_no_beat(
     raw: RedisClient, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a cluster it may be on a node of its own."""
+    """In a cluster the list may be on another node."""
     heartbeat, is_asked = await started(make("one")), asyncio.Event()
 
     async def hang(redis: RedisClient, command: Command) -> Any:

@@ -25,7 +25,7 @@ PRIORITIES = (0, 0, 0, 5, -5)
 
 
 class Trace:
-    """Arrivals, takes and charges at random, on both sides."""
+    """Random arrivals, takes and charges, on both sides."""
 
     def __init__(self, redis: RedisClient, random: Random) -> None:
         self.redis, self.random = redis, random
@@ -62,7 +62,7 @@ class Trace:
         return [EntryId(*map(int, entry[0].split(b"-"))) for entry in entries]
 
     async def charge(self) -> None:
-        """Some of what runs has got further; one of them ends."""
+        """Some running requests progress; one of them ends."""
         if not self.running:
             return
         chosen = self.random.sample(sorted(self.running), min(4, len(self.running)))
@@ -77,7 +77,7 @@ class Trace:
         self.model.settle(waiting.id, waiting.tenant, total)
 
     async def give_back(self) -> None:
-        """Some of what runs gives way, or all of it has lost its worker."""
+        """Some running requests give way, or all of them have lost their worker."""
         if self.random.random() < 0.2:
             given_back = sorted(self.running)
             await self.redis.execute_command(*scripts.retire("q", stream=STREAM, consumer="w", count=1000))

@@ -130,7 +130,7 @@ class Protocol(RuleBasedStateMachine):
 
     @initialize(max_tokens=st.integers(0, 3))
     def begin(self, max_tokens: int) -> None:
-        """Most of what is of interest comes after a first claim."""
+        """Begins with a claim, as most of interest comes after a first one."""
         self.enqueue("a")
         self.read(0)
         self.claim(0, 0)
@@ -141,7 +141,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(request_id=request_ids)
     def enqueue(self, request_id: str) -> None:
-        """Also again, by a client that retries."""
+        """Enqueues a request, or enqueues it again as a client that retries."""
         answer = self.run(
             enqueue(
                 self.redis.execute_command,
@@ -162,7 +162,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: any(self.entry_ids.values()))
     @rule(request_id=request_ids)
     def enqueue_by_hand(self, request_id: str) -> None:
-        """A second entry with the same id, by somebody who does without the script."""
+        """Adds a second entry with the same id, by somebody who does without the script."""
         if len(self.entry_ids[request_id]) == 1:
             entry_id = self.run(self.redis.xadd(keys.requests(QUEUE), {"id": request_id}))
             self.entry_ids[request_id].append(entry_id.decode())
@@ -188,7 +188,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(digest=st.sampled_from("AB"))
     def lose_a_model(self, digest: str) -> None:
-        """None of its workers has been there for a while."""
+        """Takes away a model: none of its workers has been there for a while."""
         self.run(self.redis.delete(keys.heartbeat(QUEUE, set_aside_for(digest))))
 
     # What befalls the server.
@@ -196,20 +196,20 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: self.server.can_be_set)
     @rule(ahead_s=st.integers(-90, 90) | st.integers(-40 * YEARS_S, 40 * YEARS_S))
     def step_the_clock(self, ahead_s: int) -> None:
-        """By any amount: all that is kept for some time may lapse at once, or stay."""
+        """Steps the clock by any amount: all that is kept for some time may lapse at once, or stay."""
         self.server.set_ahead(ahead_s)
 
     @precondition(lambda self: len(self.snapshots) > 1)
     @rule(num_steps=st.integers(1, 6))
     def lose_the_last_writes(self, num_steps: int) -> None:
-        """The keys are again what they were some steps ago, and all connections are gone."""
+        """Sets the keys back to what they were some steps ago, and ends all connections."""
         del self.snapshots[max(1, len(self.snapshots) - num_steps) :]
         self.restore(self.snapshots[-1])
 
     @precondition(lambda self: self.snapshots and self.unended())
     @rule(count=st.integers(1, 2), pick=st.integers(0, 9), wakes_first=st.booleans())
     def lose_a_claim(self, count: int, pick: int, wakes_first: bool) -> None:
-        """With what its owner wrote, while that one is frozen; another worker claims the request, and both go on."""
+        """Loses a claim, and what its owner wrote while frozen; another worker claims the request, and both go on."""
         request_id = self.unended()[pick % len(self.unended())]
         for at in (0, 1):
             self.take_over(at)
@@ -236,7 +236,7 @@ class Protocol(RuleBasedStateMachine):
             worker.must_reconnect = True
 
     def acting(self, at: int) -> Worker:
-        """The worker, once it has looked what a server that it connects to anew remembers."""
+        """Returns the worker, once it has looked at what a newly connected server remembers."""
         worker = self.workers[at]
         if worker.must_reconnect:
             worker.must_reconnect = False
@@ -289,7 +289,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from([keys.lane(QUEUE), keys.band(QUEUE, 0), keys.bands(QUEUE), keys.service(QUEUE)]))
     def delete_lanes(self, key: str) -> None:
-        """By hand: they are an index, and no more."""
+        """Deletes lanes by hand: they are only an index."""
         self.run(self.redis.delete(key))
 
     def give(self, worker: Worker, command: Command) -> None:
@@ -342,7 +342,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at)
     def take_over(self, at: int) -> None:
-        """All others are taken for dead, and go on without knowing it."""
+        """Takes all others for dead; they go on without knowing it."""
         for other in self.workers:
             if other is not self.workers[at]:
                 self.run(self.redis.delete(keys.heartbeat(QUEUE, other.name)))
@@ -395,7 +395,7 @@ class Protocol(RuleBasedStateMachine):
         return scripts.parse_claim(self.send(command), worker.name)
 
     def first_claimed(self, request_id: str, default: str) -> str:
-        """The one entry whose claims count, unless the server has forgotten that it was enqueued."""
+        """Returns the one entry whose claims count, unless the server has forgotten that it was enqueued."""
         entry = self.run(self.redis.hget(keys.state(QUEUE, request_id), "entry"))
         return str(entry.decode()) if entry is not None and self.exists(entry.decode()) else default
 
@@ -418,7 +418,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at, request_id=request_ids)
     def append_again(self, at: int, request_id: str) -> None:
-        """A pipeline whose answer was lost is sent again, as it was."""
+        """Sends a pipeline whose answer was lost again, as it was."""
         held = self.acting(at).held.get(request_id)
         if held is not None and held.last_append is not None:
             assert not self.try_append(held.last_append)
@@ -454,7 +454,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at, request_id=request_ids)
     def finish_again(self, at: int, request_id: str) -> None:
-        """Or for the first time, as far as the server knows."""
+        """Finishes again, or for the first time as far as the server knows."""
         held = self.acting(at).held.get(request_id)
         if held is not None and held.last_finish is not None:
             is_owner = self.owns(held, request_id)
@@ -500,7 +500,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at, request_id=request_ids)
     def acknowledge_for_others(self, at: int, request_id: str) -> None:
-        """A worker that has lost its entry, and does not know, can't acknowledge its successor's."""
+        """Acknowledges as a worker that has lost its entry without knowing: it can't acknowledge its successor's."""
         held = self.acting(at).held.get(request_id)
         if held is None:
             return
@@ -526,7 +526,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(at=worker_at, request_id=request_ids)
     def give_way(self, at: int, request_id: str) -> None:
-        """To what has a higher priority: the entry waits again."""
+        """Gives way to a higher priority: the entry waits again."""
         worker = self.acting(at)
         held = worker.held.pop(request_id, None)
         if held is not None:
@@ -554,7 +554,7 @@ class Protocol(RuleBasedStateMachine):
 
     @invariant()
     def remember(self) -> None:
-        """For `lose_the_last_writes`."""
+        """Takes a snapshot for `lose_the_last_writes`."""
         names = self.run(self.redis.keys("*"))
         found = {name: self.run(self.redis.dump(name)) for name in names}
         self.snapshots.append(Snapshot(found, {request_id: list(ids) for request_id, ids in self.entry_ids.items()}))
@@ -584,7 +584,7 @@ class Protocol(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """A request whose reply has not ended has an entry that somebody will be given."""
+        """Checks that a request whose reply has not ended has an entry that somebody will be given."""
         pending = self.pending()
         unread = self.unread()
         for request_id, entry_ids in self.entry_ids.items():
@@ -593,7 +593,7 @@ class Protocol(RuleBasedStateMachine):
                 assert claimable & (pending.keys() | unread), f"nobody will ever run {request_id}"
 
     def teardown(self) -> None:
-        """In the end one worker that lives is enough to bring everything to its end."""
+        """Lets one live worker bring everything to its end."""
         for worker in self.workers:
             for consumer in (worker.name, set_aside_for(worker.digest)):
                 self.run(self.redis.delete(keys.heartbeat(QUEUE, consumer)))
@@ -631,7 +631,7 @@ class Protocol(RuleBasedStateMachine):
         return {entry_id.decode() for entry_id, _ in self.run(self.redis.xrange(keys.requests(QUEUE), start, "+"))}
 
     def zombies(self) -> list[tuple[int, str]]:
-        """(worker, request) where the request runs elsewhere."""
+        """Returns (worker, request) where the request runs elsewhere."""
         return [
             (at, request_id)
             for at, worker in enumerate(self.workers)

@@ -31,7 +31,7 @@ async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", **how: 
 
 
 async def sweep(redis: RedisClient, *, worker: str = "sweeper") -> list[str]:
-    """All that there is to sweep."""
+    """Sweeps all that there is to sweep."""
     found: list[str] = []
     while True:
         entries, *more = await run(redis, scripts.sweep("q", worker=worker, count=10, **LIMITS))
@@ -107,7 +107,7 @@ async def test_its_deadline_holds(raw: RedisClient, way: str, read: str) -> None
 @pytest.mark.parametrize("is_noted_before", [True, False])
 @pytest.mark.parametrize("name", ["its own", "the entry's"])
 async def test_its_cancel_holds(raw: RedisClient, way: str, read: str, is_noted_before: bool, name: str) -> None:
-    """Also one that a sweep found while a worker had the entry, and whatever the raw entry is called."""
+    """That includes a cancel that a sweep found while a worker had the entry, whatever the raw entry is called."""
     await add(raw, **({"id": "x"} if name == "its own" else {}))
     entry_id = await READS[read](raw)
     noted = raw.sadd(keys.cancelled("q"), "x" if name == "its own" else entry_id)
@@ -136,7 +136,7 @@ async def test_it_goes_by_its_priority_and_first_within_its_tenant(raw: RedisCli
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_it_is_counted_as_waiting(raw: RedisClient, way: str) -> None:
-    """But for what is set aside: that waits for some workers only."""
+    """Requests set aside are the exception: they wait for some workers only."""
     had = await add(raw, tenant="a", priority=-3)
     await takes(raw)
     await WAYS[way](raw, had)
@@ -169,7 +169,7 @@ async def test_its_tenant_s_turn_comes_no_sooner_for_it(raw: RedisClient, way: s
 
 @pytest.mark.parametrize("way", BACK_IN_LINE)
 async def test_it_has_waited_since_its_enqueue(raw: RedisClient, way: str) -> None:
-    """So it is overtaken by so many, and no more."""
+    """So it is overtaken by a bounded number, and no more."""
     had = await add(raw, f"{LONG_AGO}-1", tenant="a", priority=-1000)
     await takes(raw)
     high = [await add(raw, tenant="b", priority=9) for _ in range(8)]
@@ -192,7 +192,7 @@ async def test_those_that_wait_again_keep_their_order(raw: RedisClient) -> None:
 async def test_bodies_of_a_dead_worker_are_read_only_where_no_script_knows_them(
     raw: RedisClient, is_known: bool
 ) -> None:
-    """And then so many bytes in one run."""
+    """They are then read up to a bound of bytes in one run."""
     ids = [await add(raw, tenant="a") for _ in range(7)]
     for _ in ids:
         await READS["take" if is_known else "read"](raw)
@@ -231,7 +231,7 @@ async def test_what_was_deleted_meanwhile_is_gone(raw: RedisClient, read: str) -
 
 
 async def test_what_is_set_aside_goes_by_priority_beside_the_rest(raw: RedisClient) -> None:
-    """And only to workers with its model, until there has been none for a while."""
+    """Only workers with its model get it, until there has been none for a while."""
     aside = {priority: await add(raw, priority=priority, tenant="a") for priority in (-1000, 5, 0)}
     for _ in aside:
         await is_set_aside(raw, await takes(raw))

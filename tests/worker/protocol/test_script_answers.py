@@ -21,7 +21,7 @@ LONG_AGO_MS = 1_700_000_000_000
 
 @pytest.fixture(autouse=True)
 async def group(raw: RedisClient) -> None:
-    """The stream has its group."""
+    """Makes the group of the stream."""
     await raw.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
 
 
@@ -39,7 +39,7 @@ async def take(
     max_body_bytes: int = 1000,
     max_bytes: int = 10**6,
 ) -> list[tuple[str, int]]:
-    """(entry, how often it was taken) of what it got."""
+    """Returns (entry, number of times it was taken) of what the worker got."""
     command = scripts.take_calls(
         "q",
         worker=worker,
@@ -130,7 +130,7 @@ async def test_a_call_whose_time_is_over_is_dropped(raw: RedisClient, fields: di
     ("timeout_ms", "is_taken"), [("1000", False), ("60000", True), ("60001", False), ("0", False), ("9" * 10, False)]
 )
 async def test_a_call_waits_for_as_long_as_it_says(raw: RedisClient, timeout_ms: str, is_taken: bool) -> None:
-    """Beyond what any may, or without a number, as if it said nothing."""
+    """A timeout above the maximum, or that is no number, counts as none."""
     seconds, _ = await raw.time()
     await add(raw, f"{1000 * seconds - 30_000}-0", timeout_ms=timeout_ms)
     assert bool(await take(raw, "a")) == is_taken

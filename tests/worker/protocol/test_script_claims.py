@@ -58,7 +58,7 @@ async def test_each_claim_takes_a_higher_epoch_and_fences_the_last(raw: RedisCli
 
 
 async def test_a_claim_tells_of_the_one_before(raw: RedisClient) -> None:
-    """Whether its worker gave the request back: if not, nobody but the next one can say how it ended."""
+    """It tells whether that worker gave the request back: if not, only the next one can say how it ended."""
     first, second = await claim(raw, "a"), await claim(raw, "b")
     assert (first.earlier, second.earlier) == (None, EarlierClaim(first.epoch, "a", was_held=True))
     await run(raw, scripts.return_request("q", "r", epoch=second.epoch, handbacks=1))
@@ -72,7 +72,9 @@ async def test_an_epoch_that_is_none_is_nobodys_claim(raw: RedisClient) -> None:
 
 @pytest.mark.parametrize("is_behind", [False, True], ids=["", "clock behind"])
 async def test_no_two_claims_share_an_epoch_whatever_was_rolled_back(raw: RedisClient, is_behind: bool) -> None:
-    """The same claim on the same data, as if each one had been lost; also by a clock that is behind the reply."""
+    """The same claim runs on the same data, as if each one had been lost; also with a clock that is behind
+    the reply.
+    """
     state, reply = keys.state("q", "r"), keys.reply("q", "r")
     ahead = (int((await raw.time())[0]) + 10_000) * 10**6
     found = set()
@@ -123,7 +125,7 @@ async def test_above_the_largest_id_nothing_can_be_written(raw: RedisClient) -> 
 
 
 async def test_finish_asks_for_the_instance_and_for_what_was_written_last(raw: RedisClient) -> None:
-    """Two owners may have the same epoch, by the smallest of chances; and entries may be lost without the claim."""
+    """By a small chance two owners have the same epoch; and entries may be lost without the claim."""
     claimed = await claim(raw)
     await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{claimed.epoch}-1")
     assert await finish(raw, replace(claimed, instance="twin"), last=1) == b"fenced"
@@ -312,14 +314,14 @@ async def test_it_is_taken_by_another_model_to_be_ended(raw: RedisClient) -> Non
 
 
 async def entry_since(redis: RedisClient, age_ms: int) -> str:
-    """An id of an entry that came so long ago."""
+    """Returns an id of an entry that came `age_ms` ago."""
     seconds, micros = await redis.time()
     return f"{seconds * 1000 + micros // 1000 - age_ms}-1"
 
 
 @pytest.mark.parametrize("why", ["cancelled", "over"])
 async def test_what_is_over_is_taken_with_any_model(raw: RedisClient, why: str) -> None:
-    """To be ended: so no worker of its own has to come for that."""
+    """It is taken to be ended, so no worker with its own model has to come for that."""
     how: dict[str, Any] = {"entry": await entry_since(raw, 10_000), "digest": "B"}
     await write(raw, await try_claim(raw, "a", entry=how["entry"], digest="A"))
     assert await try_claim(raw, "b", timeout_ms=60_000, **how) == NotClaimed("other_model", digest="A")

@@ -148,14 +148,16 @@ async def test_what_others_wrote_where_letters_are_counted_stops_nothing(raw: Re
 
 
 def letter_of(size: int) -> list[str]:
-    """The fields of a letter that takes `size` bytes."""
+    """Returns the fields of a letter that takes `size` bytes."""
     fields = ["id", "r", "field:prompt", ""]
     return [*fields[:-1], "x" * (size - sum(map(len, fields)))]
 
 
 @pytest.mark.parametrize("by", ["ack", "bury"])
 async def test_an_id_is_marked_once_its_entry_has_left_with_an_end(raw: RedisClient, by: str) -> None:
-    """Not by another entry with its id, nor by who does not have the entry; and for no longer than the id is known."""
+    """Another entry with its id does not mark it, nor does a worker without the entry; the mark lasts as long as the id
+    is known.
+    """
     mine, other = await owned(raw, "a", 2)
     await raw.set(keys.seen("q", "r"), mine, ex=1000)
 
@@ -203,7 +205,7 @@ async def kept_bytes(redis: RedisClient) -> int:
 
 
 async def passed_ms(redis: RedisClient, entry_id: bytes, age_ms: int) -> bool:
-    """Whether an entry is this old by the server's clock."""
+    """Checks whether an entry is this old by the server's clock."""
     seconds, micros = await redis.time()
     return bool(seconds * 1000 + micros // 1000 >= int(entry_id.split(b"-")[0]) + age_ms)
 

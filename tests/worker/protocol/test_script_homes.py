@@ -47,14 +47,14 @@ async def add(redis: RedisClient, affinity: str, **fields: str) -> str:
 
 
 async def take(redis: RedisClient, worker: str, count: int = 1, **more: Any) -> tuple[list[str], int | None]:
-    """Entries, and after how many ms one may be taken that was left."""
+    """Returns entries, and after how many ms one may be taken that was left."""
     command = scripts.take("q", worker=worker, count=count, **{**LIMITS, "steal_after_ms": LONG, **more})
     entries, _, left_ms = await run(redis, command)
     return [entry[0].decode() for entry in entries], left_ms
 
 
 async def home_of(redis: RedisClient, affinity: str, workers: tuple[str, ...] = WORKERS) -> str:
-    """Found by who is given it where all have room."""
+    """Finds the home: the worker that gets the entry where all have capacity."""
     await have_room(redis, **dict.fromkeys(workers, 1))
     entry = await add(redis, affinity)
     for worker in workers:
@@ -248,7 +248,7 @@ async def test_a_dead_worker_is_no_home(raw: RedisClient) -> None:
 
 
 async def test_what_is_left_keeps_nobody_else_waiting(raw: RedisClient) -> None:
-    """Neither its tenant's next ones, nor other tenants, nor lower priorities."""
+    """Its tenant's next entries, other tenants and lower priorities do not wait for it."""
     await serve(raw, "w0", "w1")
     home = await home_of(raw, "x")
     other = "w1" if home == "w0" else "w0"
@@ -333,7 +333,7 @@ async def test_nothing_is_passed_on_to_who_does_not_serve(raw: RedisClient) -> N
 
 
 async def test_who_goes_on_serving_takes_nobody_s_homes(raw: RedisClient) -> None:
-    """Those have some whom others weigh more for, as these had their share."""
+    """Others keep homes for which it weighs more, as it has had its share."""
     await serve(raw, "w0", "w1")
     homes = {str(slot).encode(): b"w0" for slot in range(64)}
     await raw.hset(keys.homes("q"), mapping=homes)  # type: ignore[arg-type]

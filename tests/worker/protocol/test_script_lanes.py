@@ -88,7 +88,7 @@ async def test_within_a_tenant_what_is_due_first(raw: RedisClient) -> None:
 
 
 async def test_who_comes_back_cannot_claim_what_it_did_not_ask_for(raw: RedisClient) -> None:
-    """But for a little: its lane may have been empty for a moment only."""
+    """A little is allowed: its lane may have been empty for a moment only."""
     await add(raw, 30, tenant="steady", prompt="x" * 8176)
     await take(raw, 20)
     await add(raw, 30, tenant="new", prompt="x" * 8176)
@@ -129,7 +129,7 @@ async def test_who_comes_to_a_band_of_its_own_had_as_much_as_the_least_of_all(ra
 async def test_nobody_is_forgotten_while_some_were_not_looked_at(
     raw: RedisClient, num_bands: int, is_known: bool
 ) -> None:
-    """The last of the bands has one that was served less than those that left."""
+    """The last of the bands has a tenant that was served less than those that left."""
     for priority in range(num_bands):
         await add(raw, tenant=f"t{priority}", priority=priority)
     await take(raw, 0)
@@ -201,7 +201,7 @@ async def test_the_oldest_is_overtaken_so_often_by_all_workers_together(raw: Red
 
 
 async def test_what_no_lane_has_is_taken_all_the_same(raw: RedisClient) -> None:
-    """Somebody deleted some of the index, or all."""
+    """Somebody deleted a part of the index, or all of it."""
     ids = await add(raw, 4, tenant="a")
     await take(raw, 0)
     await raw.delete(keys.lane("q", "a"))
@@ -228,7 +228,7 @@ async def test_what_a_worker_has_is_not_taken_from_it(raw: RedisClient) -> None:
 
 
 async def test_what_waits_without_a_place_is_taken_all_the_same(raw: RedisClient) -> None:
-    """Somebody read it for those that wait, and did no more."""
+    """Somebody read it for the waiting consumer, and did no more."""
     ids = await add(raw, 3, tenant="a", timeout_s=60)
     await raw.xreadgroup(keys.GROUP, keys.WAITING, {STREAM: ">"})
     assert await take(raw, 5) == ids
@@ -249,7 +249,7 @@ async def test_what_is_over_or_cancelled_is_swept(raw: RedisClient) -> None:
 
 
 async def test_a_cancel_is_kept_until_its_entry_has_a_place(raw: RedisClient) -> None:
-    """Whatever came before it: of that, one sweep gives places to no more than may hold up the server."""
+    """Other entries may come before it, and one sweep gives places only to as many as do not hold up the server."""
     await add(raw, 2 * NEW_PER_SCRIPT)
     (own_id,) = await add(raw)
     (named,) = await add(raw, id="named")
@@ -364,7 +364,7 @@ async def test_values_at_their_limits_are_what_they_say(raw: RedisClient) -> Non
 async def test_places_are_given_to_a_bounded_number_of_bytes_at_a_time(
     raw: RedisClient, size: int, expected: int
 ) -> None:
-    """The first is read alone, as large ones are, and small ones four at a time, until there are as many bytes."""
+    """The first is read alone, as large ones are, and small ones four at a time, until the bytes are reached."""
     await add(raw, 20, prompt="x" * size)
     limits = {"max_body_bytes": 10_000, "max_bytes": 3 * size}
     _, has_more, _ = await run(raw, scripts.take("q", worker="w", count=0, **limits))
@@ -401,7 +401,7 @@ INDEX = (keys.bands("q"), keys.band("q", 5), keys.band("q", 0), keys.lane("q", "
 async def test_lanes_are_made_anew_where_a_key_of_theirs_held_junk(
     raw: RedisClient, key: str, junk: tuple[str, ...]
 ) -> None:
-    """But for the one take that comes upon it, the order is what it was, whatever of the index is gone."""
+    """Except for the one take that meets the junk, the order is as before, whatever of the index is gone."""
     priorities = {
         (await add(raw, tenant=tenant, priority=priority, timeout_s=100))[0]: priority
         for tenant, priority in (("b", -5), ("a", 0), ("b", 0), ("a", -5), ("a", 5), ("b", 5))

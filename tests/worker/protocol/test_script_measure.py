@@ -21,7 +21,7 @@ USUAL = Part(slots=4, tokens_per_s=100, reply_tokens=30, token_bytes=4)
 
 
 async def add(redis: RedisClient, count: int = 1, *, at_ms: int | None = None, **fields: object) -> list[str]:
-    """Entries of 46 bytes and what `fields` take."""
+    """Adds entries of 46 bytes and what `fields` take."""
     body: dict[Any, Any] = {"prompt": "x" * 40, **{name: str(value) for name, value in fields.items()}}
     ids = ["*" if at_ms is None else f"{at_ms}-{number + 1}" for number in range(count)]
     return [(await redis.xadd(STREAM, body, id=each)).decode() for each in ids]
@@ -113,7 +113,7 @@ async def test_the_numbers(raw: RedisClient) -> None:
 
 
 async def test_what_has_no_place_waits_too(raw: RedisClient) -> None:
-    """Entries that are new, and those that were given back: as large as the others, as far as one knows."""
+    """New entries and returned ones count as large as the others, as far as one knows."""
     now_ms = time.time_ns() // 10**6
     given_back = await add(raw, at_ms=now_ms - 50_000)
     assert await take(raw, 1) == given_back
@@ -283,7 +283,7 @@ async def test_lost_counts_are_made_anew(raw: RedisClient, lost: str) -> None:
 
 
 async def test_a_count_that_is_made_anew_in_pages_ends_with_what_waits(raw: RedisClient) -> None:
-    """A page is of some 100 entries, by their bytes; some are taken before they are counted, some come meanwhile."""
+    """A page is some 100 entries, by their bytes; some are taken before they are counted, some come meanwhile."""
     for number in range(600):
         await add(raw, tenant=f"t{number % 7}", priority=9 if number >= 540 else number % 3)
     for _ in range(3):

@@ -20,7 +20,7 @@ DRAIN = keys.drain("q", "w")
 
 
 async def beat(redis: RedisClient, instance: str, ttl_ms: int = 10**6) -> Rival | str:
-    """The rival, or else the mark to drain."""
+    """Beats; returns the rival, or else the mark to drain."""
     card = {"model": "m", "worker": "w"}
     command = scripts.beat(
         "q",
@@ -90,7 +90,7 @@ CALLS = keys.calls("q")
 
 
 async def all_there_is(redis: RedisClient, worker: str) -> None:
-    """Everything that a queue holds of a worker that serves."""
+    """Writes everything that a queue holds of a worker that serves."""
     if not await redis.exists(CALLS):
         await redis.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
     command = scripts.beat(
@@ -107,7 +107,7 @@ async def all_there_is(redis: RedisClient, worker: str) -> None:
 
 
 async def traces(redis: RedisClient, worker: str) -> set[str]:
-    """Keys that are a worker's, or list it."""
+    """Returns the keys that are a worker's, or list it."""
     found = set()
     for key in await redis.keys("*"):
         kind = await redis.type(key)
@@ -154,7 +154,7 @@ async def retire(redis: RedisClient, stream: str) -> None:
 async def test_who_goes_is_nowhere_any_more(
     raw: RedisClient, go: Callable[[RedisClient], Awaitable[None]], left: set[str]
 ) -> None:
-    """But for what operators are shown for a while, a mark that lapses, and the card, which others write anew."""
+    """What stays: what operators are shown for a while, a mark that lapses, and the card, which others write anew."""
     for worker in ("w", "other"):
         await all_there_is(raw, worker)
     assert await traces(raw, "w") == EVERYTHING

@@ -34,7 +34,7 @@ async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", **how: 
 
 
 async def sweep(redis: RedisClient, count: int = 64, **limits: Any) -> tuple[list[str], bool, bool]:
-    """One: entries, whether there are more new ones, and whether there is more to look at."""
+    """Sweeps once; returns entries, whether there are more new ones, and whether there is more to look at."""
     command = scripts.sweep("q", worker="sweeper", count=count, **{**LIMITS, **limits})
     entries, has_new, has_more = await run(redis, command)
     return [entry[0].decode() for entry in entries], bool(has_new), bool(has_more)
@@ -66,7 +66,7 @@ async def test_one_sweep_looks_at_some_wishes_and_the_next_ones_at_the_rest(raw:
 
 
 async def test_one_sweep_looks_at_so_many_bytes_of_wishes(raw: RedisClient) -> None:
-    """And keeps none that is no id."""
+    """It keeps none that is no id."""
     await wish(raw, *(f"{number:04d}" + "x" * 400 for number in range(6)))
     for left in (3, 0):
         assert (await sweep(raw, max_bytes=1000))[2]
@@ -107,7 +107,7 @@ async def test_a_wish_is_kept_for_what_is_not_there_yet(raw: RedisClient) -> Non
 
 
 async def test_a_wish_without_a_flag_acts_a_few_times(raw: RedisClient) -> None:
-    """Whoever sweeps the entry finds that it goes on, and puts it back."""
+    """The worker that sweeps the entry finds that it goes on, and puts it back."""
     entry = await add(raw, id="named", tenant="a", timeout_s=60)
     await wish(raw, "named")
     for _ in range(1 + ACTS):
@@ -137,7 +137,9 @@ async def test_a_cancel_expires_where_no_worker_looks(raw: RedisClient) -> None:
 
 
 async def test_an_entry_is_found_by_its_id_after_the_mark_of_its_enqueue_is_gone(raw: RedisClient) -> None:
-    """`dedupe_window_s` may be shorter than the wait. Where an older worker placed the entry, there is but the mark."""
+    """`dedupe_window_s` may be shorter than the wait. Where an older worker placed the entry, there is only
+    the mark.
+    """
     entry = await add(raw, id="x")
     await take(raw, 0)
     assert await raw.hgetall(keys.named("q")) == {b"x": entry.encode()}
@@ -170,7 +172,7 @@ async def charge(redis: RedisClient, tenant: str, tokens: int) -> None:
 
 
 async def test_tenants_of_a_queue_where_nobody_waits_are_forgotten(raw: RedisClient) -> None:
-    """Those that were served least, who come back as if they had been served no less than before."""
+    """Those served least are forgotten; they come back as if they had been served no less than before."""
     for number in range(150):
         await charge(raw, f"t{number:03d}", 1000 + number)
     await measure(raw)

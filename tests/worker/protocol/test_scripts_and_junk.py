@@ -35,11 +35,11 @@ GIVEN: dict[str, Any] = {
     "in_hand": (), "is_serving": True, "must_match": True, "card": {"worker": "w", "digest": "d"},
     "model_ttl_ms": 1000,
 }  # fmt: skip
-"""By the name of a parameter. One that has no value here fails."""
+"""Values by parameter name. A parameter without a value here fails."""
 
 
 MAY_GO = (keys.report("q", ""), keys.cancelled("q"))
-"""Reports are written over, as no worker may read them; what is cancelled is a set, and names in it go."""
+"""Keys whose junk may go: reports are overwritten, as no worker may read them; a set of cancels may lose names."""
 
 
 def command_of(script: Any, entry_id: str) -> Any:
