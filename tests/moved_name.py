@@ -14,7 +14,7 @@ from redis import Redis
 from refusing_proxy import PASSING, Command, Link, RefusingProxy, name_of, read_answer
 
 Demoted: TypeAlias = Literal["quiet", "unblocked", "loading", "reset"]
-"""How the old server goes on: it lets blocking reads wait, ends them with an error, refuses everything, or is gone."""
+"""Behaviour of the old server: it lets blocking reads wait, ends them with an error, refuses everything, or is gone."""
 
 UNBLOCKED = b"-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)\r\n"
 NOTHING = b"*-1\r\n"

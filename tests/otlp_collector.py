@@ -58,7 +58,7 @@ class Collector:
     """Listens while the `with` block lasts."""
 
     def __init__(self) -> None:
-        self.bodies: list[bytes] = []  # of spans, as they came
+        self.bodies: list[bytes] = []  # spans as they came
         self.spans: list[Seen] = []
         self.metrics: list[ExportMetricsServiceRequest] = []
         self._news = threading.Condition()

@@ -1,5 +1,4 @@
-"""How long tests wait, and which cases are only for runs that have the time: the one place to change for a busy
-machine.
+"""Time limits of tests, and marks for cases that only slow runs include: the one place to change for a busy machine.
 
 No test passes because of these figures. They only say when a wait is given up, so they are generous, and the limit per
 test leaves time for a few waits. `PENSTOCK_TEST_PATIENCE=3` makes all of them three times as long.

@@ -51,7 +51,7 @@ class WorkerProcess:
         self.wait(WAIT_S)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status, None if it is still there after `timeout_s`."""
+        """Returns the exit status; None if the process is still there after `timeout_s`."""
         assert self._worker is not None
         return self._worker.wait(timeout_s)
 
@@ -65,6 +65,6 @@ class WorkerProcess:
         return self._log.read_text() if self._log.exists() else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has logged so far, without a line that is being written."""
+        """Returns what it has logged so far, without a line that is being written."""
         lines = self.log().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it looks for one on the internet
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it looks for one on the internet
 
 import litellm
 

@@ -282,7 +282,7 @@ async def test_the_gateway_speaks_tls_to_its_clients_and_to_redis(compose_with_t
 class Compose:
     """A server started by the file's command, and the settings of the file's programs."""
 
-    access: Path  # as the volumes `*-access` would hold it
+    access: Path  # laid out as in the volumes `*-access`
     port: int
 
     def password(self, role: str) -> str:

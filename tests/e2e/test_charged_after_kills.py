@@ -200,6 +200,6 @@ async def test_with_a_model_that_is_killed_in_the_middle(
         headers = {"authorization": f"Bearer {secret.text}", "Idempotency-Key": "1"}
         again = await client.post(COMPLETIONS, json=bodies[1], headers=headers)
         assert again.status_code == 200, again.text
-    assert await all_charged(redis, secret.key_id) == charged  # who comes back pays nothing more
+    assert await all_charged(redis, secret.key_id) == charged  # a client that comes back pays nothing more
     num_prompts = charged - num_expected
     assert 0 < num_prompts < NUM_STREAMS * 30

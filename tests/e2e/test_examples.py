@@ -202,7 +202,7 @@ async def is_done(worker: ScriptedWorker, request_id: str) -> bool:
 
 @needs_redis_cli
 async def test_the_documented_lines_work(redis_url: str) -> None:
-    """They are all shell blocks of docs/wire.md, in order."""
+    """Every shell block of docs/wire.md runs, in order."""
     enqueue, read, cancel, document, keep, call = re.findall(r"```sh\n(.*?)```", WIRE_DOCS, re.DOTALL)
     function = f'redis-cli() {{ command redis-cli -u "{redis_url}" "$@"; }}\n'
     async with ScriptedWorker(redis_url, tell_a_story) as worker:

@@ -158,7 +158,7 @@ async def test_an_answer_goes_on_to_the_end_of_the_context(served: Served) -> No
 
 async def test_an_echoed_prompt_has_the_tokens_that_its_text_consists_of(served: Served) -> None:
     body = {"model": QUEUE, "prompt": "What is 12 + 30? é", "echo": True, "logprobs": 2, "max_tokens": 4}
-    body["skip_special_tokens"] = False  # else they have a place in the text, and no text
+    body["skip_special_tokens"] = False  # otherwise they have a place in the text, and no text
     completion = await served.post("/v1/completions", body)
     (choice,) = completion["choices"]
     logprobs = choice["logprobs"]

@@ -182,7 +182,7 @@ async def test_what_is_refused_for_too_long_ends_the_worker_in_good_order(
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
         proxy.refuse(PASSING["OOM"])
         await eventually(lambda: not worker.service.readiness.is_ready)
-        await asyncio.sleep(0.3)  # what passes is waited for without end
+        await asyncio.sleep(0.3)  # a passing refusal is waited for without end
         assert not worker.task.done()
         proxy.refuse(REFUSED["NOPERM"])
         with pytest.raises(RedisRefused, match="no permissions"):

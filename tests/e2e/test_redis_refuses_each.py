@@ -147,7 +147,7 @@ class Work:
         claimed again.
         """
         low = [await self._begin_low(place) for place in range(4)]
-        for place in range(4, 40):  # it tells that it is full where it had told that it was not, before the last came
+        for place in range(4, 40):  # it reports that it is full, if it reported room before the last one came
             if self._proxy.refused["ZADD"] >= len(ANSWERS):
                 break
             await self._client.handle(low.pop()).cancel()

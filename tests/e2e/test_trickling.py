@@ -127,7 +127,7 @@ class Events:
 
 
 async def test_a_stream_that_is_reset_in_its_middle_goes_on_with_the_next_token(redis_url: str) -> None:
-    """It resumes by Last-Event-ID, over and over, wherever in an event the connection ends."""
+    """The client resumes by Last-Event-ID, over and over, wherever in an event the connection ends."""
     events, num_resets = Events(), 0
 
     async with (

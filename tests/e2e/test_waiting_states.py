@@ -122,7 +122,7 @@ async def gives_way(stage: Stage, state: State) -> None:
 
 
 async def lower_ones_pass(stage: Stage, state: State) -> None:
-    """They pass until its home is full; then it goes before them again."""
+    """Lower priorities pass until the home is full; then it goes before them again."""
     stage.fields["priority"] = OWN
     async with SCENES[state](stage):
         await send(stage.redis, id="low", prompt="x", max_tokens=1, priority=LOW)

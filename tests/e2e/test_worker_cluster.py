@@ -44,7 +44,7 @@ async def test_two_workers_serve_a_queue(redis_cluster_url: str, redis: RedisCli
         running_worker(redis_cluster_url, engines[1]),
         AsyncClient(redis_cluster_url, queue="q") as client,
     ):
-        ids = [f"r{number}" for number in range(40)]  # of many slots, so on all nodes
+        ids = [f"r{number}" for number in range(40)]  # in many slots, so on all nodes
         replies = await asyncio.gather(*(client.generate("hi", id=each, max_tokens=30, n=2) for each in ids))
         by_slot = await asyncio.gather(*(client.generate("hi", max_tokens=5) for _ in range(10)))
         await eventually(lambda: is_queue_empty(redis))

@@ -1,4 +1,4 @@
-"""How a worker ends: by drain, hand-back or abort, or by itself."""
+"""A worker ends by drain, hand-back or abort, or by itself."""
 
 from __future__ import annotations
 

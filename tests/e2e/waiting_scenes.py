@@ -89,7 +89,7 @@ class SlowGrammars:
 
 
 class Stage:
-    """What all scenes share: a server, a client, workers, and what the two requests ask for."""
+    """Shared by all scenes: a server, a client, workers, and what the two requests ask for."""
 
     def __init__(self, url: str, redis: RedisClient, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
         self.url = url

@@ -124,7 +124,7 @@ def _encoded(
 
 def _parts(name: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yields views of the tensors that converters write apart; those of experts one by one, in order."""
-    if "block_sparse_moe.input_linear" in name:  # of Granite, one half above the other
+    if "block_sparse_moe.input_linear" in name:  # Granite has one half above the other
         base = name.replace("block_sparse_moe.input_linear", "mlp.experts.{}_proj")
         half = array.shape[1] // 2
         yield base.format("gate"), array[:, :half]

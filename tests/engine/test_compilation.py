@@ -47,7 +47,7 @@ def test_every_compilation_is_kept_however_small(tmp_path: Path, monkeypatch: py
 
 def test_a_compiler_that_does_not_know_our_options_compiles_without_them() -> None:
     lowered = jax.jit(lambda x: x + 1).lower(jnp.int32(1))
-    device: Any = SimpleNamespace(platform="tpu", device_kind="TPU7x")  # whose options the CPU's compiler refuses
+    device: Any = SimpleNamespace(platform="tpu", device_kind="TPU7x")  # the CPU's compiler refuses its options
     assert compiled(lowered, device)(jnp.int32(1)) == 2
 
 

@@ -90,7 +90,7 @@ def test_the_kernel_computes_what_the_loop_does() -> None:
 
 
 def test_a_token_follows_from_those_before_it() -> None:
-    """It is the same to the bit: whole, token by token, in chunks beside others, and from a state that was kept on the
+    """Results are the same to the bit: whole, token by token, in chunks beside others, and from a state kept on the
     way.
     """
     device = Device(interpret=True)

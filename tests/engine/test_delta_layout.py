@@ -1,4 +1,4 @@
-"""Which models run the TPU kernel for delta nets, laid out for real topologies; nothing is compiled."""
+"""Models that run the TPU kernel for delta nets, laid out for real topologies; nothing is compiled."""
 
 from __future__ import annotations
 

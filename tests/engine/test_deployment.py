@@ -1,4 +1,4 @@
-"""What follows from model, settings and devices before anything is loaded."""
+"""Model, settings and devices determine a deployment before anything is loaded."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_the_largest_head_needs_is_not_for_pages() -> None:
 def test_lengths_come_from_the_settings_or_the_model() -> None:
     assert deployed().max_model_len == 120
     assert deployed(max_model_len=50).max_model_len == 50
-    assert deployed(max_model_len=50).geometry(40).pages_per_seq == 2  # what the pages allow
+    assert deployed(max_model_len=50).geometry(40).pages_per_seq == 2  # as many as the pages allow
 
 
 def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:

@@ -228,7 +228,7 @@ async def test_behind_one_that_waits_for_pages_others_are_tried_one_by_one() -> 
         engine.num_waiting, engine.num_free_pages = 2, 5
         engine.steps.release(1)
         await until(lambda: offsets == [0])
-        assert driver.spare == 0  # what was tried waits too
+        assert driver.spare == 0  # the request that was tried waits too
         engine.num_waiting = 1
         engine.steps.release(1)
         await until(lambda: told == [1])

@@ -179,7 +179,7 @@ def test_after_a_step_that_failed(engine: Engine, reference: Any, monkeypatch: p
 
     monkeypatch.setattr(engine._runner, "finish", finish)
     faults = engine.stats().faults_total
-    beside = Request("beside", some_prompt(3), replace(PLAIN, max_tokens=30))  # what fails alone is given up
+    beside = Request("beside", some_prompt(3), replace(PLAIN, max_tokens=30))  # a request that fails alone is given up
     outputs = run(engine, beside, Request("r", PROMPT, PARAMS), Request("s", PROMPT[::-1], PARAMS))
     assert engine.stats().faults_total == faults + 1
     for name, prompt in (("r", PROMPT), ("s", PROMPT[::-1])):

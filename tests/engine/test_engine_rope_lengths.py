@@ -18,7 +18,7 @@ ORIGINAL = 32
 NUM_TOKENS = 30
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 TOKENS = tuple(map(int, np.random.default_rng(3).integers(0, VOCAB_SIZE, 60)))
-PROMPTS = [TOKENS[:length] for length in (3, 18, 24, 31, 32, 33, 40)]  # which share whole pages
+PROMPTS = [TOKENS[:length] for length in (3, 18, 24, 31, 32, 33, 40)]  # they share whole pages
 NUM_CROSSING = 4  # of the prompts: the first one's last token is sampled from as many as the original length
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

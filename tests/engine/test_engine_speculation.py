@@ -87,7 +87,7 @@ def test_alone_and_beside_others(eager: Engine, expected: Results, acceptance: f
     all_same(drive(eager, requests_of(eager).values()), expected)
     drafted = eager.stats().drafted_tokens_total - before.drafted_tokens_total
     accepted = eager.stats().accepted_tokens_total - before.accepted_tokens_total
-    assert 0 < accepted < drafted  # of drafts that are all wrong, those that grammars force are left
+    assert 0 < accepted < drafted  # all drafts are wrong but those that grammars force
     assert accepted > 0.7 * drafted or acceptance < 1
     assert eager._pool.num_available == eager._pool.num_pages - 1
     assert not eager._speculation._records  # type: ignore[union-attr]

@@ -126,7 +126,7 @@ def test_preempted_at_every_step_and_resumed_at_every_token(engine: Engine, para
         results = drive(engine, [request], before_step=preempt)
         for index in range(2):
             same(results["r", index], expected[index])
-        if at % 2:  # else it may begin with what was kept of it
+        if at % 2:  # otherwise it may begin with its kept state
             engine._pool.forget_contents()
     for done in range(len(expected[0].token_ids) + 1):
         other = min(done + 3, len(expected[1].token_ids))

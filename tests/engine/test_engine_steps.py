@@ -1,4 +1,4 @@
-"""What an engine promises beyond its tokens: limits, ends, failures, shapes, memory."""
+"""Promises of an engine beyond its tokens: limits, ends, failures, shapes, memory."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_keys_and_values_that_nothing_reads_are_passed_over(sharing: Path, tmp_p
     save_file(tensors, file, metadata={"format": "pt"})
     config = read_model_config(directory)
     assert check_weights(directory, config) == check_weights(sharing, config)
-    tensors["model.layers.2.self_attn.v_proj.weight"] = np.zeros(3, np.float32)  # whose values are keys
+    tensors["model.layers.2.self_attn.v_proj.weight"] = np.zeros(3, np.float32)  # its values are keys
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.layers\.2\.self_attn\.v_proj\.weight"):
         check_weights(directory, config)
@@ -194,7 +194,7 @@ def test_a_step_that_fails_costs_no_tokens(engine: Engine, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("settings", [slow({"decode_steps": 4}), slow({"speculation": "off"}), {"num_pages": 14}])
 def test_other_settings_give_the_same_tokens(sharing: Path, shared: Engine, settings: dict[str, Any]) -> None:
-    again = PROMPT[:4] * 2  # what drafts are made of
+    again = PROMPT[:4] * 2  # drafts are made of it
     longer = replace(GREEDY, max_tokens=40)
     requests = [Request("a", PROMPT[:5], longer), Request("b", again, longer), Request("c", PROMPT[3:6], longer)]
     expected = drive(shared, requests)
@@ -204,7 +204,7 @@ def test_other_settings_give_the_same_tokens(sharing: Path, shared: Engine, sett
     for key, result in expected.items():
         assert found[key].token_ids == result.token_ids
     assert_all_is_back(other)
-    if "num_pages" in settings:  # of each kind, and of the full layers' there are too few
+    if "num_pages" in settings:  # by kind; there are too few of the full layers'
         assert other._pool.num_pages == 2 * 14
         assert other.stats().preemptions_total > 0
 

@@ -66,7 +66,7 @@ def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: 
         experts = model.blocks[0].mlp.experts
         assert isinstance(experts, GroupedMLP)
         layer = jnp.int32(1) if stacked else None
-        if fields.get("bias") and stacked:  # of which a layer is given its own
+        if fields.get("bias") and stacked:  # a layer is given its own
             for linear in (experts.gate, experts.up, experts.down):
                 linear.bias = nnx.Param(linear.bias[...][0])
         return experts(jnp.tile(x, (2, 1)), RowGroups(jnp.array([3, 0, 5, 4, 0, 6], jnp.int32), layer))

@@ -1,4 +1,4 @@
-"""What tells one checkpoint from another, and what does not."""
+"""A digest tells one checkpoint from another, and ignores what makes no difference."""
 
 from __future__ import annotations
 

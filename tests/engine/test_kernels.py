@@ -124,7 +124,7 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
 def test_each_device_multiplies_by_its_share() -> None:
     """A process has eight devices; kernels_process.py says how far 1, 2 and 4 of them are from exact sums."""
     found = said_by("kernels_process.py")
-    assert found["kernels"] == {"1": 7, "2": 7, "4": 5}  # of four, each has half of a block and of a group
+    assert found["kernels"] == {"1": 7, "2": 7, "4": 5}  # each of four has half of a block and of a group
     assert max(found["errors"].values()) < 1e-5
 
 
@@ -161,7 +161,7 @@ def test_rows_are_multiplied_by_the_weights_of_their_experts(
 
 @pytest.mark.parametrize("name", ["int4 with minimums", "fp8 in blocks", "mxfp4"])
 def test_scales_of_experts_that_have_no_rows_are_not_looked_at(name: str) -> None:
-    """Those of other layers are not either: all of them are infinite or no numbers."""
+    """Scales of other layers are not either: all of them are infinite or no numbers."""
     packing, form, sizes = FORMS[name], KernelForm(FORMS[name]), (0, 5, 0, 3)
     leaves = {leaf: jnp.asarray(array) for leaf, array in random_stack(packing, 256, 256, 2, len(sizes)).items()}
     is_used = jnp.zeros((2, len(sizes), 1, 1), bool).at[1].set(jnp.array(sizes)[:, None, None] > 0)

@@ -128,7 +128,7 @@ def test_delta_nets_compile_and_move_each_state_once(
     memory, num_written = done.memory_analysis(), min(num_tokens, num_slots - 1)
     assert memory.alias_size_in_bytes >= sum(state.size * state.dtype.itemsize for state in states)
     assert memory.temp_size_in_bytes <= 2**20  # no copy of the matrices
-    if topology.startswith("tpu7x"):  # whose programs libtpu cannot print
+    if topology.startswith("tpu7x"):  # libtpu cannot print its programs
         return
     traffic = Program(done.as_text()).traffic(cache_bytes=10**12)
     moved = 2 * num_written * sum(state.size // num_slots * state.dtype.itemsize for state in states)

@@ -1,4 +1,4 @@
-"""Which layers share pages as a group, and what is left unused."""
+"""Layers share pages in groups, some of which leave a part unused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_one_full_layer_in_six_makes_a_group_of_each_place_in_the_pattern() -> N
 
 def test_unused_arrays_are_those_that_keep_the_fewest_tokens() -> None:
     few = layer_groups(model(*[None] * 3, *[8] * 10))
-    assert size_of(few) == 3  # of four groups with a window one has two arrays unused, none where all is kept
+    assert size_of(few) == 3  # one of four groups with a window has two unused arrays; none where all is kept
     many = layer_groups(model(*[None] * 10, *[8] * 3))
     assert size_of(many) == 10  # seven unused arrays of eight tokens are worth five groups fewer
     assert size_of(layer_groups(model(*[None] * 10, *[500] * 3))) == 2  # and of 500 tokens they are not

@@ -1,4 +1,4 @@
-"""What an engine refuses before it computes anything, by name and with the offending value."""
+"""An engine refuses bad requests before it computes anything, by name and with the offending value."""
 
 from __future__ import annotations
 

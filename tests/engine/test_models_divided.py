@@ -52,5 +52,5 @@ def test_several_devices_give_the_tokens_of_one(runs: Runs, family: str, layout:
 
 
 def test_no_family_is_left_out() -> None:
-    wrapped = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"}  # whose text part is another one
+    wrapped = {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"}  # their text part is another family
     assert {config["family"] for _, config in MODELS.values()} == FAMILIES.keys() - wrapped

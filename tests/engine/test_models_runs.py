@@ -1,4 +1,4 @@
-"""Which layers of a stacked decoder are compiled together."""
+"""Layers of a stacked decoder that are compiled together."""
 
 from __future__ import annotations
 

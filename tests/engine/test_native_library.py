@@ -65,7 +65,7 @@ def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytes
     assert sorted((tmp_path / "built").iterdir()) == [first, first.with_name(f"{first.name}.sha256")]
     assert len((tmp_path / "calls").read_text().splitlines()) == len(SOURCES) + 1  # and to link them
     monkeypatch.setattr("penstock.engine.native.compilation._processor", lambda: "another")
-    assert build_here(tmp_path / "built") != first  # what was built for one processor does not run on another
+    assert build_here(tmp_path / "built") != first  # a build for one processor does not run on another
 
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

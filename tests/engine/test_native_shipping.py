@@ -1,4 +1,4 @@
-"""Of prebuilt kernels the best is loaded that the processor can run, without a compiler."""
+"""The best prebuilt kernels that the processor can run are loaded, without a compiler."""
 
 from __future__ import annotations
 

@@ -166,9 +166,7 @@ def test_the_kernel_computes_what_a_block_does(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_a_token_follows_from_those_before_it(name: str, dtype: str) -> None:
-    """It is the same to the bit: in one step, token by token, in chunks beside others, and from a state kept on the
-    way.
-    """
+    """Results are the same to the bit: in one step, token by token, in chunks beside others, and from a kept state."""
     device = Device(BLOCKS[name], dtype, packed=True)
     (whole,) = device.run(Part("a", 0, 30, 1, ((11, 2), (29, 3))))
     single = [device.run(Part("a", 0, 1, 4, ((0, 4),)))[0]]

@@ -71,7 +71,7 @@ def test_padding_is_computed_and_contexts_are_read(model: ModelConfig, made: Pla
 def test_programs_that_were_not_printed_count_their_weights(
     model: ModelConfig, made: Plan, steps: PlannedSteps
 ) -> None:
-    """Their cycles are unknown, so that only the roofline is left."""
+    """Without their cycles, only the roofline is left."""
     buckets = tuple(replace(bucket, traffic=Traffic(), full_traffic=Traffic()) for bucket in made.buckets)
     silent = PlannedSteps(replace(made, buckets=buckets), deploy(CONFIG, model, devices_of("v6e:2x2")))
     shape = StepShape(((CONTEXT, 1),) * 16, 16)

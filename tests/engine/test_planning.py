@@ -218,7 +218,7 @@ def test_a_step_takes_the_longer_of_its_roofline_and_of_cycles_and_kernels() -> 
     assert us(backbone, head) == pytest.approx(1_751 * cycle_us + 1 + 2 + 2 + 5)
     assert us(backbone, head, num_steps=2) == pytest.approx((1_751 * cycle_us + 1) / 2 + 2 + 2 + 5)
     assert us(backbone, head, flops=7 * 918e6) == pytest.approx(7 + 5)
-    silent = replace(head, cycles=0)  # what the backbone's take alone says nothing of the step
+    silent = replace(head, cycles=0)  # the backbone's cycles alone say nothing of a step
     assert us(backbone, silent) == pytest.approx(1 + 1 + 1 + 2 + 5)
     assert us(backbone, Traffic()) == pytest.approx(0.5 + 1 + 2 + 5)  # one was not printed: the weights
 
@@ -529,7 +529,7 @@ def test_experts_are_copied_nowhere() -> None:
     assert step.layer_collectives == {"all-reduce": 2}
     assert step.traffic.grouped_matmuls == 3 * model.num_layers
     assert step.temporary_bytes < 32 * 2048 * 512  # half of a matrix of a layer's experts on each device
-    for decode in made.decode:  # of one token and of 16, which choose 8 and nearly all of the experts
+    for decode in made.decode:  # steps of 1 and 16 tokens, which choose 8 and nearly all of the experts
         assert decode.counted_bytes - logits_bytes(model) < 1.10 * decode.ideal_bytes
 
 

@@ -89,7 +89,7 @@ all-reduces is a scatter and a gather where it is small.
         ("Llama-3.1-8B", "v6e:2x2", 4, 128, 0.15),
         slow("Llama-3.1-8B", "v6e:2x2", 4, 16, 0.15),
         slow("Llama-3.1-8B", "v6e:2x2", 4, 256, 0.15),
-        slow("Llama-3.1-8B", "v6e:2x2", 4, 512, 0.19),  # of a mixed step, whose attention is not in it
+        slow("Llama-3.1-8B", "v6e:2x2", 4, 512, 0.19),  # a mixed step, without its attention
         slow("Llama-3.3-70B", "v6e:2x4", 8, 16, 0.15),
         slow("Llama-3.3-70B", "v6e:2x4", 8, 128, 0.15),
         slow("Llama-3.3-70B", "v6e:2x4", 8, 256, 0.15),

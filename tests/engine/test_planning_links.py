@@ -1,4 +1,4 @@
-"""How long a program waits for its collectives, counted by hand from its text."""
+"""Time that a program waits for its collectives, counted by hand from its text."""
 
 from __future__ import annotations
 

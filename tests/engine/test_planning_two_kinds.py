@@ -77,7 +77,7 @@ def test_the_small_one_reads_a_row_of_its_tables() -> None:
     table = 4096 * 8 * 256 * BF16
     read = step_weight_bytes(model, 3, None)
     assert held_bytes(model, None) - read == table - 3 * BF16 * (8 * 256 + 1024)
-    assert layer_groups(model).page_kinds[0].size == 2  # of four such layers two read another's
+    assert layer_groups(model).page_kinds[0].size == 2  # two of four such layers read another's
     placed = deploy(EngineConfig(page_size=64, max_model_len=4096, attention="xla"), model)
     sliding, full = 2 * 4 * 256 * 4, 2 * 4 * 512 * 4
     # Pages of 64 tokens up to the one behind 1,000 others, in four layers each, and one more token in two of each kind.

@@ -73,7 +73,7 @@ def test_who_may_not_ask_has_all_that_there_are(error: type[Exception], monkeypa
 def test_of_a_processor_that_nobody_describes_nothing_is_assumed(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no features, and no figures, libraries or times for another machine."""
+    """An unknown processor has no features, and no figures, libraries or times for another machine."""
     monkeypatch.setattr(processors, "_CPUINFO", tmp_path / "cpuinfo")
     if content is not None:
         (tmp_path / "cpuinfo").write_bytes(content)

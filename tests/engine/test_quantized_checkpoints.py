@@ -76,7 +76,7 @@ def test_fused_projections_and_experts_of_quantized_checkpoints(tmp_path: Path, 
 
 @pytest.mark.parametrize(("scheme", "size"), [("fp8 blocks", 128), ("compressed int4 g32", 24)])
 def test_heads_that_take_turns_in_a_quantized_tensor(tmp_path: Path, scheme: str, size: int) -> None:
-    """They are queries, keys, values and gates of a delta net, or queries and gates of attention."""
+    """The heads are queries, keys, values and gates of a delta net, or queries and gates of attention."""
     sizes = {"linear_key_head_dim": size, "linear_value_head_dim": size, "head_dim": 128, "num_experts": 0}
     quantized, plain = write_quantized(tmp_path, SCHEMES[scheme], "qwen3_next", **GEOMETRY, **sizes)
     expected, found = reference_logits(plain, PROMPT), our_logits(quantized, PROMPT)

@@ -45,8 +45,8 @@ def _num_bytes(model: Decoder) -> int:
 def _traced(directory: Path, setting: str, *, stacked: bool) -> tuple[int, int, int]:
     """Returns the numpy memory of a loaded model, the peak while it loaded, and the model's size."""
     config = read_model_config(directory, weights=setting)
-    load_model(directory, config, stacked=stacked)  # what is made once and kept counts for nothing
-    gc.collect()  # so that what others left is not collected late in between, with this model's own
+    load_model(directory, config, stacked=stacked)  # objects that are made once and kept do not count
+    gc.collect()  # so that garbage of other tests is not collected meanwhile, with this model's own
     tracemalloc.start()
     model = load_model(directory, config, stacked=stacked)
     held, peak = tracemalloc.get_traced_memory()

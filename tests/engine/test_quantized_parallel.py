@@ -25,7 +25,7 @@ EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
     # two heads share a block of rows, and devices hold copies of them
     "fp8": (SCHEMES["fp8 blocks"], "qwen3", 4, {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}),
-    # of four devices each has half of a group: scales stay whole
+    # each of four devices has half of a group: scales stay whole
     "gptq": (SCHEMES["gptq in order"], "llama", 4, {"hidden_size": 256, "intermediate_size": 384}),
     "mxfp4": (
         MXFP4_EXPERTS,

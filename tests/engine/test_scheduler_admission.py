@@ -237,7 +237,7 @@ def step_and_check(harness: Harness, passes: Counter[Sequence]) -> None:
         # Each start takes a page at least: those of its tokens and of one more bound the starts too.
         pages = harness.pool.needs.most(waiting.num_tokens + 1, harness.max_batch_tokens)
         assert passes[waiting] <= min(waiting.num_passed_pages.total, PASSING * pages)
-        if len(harness.pool.stores) == 1:  # else there may be plenty of the kinds that it does not lack
+        if len(harness.pool.stores) == 1:  # otherwise there may be plenty of the other kinds
             assert waiting.num_passed_pages.total <= PASSING * pages
 
 

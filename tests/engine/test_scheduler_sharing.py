@@ -82,7 +82,7 @@ def test_what_a_running_prompt_is_about_to_compute_is_waited_for() -> None:
     harness.add(20 * PAGE)
     harness.step()
     second = harness.add(19 * PAGE)
-    parting = harness.add(6 * PAGE)  # whose pages are all computed soon
+    parting = harness.add(6 * PAGE)  # all its pages are computed soon
     harness.run()
     assert (second.num_cached, parting.num_cached) == (19 * PAGE - PAGE, 6 * PAGE - PAGE)
 

@@ -1,4 +1,4 @@
-"""How a model is split over devices: heads, features, vocabulary."""
+"""A model is split over devices by heads, features and vocabulary."""
 
 from __future__ import annotations
 

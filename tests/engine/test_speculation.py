@@ -1,4 +1,4 @@
-"""Which drafter drafts, how good it is, and when it pays; on the host alone."""
+"""Choice of a drafter by how good it is, and when drafting pays; on the host alone."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_so_many_are_verified_as_make_most_tokens_per_second() -> None:
     assert [few.sampled_s(count, 0) for count in (1, 4, 10, 16)] == pytest.approx([0.05, 0.06, 0.28, 0.5])
     quick = StepTimes(prompt_s={16: 0.005}, decode_s={16: 0.005}, few_s={1: 0.003, 4: 0.003})
     assert Pace(quick).num_drafts(1, 0, half, host_s=0.0) == 3
-    assert Pace(quick).num_drafts(1, 0, half, host_s=0.0015) == 0  # for which the device would wait
+    assert Pace(quick).num_drafts(1, 0, half, host_s=0.0015) == 0  # the device would wait for it
     assert Pace(quick).num_drafts(1, 0, [0.9**number for number in range(1, 4)], host_s=0.0015) == 3
     assert Pace().num_drafts(1, 0, half, host_s=0.0) == 8
     looped = StepTimes(prompt_s={16: 0.05}, decode_s={16: 0.05}, loop_s={16: 0.005})
@@ -180,7 +180,7 @@ def test_a_plan_waits_for_tokens_only_where_drafts_are_likely_to_follow_them() -
     assert speculation_of(3, 3).has_to_know(plan, FREE)
     assert not speculation_of(3).has_to_know(plan, FREE)  # that one is in place of the token in flight
     assert not speculation_of(3, 3).has_to_know(plan, DEAR)
-    sequence.num_in_flight = 4  # of several steps in one dispatch, as many as are drafted at most
+    sequence.num_in_flight = 4  # several steps in one dispatch, as many as are drafted at most
     assert speculation_of(3, 3, 3, 3, 3, 3).has_to_know(plan, FREE)
     assert not speculation_of(3, 3, 3, 3).has_to_know(plan, FREE)
     assert speculation_of().has_to_know(drafted, DEAR)

@@ -1,4 +1,4 @@
-"""What an engine reports about itself."""
+"""Figures that an engine reports about itself."""
 
 from __future__ import annotations
 

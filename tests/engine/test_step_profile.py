@@ -1,4 +1,4 @@
-"""What the step profile reads from a program's text and a trace."""
+"""The step profile, read from a program's text and a trace."""
 
 from __future__ import annotations
 

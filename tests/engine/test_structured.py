@@ -238,7 +238,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("source", HOSTILE, ids=lambda source: source[:40])
 def test_a_hostile_grammar_is_refused_or_harmless(compiler: GrammarCompiler, source: str) -> None:
-    """It is refused, by a process that may be gone then, or each of its masks is computed within a bound."""
+    """A process refuses it, and may be gone then, or each of its masks is computed within a bound."""
     try:
         grammar = compiler.compile(source)
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""What the grammar of a reply allows in each format; the parser reads all of it."""
+"""The grammar of a reply allows the right texts in each format, and the parser reads all of them."""
 
 # ruff: noqa: RUF001  DeepSeek writes full-width bars
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which published schemas are accepted; what their grammars allow is valid by the schema."""
+"""Most published schemas are accepted, and what their grammars allow is valid by the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What warm-up measures, and what it decides from that."""
+"""Warm-up measures the engine, and decides from that."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_rows_that_pad_a_vocabulary_are_zeros_and_in_no_file(tmp_path: Path, pat
     assert source.padded_shape == ((3, 12) if is_kernel else (12, 3))
     assert source.stored_shape == (5, 3)
     with WeightFiles(stored) as files:
-        for start in range(0, 12, 4):  # of three devices one has some of both, one nothing but padding
+        for start in range(0, 12, 4):  # one of three devices has some of both, one nothing but padding
             rows = slice(start, start + 4)
             share = files._share(source, (slice(None), rows) if is_kernel else (rows, slice(None)))
             np.testing.assert_array_equal(share.T if is_kernel else share, expected[rows])

@@ -1,4 +1,4 @@
-"""How much of a body is read, and how much all bodies together may take."""
+"""Bounds on what is read of a body, and on what all bodies together take."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ async def test_lists_and_n_are_one_request_in_the_minute_and_as_many_at_once(
 
 
 async def test_streams_that_were_left_with_a_key_go_on_counting(redis: RedisClient, redis_url: str) -> None:
-    """They count until nobody has read them for a while; a client that comes back is let in meanwhile."""
+    """Counting goes on until nobody has read them for a while; a client that comes back is let in meanwhile."""
     secret = await new_key(redis_url, limits={"max_concurrent": 1, "tokens_per_minute": 10**6})
     go_on = asyncio.Event()
     taken: list[GenerateRequest] = []

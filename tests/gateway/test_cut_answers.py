@@ -41,7 +41,7 @@ class CuttingProxy:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        keys: list[bytes] = []  # of the request under way, the last one
+        keys: list[bytes] = []  # the last one is that of the current request
         try:
             await asyncio.gather(
                 self._pass_requests(reader, server_writer, keys), self._pass_answers(server_reader, writer, keys)

@@ -1,4 +1,4 @@
-"""Which queue serves which model, as a gateway process knows it."""
+"""A gateway process knows which queue serves which model."""
 
 from __future__ import annotations
 

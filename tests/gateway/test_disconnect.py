@@ -1,4 +1,4 @@
-"""What becomes of a request whose client goes away."""
+"""Requests whose client goes away."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def test_what_nobody_reads_is_abandoned_in_time_and_what_somebody_reads_ne
                 assert not await is_cancelled(left)
                 server_s, _ = await redis.time()
                 left_s = await redis.zscore(names.readers(), f"default {left.id}") / 1000 - server_s
-                assert 500 < left_s < 1500  # its gateway, whose settings are others, gave it 1,250
+                assert 500 < left_s < 1500  # its gateway, with other settings, gave it 1,250
                 shifted.set_ahead(1300 - 2 * FAR_S)
                 await eventually(lambda: is_cancelled(left))
             assert not await is_cancelled(read)

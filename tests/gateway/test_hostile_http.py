@@ -240,7 +240,7 @@ async def test_memory_does_not_grow_with_what_strangers_send(redis_url: str, tmp
                 client.send((large, get(b"/" + b"a" * 60_000)[:-4], get(b"/liveness") * 1000)[number % 3])
             await asyncio.gather(*(client.writer.drain() for client in clients))
             assert await is_served(process)
-            assert process.memory_mib - before_mib < 200  # of 360 MB in bodies
+            assert process.memory_mib - before_mib < 200  # bodies have 360 MB
             statuses = await asyncio.gather(*(client.statuses() for client in clients[::3]))
         assert {status for each in statuses for status in each} == {408, 503}
         assert await is_served(process)

@@ -1,4 +1,4 @@
-"""What one client may hold of an HTTP server: a bounded number of connections, none for long without a request."""
+"""Bounds on one client of an HTTP server: a number of connections, none for long without a request."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Words:
 
 @dataclass
 class Sent:
-    """What a server would have received, and what it does about it."""
+    """The messages that a server would have got, and how it behaves."""
 
     status: int | None = None
     body: str = ""

@@ -1,4 +1,4 @@
-"""How much a key may ask for, across all gateways."""
+"""Limits of what a key may ask for, across all gateways."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ async def test_tokens_of_a_stream_that_was_left_are_those_that_came(redis: Redis
         await eventually(lambda: gone(redis, names.key_open(secret.key_id)))
 
         async def is_settled() -> bool:
-            return 4 < await counted(redis, secret.key_id) < reserved  # with the prompt, of which nobody told
+            return 4 < await counted(redis, secret.key_id) < reserved  # with the prompt, which nobody reported
 
         await eventually(is_settled)
 

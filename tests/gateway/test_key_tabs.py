@@ -1,4 +1,4 @@
-"""What requests take of a key's limits, from their reservation to the end of their replies, whoever reads them."""
+"""Requests use a key's limits from their reservation to the end of their replies, whoever reads them."""
 
 from __future__ import annotations
 

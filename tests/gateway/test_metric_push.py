@@ -133,7 +133,7 @@ def back(name: str, data: Any) -> Iterator[tuple[tuple[str, frozenset[tuple[str,
 
 
 async def test_a_worker_sends_what_it_counted(redis_url: str, redis: RedisClient) -> None:
-    """It sends them again and again while it serves, and the last values at the end."""
+    """Values are sent again and again while it serves, and the last ones at the end."""
     with Collector() as collector:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**collector.environment, "OTEL_TRACES_EXPORTER": "none"}.items():

@@ -54,7 +54,7 @@ KINDS: Mapping[type, tuple[str, ...]] = {
         "tool_choice",
     ),
 }  # fmt: skip
-OF_ONE_API = {"logprobs"}  # whose kind is another one in each
+OF_ONE_API = {"logprobs"}  # its type differs in each
 
 
 def chat(body: dict[str, Any]) -> GenerateRequest:

@@ -249,6 +249,6 @@ async def test_what_has_no_line_in_the_log_is_not_done(
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "log_unavailable")
             assert answer.headers["retry-after"]
         assert done == []
-        assert (await http.get(QUEUE)).status_code == 200  # who looks leaves no line
+        assert (await http.get(QUEUE)).status_code == 200  # looking leaves no line
     reading.set()
     lines.close(WAIT_S)

@@ -1,4 +1,6 @@
-"""Which requests count together, how many connections they may take, and with how few descriptors a gateway starts."""
+"""Requests that count together, the connections they may take, and the fewest descriptors with which a
+gateway starts.
+"""
 
 from __future__ import annotations
 

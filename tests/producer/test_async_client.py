@@ -222,7 +222,7 @@ async def test_cancel_ends_the_reply_with_what_there_is(redis: RedisClient, redi
         await handle.cancel()
         reply = await stream.read_to_end()
         assert (reply.finish_reason, reply.text) == ("cancelled", "begun")
-        for key in (keys.cancel("default", handle.id), keys.cancelled("default")):  # which no worker may ever look at
+        for key in (keys.cancel("default", handle.id), keys.cancelled("default")):  # no worker may ever look at it
             assert 86_000 < await redis.ttl(key) <= 86_400
 
 

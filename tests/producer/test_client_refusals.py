@@ -19,7 +19,7 @@ from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import FakeEngine
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
-WITHOUT_REDIS = {"close", "handle", "on"}  # of what a client and a handle have
+WITHOUT_REDIS = {"close", "handle", "on"}  # methods of a client and a handle
 OPTIONS: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
 
 Call = Callable[[AsyncClient], Awaitable[object]]

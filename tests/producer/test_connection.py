@@ -125,7 +125,7 @@ async def test_a_plain_connection_tries_again(redis_server: EmbeddedServer, redi
     async with LossyProxy(redis_server.port) as proxy:
         client = connect(proxy.url, decode=False)
         proxy.lose_next_answer_to(b"INCR")
-        assert await client.incr("counter") == 2  # it ran twice, which is why callers send only what may
+        assert await client.incr("counter") == 2  # it ran twice, so callers only send commands that may
         await client.aclose()
 
 

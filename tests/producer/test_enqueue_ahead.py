@@ -19,7 +19,7 @@ pytestmark = pytest.mark.every_server
 STREAM = keys.requests("q")
 LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
 RATE = 100  # tokens per second, of the one worker
-TOKENS = 50  # of each request that waits: 40 bytes of names and values, and 40 tokens of a reply
+TOKENS = 50  # each waiting request has 40 bytes of names and values, and 40 tokens of a reply
 
 
 async def wait_in_line(

@@ -38,7 +38,7 @@ async def test_chunks_that_are_there_come_together_and_what_breaks_after_them(re
         handle = await client.submit("x")
         with pytest.raises(ReplyCorrupt):
             await handle.result()
-        batches = handle.stream().batches()  # of a reply that is all there
+        batches = handle.stream().batches()  # the reply is complete
         assert [chunk.text for chunk in await anext(batches)] == ["a", "b"]
         with pytest.raises(ReplyCorrupt, match="only 2 came before"):
             await anext(batches)

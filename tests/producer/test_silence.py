@@ -202,7 +202,7 @@ async def test_an_answer_that_trickles_is_not_late(
     async with Trickling("127.0.0.1", redis_server.port, [1], pause_s=silence.ANSWER_S / 10) as proxy:
         client = connect(f"redis://127.0.0.1:{proxy.port}", decode=True)
         try:
-            assert await client.get("x") == "y" * 40  # which takes four times as long as an answer may
+            assert await client.get("x") == "y" * 40  # it takes four times as long as an answer may
         finally:
             await client.aclose()
     assert said() == []

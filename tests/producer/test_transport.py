@@ -1,4 +1,4 @@
-"""What a client does to Redis besides waiting for replies."""
+"""A client's commands to Redis besides waiting for replies."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_the_state_is_what_the_server_says(
 
 
 async def test_a_request_has_finished_once_its_end_can_be_read(redis: RedisClient, line: Transport) -> None:
-    """Its worker may record the end later, or die before it does."""
+    """The worker may record the end later, or die before it does."""
     await redis.hset(keys.state("q", "r"), mapping={"status": "running", "worker": "w"})
     end = EndEntry(finish_reason="stop", prompt_tokens=1, completion_tokens=0)
     await redis.xadd(keys.reply("q", "r"), encode_reply(end), id="1-0")  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def test_of_one_run_each_requests_are_drawn(tmp_path: Path) -> None:
         assert row.interval.low < 0.3 < row.interval.high, name
         assert row.interval.low < row.change < row.interval.high
         assert (row.verdict, row.interval.p) == ("worse", None)
-    assert by_name["TTFT p99"].interval is None  # of 64 values none is known to be beyond it
+    assert by_name["TTFT p99"].interval is None  # none of 64 values is known to be beyond it
     assert by_name["output rate"].interval is None
     assert (by_name["failed"].first, by_name["failed"].change, by_name["failed"].verdict) == (0.0, 0.0, "")
     assert "does not know how runs differ" in found.method

@@ -1,4 +1,4 @@
-"""Which options of a load go together."""
+"""Options of a load that go together, and those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines are compared on, and the preset formats that they read. No other engine is needed."""
+"""The engines' common setup, and the preset formats that they read. No other engine is needed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lengths(name: str, turn: int = 0) -> tuple[list[int], list[int]]:
 def test_every_request_of_a_workload_fits_and_has_gaps(name: str) -> None:
     prompts, outputs = lengths(name)
     assert max(map(sum, zip(prompts, outputs, strict=True))) <= WORKLOADS[name].max_model_len
-    assert min(outputs) >= 2  # else there is no time between two tokens
+    assert min(outputs) >= 2  # otherwise there is no time between two tokens
 
 
 def test_the_workloads_are_what_they_are_called() -> None:

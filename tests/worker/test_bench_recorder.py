@@ -1,4 +1,4 @@
-"""What is recorded of a delivery."""
+"""Recording of a delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a worker serves what is to be measured."""
+"""A benchmark first checks that a worker serves."""
 
 from __future__ import annotations
 

@@ -46,9 +46,7 @@ SERVERS: Mapping[str, tuple[Change, Change, dict[str, str], str]] = {
         "READONLY",
     ),
 }
-"""How a server comes to this state, and back; what is found but for what is good; the code that it refuses
-writes with.
-"""
+"""Changes that bring a server to a state and back, the findings other than good, and the code of refused writes."""
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:
@@ -96,7 +94,7 @@ async def test_a_snapshot_that_failed_is_a_full_disk(tmp_path: Path) -> None:
         assert "make space" in found["writes"].fix
         await redis.config_set("stop-writes-on-bgsave-error", "no")
         assert about_writes(by_name(await check_redis(server.url, "q"))) == {"disk": "warn"}
-        await redis.config_set("save", "")  # else it would not end before it has saved
+        await redis.config_set("save", "")  # otherwise it would not end before it has saved
         await redis.aclose()
 
 

@@ -221,7 +221,7 @@ async def test_a_second_signal_cuts_the_drain_short(redis_url: str) -> None:
     async with running("--redis-url", redis_url, "--drain-timeout-s", str(WAIT_S)) as gateway:
         port = int((await gateway.until("listening"))["url"].rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")  # and no body: it is open
+        writer.write(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")  # without a body: it is open
         assert await is_alive(f"http://127.0.0.1:{port}")
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.until("draining")

@@ -163,7 +163,7 @@ async def test_nor_into_any_other_output(words: str, forks: Forks) -> None:
 
 
 def check(name: str, ended: Ended) -> None:
-    """Its status is one of the table's, and it said a line at most, unless it was called in a wrong way."""
+    """Checks that the status is one of the table's, with at most one line on stderr unless the usage was wrong."""
     assert ended.status in range(9), (name, ended)
     assert len(ended.err.splitlines()) <= 1 or ended.err.startswith("Usage:"), (name, ended)
     assert "Traceback" not in ended.err, (name, ended)

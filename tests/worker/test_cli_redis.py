@@ -1,4 +1,4 @@
-"""How commands themselves talk to Redis."""
+"""Commands that talk to Redis themselves."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 """Commands, in an order in which each finds what it needs."""
 
 DONE_BEFORE = {"requests cancel", "dead show", "dead replay", "dead purge", "keys revoke", "drain"}
-"""They may find that it was done by the try before, which did not get to know."""
+"""Commands that may find their work done by the earlier try, which did not learn of it."""
 
 ELSEWHERE = {"worker", "gateway", "doctor"}  # have tests of their own for it
 WITHOUT_REDIS = {"bench", "chaos", "demo", "plan", "version"}  # or with one that they start

@@ -25,7 +25,7 @@ JUNK = (
     "1.5",
 )  # fmt: skip
 ELSEWHERE = ("worker", "gateway", "demo", "chaos", "plan", "bench")
-"""They start something: of these only what is looked at before the command itself is tried here."""
+"""Commands that start something: only what is checked before the command itself is tried here."""
 
 
 NEEDED = {("top",): ["--once"], ("requests", "cancel"): ["--yes"], ("dead", "purge"): ["--yes"]}

@@ -1,4 +1,4 @@
-"""What commands show while their requests wait."""
+"""Output of commands while their requests wait."""
 
 from __future__ import annotations
 

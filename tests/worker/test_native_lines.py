@@ -26,7 +26,7 @@ with log_lines.queued(sys.stderr, print) as lines:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a pipe is opened anew by /proc")
 def test_what_libraries_write_never_waits() -> None:
-    """They wrote 4 MB to a pipe that nobody reads: what it has no room for is lost; our own line waits, and comes."""
+    """Libraries write 4 MB to a pipe that nobody reads: what does not fit is lost; our own line waits, and comes."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=Path(__file__).parents[2],

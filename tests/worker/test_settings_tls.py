@@ -47,7 +47,7 @@ BEGIN = 60
 
 
 def harms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
-    """What may be in the place of a file, `cert` or `key`, that nobody can use."""
+    """Returns replacements of a file, `cert` or `key`, that nobody can use."""
     own, other = ((folder / of / f"{kind}.pem").read_bytes() for of in ("own", "other"))
     swapped = (folder / "own" / ("key.pem" if kind == "cert" else "cert.pem")).read_bytes()
     of_keys = {each: (folder / f"{each}.pem").read_bytes() for each in ("encrypted", "encrypted8")}
@@ -81,13 +81,13 @@ def harms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
 
 
 def pairless(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
-    """What is a file of its kind, but none of the pair."""
+    """Returns replacements that are files of this kind, but not of the pair."""
     own, other = ((folder / of / f"{kind}.pem").read_bytes() for of in ("own", "other"))
     return {"another's": other, **({"in the wrong order": other + own} if kind == "cert" else {})}
 
 
 def forms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
-    """What is as good."""
+    """Returns replacements that are as good."""
     own, other = ((folder / of / f"{kind}.pem").read_bytes() for of in ("own", "other"))
     return {
         "own": own,

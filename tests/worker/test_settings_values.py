@@ -118,7 +118,7 @@ values = words | urls | st.floats().map(str) | st.integers().map(str) | st.integ
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(field=st.sampled_from(FIELDS), value=values, place=st.integers(0, 2))
 def test_so_is_anything_else(field: tuple[Program[Any], str], value: str, place: int, in_the_file: Place) -> None:
-    value = value.strip() or "x"  # what is empty is not set
+    value = value.strip() or "x"  # an empty value is not set
     check(*field, value, (at_the_flag, in_the_environment, in_the_file)[place])
 
 

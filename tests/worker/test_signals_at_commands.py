@@ -65,7 +65,7 @@ class Life:
     told_at: int = -1
 
     def tell(self, *numbers: Signals) -> None:
-        """As the system does, between two instructions of the main thread."""
+        """Delivers signals as the system does, between two instructions of the main thread."""
         for number in numbers:
             self.signals._receive(number, None)
         if self.told_at < 0 and SIGTERM in numbers:
@@ -141,7 +141,7 @@ async def ends_whole(life: Life) -> None:
 
 
 async def every_command(redis_url: str) -> tuple[list[str], list[str]]:
-    """What a worker sends in its life, and what of that it sends after the first stop."""
+    """Returns the commands that a worker sends in its life, and those of them that it sends after the first stop."""
     after: list[str] = []
     async with life(redis_url, 0) as one:
         worker = await live(one, lambda name: after.append(name) if one.told_at >= 0 else None)
@@ -184,7 +184,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_stop_that_comes_often_at_any_command_drains(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the first one, and again with hang-ups at each command from there to the end."""
+    """The stop comes first at one command, and again with hang-ups at each command from there to the end."""
     monkeypatch.setattr(stopping, "SAME_STOP_S", math.inf)
     patient(monkeypatch)
     names, _ = await every_command(redis_url)

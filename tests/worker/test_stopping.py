@@ -134,7 +134,7 @@ async def test_a_worker_looks_at_files_of_redis_by_itself(monkeypatch: pytest.Mo
 async def test_a_signal_that_another_thread_gets_wakes_the_loop(is_loop_s_own: bool) -> None:
     loop, came = asyncio.get_running_loop(), threading.Event()
     if is_loop_s_own:
-        loop.add_signal_handler(signal.SIGUSR2, lambda: None)  # which has its own way to be woken
+        loop.add_signal_handler(signal.SIGUSR2, lambda: None)  # it has its own way to be woken
 
     def send_and_wait() -> bool:
         time.sleep(0.1)  # by then the loop waits, or else there is nothing to see
@@ -239,7 +239,7 @@ async def test_a_stop_at_any_moment_of_a_start_ends_it_with_0(name: str, number:
     command = COMMANDS[name] if name != "worker" else ["-m", "penstock", "worker", "--model", "demo"]
     async with running(*command, "--redis-url", "redis://127.0.0.1:1") as process:
         await eventually(lambda: catches(process.pid, TERM))
-        os.kill(process.pid, HUP)  # of which it has nothing to read again
+        os.kill(process.pid, HUP)  # it has nothing to reload
         await asyncio.sleep(delay_s)
         for _ in range(2):
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What asyncio lacks: a signal, a pause that an event ends, one task that many share."""
+"""Additions to asyncio: a signal, a pause that an event ends, one task that many share."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ async def test_an_answer_that_can_t_be_kept_is_an_error_once_the_batch_ends(redi
 
 
 async def test_another_gateway_goes_on_with_a_batch_whose_gateway_stops(redis: RedisClient, redis_url: str) -> None:
-    """It goes on at once, as the lease is handed back."""
+    """Work goes on at once, as the lease is handed back."""
     await announce(redis)
     async with ScriptedWorker(redis_url, answer) as worker:
         async with Asked.beside(worker, redis, redis_url) as first:

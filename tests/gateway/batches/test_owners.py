@@ -1,4 +1,4 @@
-"""Who owns which files and batches, and how a key's limits apply to lines."""
+"""Owners of files and batches, and the effect of a key's limits on lines."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def _is_over(redis: RedisClient) -> bool:
 
 
 async def test_lines_wait_for_the_tokens_that_their_key_may_use_in_a_minute(redis: RedisClient, redis_url: str) -> None:
-    """Of two lines that each take all there is, the second is not sent."""
+    """Each line takes all there is, so the second one is not sent."""
     async with AsyncExitStack() as stack:
         one, _ = await two_callers(stack, redis, redis_url, limits={"tokens_per_minute": 100})
         lines = [line(name, "wait here", max_tokens=90) for name in ("a", "b")]

@@ -1,4 +1,4 @@
-"""What a chunk becomes, whatever it holds together."""
+"""Each chunk becomes output, whatever it holds together."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ async def test_reasoning_and_calls_are_items_of_their_own(asked: Asked) -> None:
 async def test_a_stream_can_be_read_again_from_any_event_on_through_any_gateway(
     asked: Asked, redis: RedisClient, redis_url: str, what: str
 ) -> None:
-    """It is the same byte for byte."""
+    """The stream is the same byte for byte."""
     first = (await asked.post(SAID[what], stream=True, background=True)).text
     response_id = events_of(first)[0].response.id
     async with Asked.beside(asked.worker, redis, redis_url) as other:

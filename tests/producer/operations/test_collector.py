@@ -111,7 +111,7 @@ async def _is(raw: RedisClient, name: str, state: str) -> bool:
 
 
 async def test_one_that_loads_is_there_before_it_serves(redis_url: str, raw: RedisClient) -> None:
-    """It is listed even before it has joined the group."""
+    """A worker that loads is listed even before it has joined the group."""
     is_loaded = threading.Event()
 
     def load(say: Say) -> Model:

@@ -1,4 +1,4 @@
-"""What the standard variables ask for, and what is logged where it can't be had."""
+"""The standard variables are obeyed, or a log line says why that can't be."""
 
 from __future__ import annotations
 

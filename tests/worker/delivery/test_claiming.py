@@ -162,12 +162,12 @@ async def test_one_that_has_ended_is_not_run_again(desk: Desk, other: Desk, raw:
     (write,) = desk.writes()
     assert isinstance(write, AsideWrite)
     assert write.entry_ids == (entry.id,)
-    assert keys.seen("q", "r") in write.command  # where it is marked, for who sends its id again
+    assert keys.seen("q", "r") in write.command  # where it is marked, for clients that send its id again
     assert desk.metrics.duplicates._value.get() == 0
 
 
 async def test_a_dead_one_without_its_letter_gets_one(desk: Desk, other: Desk) -> None:
-    """Its worker died between the end and the letter."""
+    """The worker died between the end and the letter."""
     entry = await desk.entry()
     await end(other, await other.claim(entry), "dead")
     assert await desk.claimer.claim(entry) is None

@@ -1,4 +1,4 @@
-"""What gives way to others; none of it is released before it is published."""
+"""Requests give way to others, and none is released before it is published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entries are taken, and when; while slow ones are prepared, others pass, and what ends them is known."""
+"""Entries are taken when they may; while slow ones are prepared, others pass, and what ends them is known."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_drain_waits_for_a_slow_one(
 
 
 async def test_entries_of_dead_workers_are_back_in_line(redis_url: str, redis: RedisClient) -> None:
-    """They go by priority as new ones do, and among equals first within their tenant."""
+    """Entries go by priority as new ones do, and among equals first within their tenant."""
     stream, engine = keys.requests("q"), FakeEngine(max_num_seqs=1)
     await redis.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     left = {await send(redis, prompt="left", max_tokens=5) for _ in range(3)}

@@ -87,7 +87,7 @@ def test_a_prompt_is_refused_by_what_is_certain_of_it_before_it_is_encoded(
     asked = GenerateRequest(**{name: text if name == "prompt" else ({"role": "user", "content": text},)})
     with pytest.raises(PromptTooLong, match=told):
         preparer.read(asked)
-    assert len(preparer.encode(asked).prompt_token_ids) >= 30  # who only counts is told
+    assert len(preparer.encode(asked).prompt_token_ids) >= 30  # a call that only counts is told
 
 
 def test_what_is_certain_refuses_no_prompt_that_fits() -> None:
@@ -173,7 +173,7 @@ def test_variables_of_the_template(fields: dict[str, Any], variables: dict[str, 
 def test_an_echo_is_the_prompt_as_text_and_of_a_chat_what_the_assistant_began() -> None:
     assert prepared(prompt="ab", echo=True).echo == "ab"
     assert prepared(prompt_token_ids=(97, 98), echo=True).echo == "ab"
-    assert prepared(prompt_token_ids=(97, 256, 2**63 - 1, 98), echo=True).echo == "ab"  # of others the engine judges
+    assert prepared(prompt_token_ids=(97, 256, 2**63 - 1, 98), echo=True).echo == "ab"  # the engine judges others
     assert prepared(messages=CHAT, echo=True).echo == ""
     begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}, {"type": "text", "text": "is"}]}
     asked = GenerateRequest(messages=(*CHAT, begun), echo=True, continue_final_message=True)

@@ -1,4 +1,4 @@
-"""What a worker reports about itself to operators."""
+"""Reports of a worker about itself, for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which suspect runs alone next, and when, with a clock and an idle engine that the test sets."""
+"""Suspects run alone, one after the other, with a clock and an idle engine that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done in a thread, and what on the event loop."""
+"""Work that is done in threads, and work on the event loop."""
 
 from __future__ import annotations
 

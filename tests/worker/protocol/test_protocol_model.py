@@ -76,7 +76,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the server held after a step, and the entries that the model knew."""
+    """The server's content after a step, and the entries that the model knew."""
 
     keys: dict[bytes, bytes]
     entry_ids: dict[str, list[str]]

@@ -192,7 +192,7 @@ async def test_those_that_wait_again_keep_their_order(raw: RedisClient) -> None:
 async def test_bodies_of_a_dead_worker_are_read_only_where_no_script_knows_them(
     raw: RedisClient, is_known: bool
 ) -> None:
-    """They are then read up to a bound of bytes in one run."""
+    """Otherwise they are read up to a bound of bytes in one run."""
     ids = [await add(raw, tenant="a") for _ in range(7)]
     for _ in ids:
         await READS["take" if is_known else "read"](raw)
@@ -247,7 +247,7 @@ async def test_what_is_set_aside_goes_by_priority_beside_the_rest(raw: RedisClie
     low = [await add(raw, tenant="a"), await add(raw, tenant="a")]
     for _ in low:
         await is_set_aside(raw, await takes(raw))
-    await raw.delete(keys.aside("q", "A"))  # by hand: what no index has goes by its age
+    await raw.delete(keys.aside("q", "A"))  # by hand: entries without an index go by age
     assert await take(raw, 9, worker="a", digest="A") == low
 
 

@@ -58,7 +58,7 @@ async def test_each_claim_takes_a_higher_epoch_and_fences_the_last(raw: RedisCli
 
 
 async def test_a_claim_tells_of_the_one_before(raw: RedisClient) -> None:
-    """It tells whether that worker gave the request back: if not, only the next one can say how it ended."""
+    """A claim says whether that worker gave the request back: if not, only the next one can say how it ended."""
     first, second = await claim(raw, "a"), await claim(raw, "b")
     assert (first.earlier, second.earlier) == (None, EarlierClaim(first.epoch, "a", was_held=True))
     await run(raw, scripts.return_request("q", "r", epoch=second.epoch, handbacks=1))
@@ -321,7 +321,7 @@ async def entry_since(redis: RedisClient, age_ms: int) -> str:
 
 @pytest.mark.parametrize("why", ["cancelled", "over"])
 async def test_what_is_over_is_taken_with_any_model(raw: RedisClient, why: str) -> None:
-    """It is taken to be ended, so no worker with its own model has to come for that."""
+    """A worker takes it only to end it, so no worker with its own model has to come for that."""
     how: dict[str, Any] = {"entry": await entry_since(raw, 10_000), "digest": "B"}
     await write(raw, await try_claim(raw, "a", entry=how["entry"], digest="A"))
     assert await try_claim(raw, "b", timeout_ms=60_000, **how) == NotClaimed("other_model", digest="A")

@@ -106,7 +106,7 @@ async def test_what_is_at_home_with_a_full_worker_is_not_left_to_it_after_a_step
     entry = await add(raw, affinity="x", more="y" * 9000)
     home, other = await home_and_other(raw, entry)
     shifted.set_ahead(-FAR_S)
-    for worker in ("a", "b"):  # whose leases are of now
+    for worker in ("a", "b"):  # their leases are recent
         await serve(raw, worker)
     await raw.zadd(keys.room("q"), {home: 0})
     assert await take(raw, other, steal_after_ms=10**6) == [entry]
@@ -179,7 +179,7 @@ async def test_the_card_of_a_dead_fleet_lapses_in_time_and_of_workers_that_diffe
 async def test_each_heartbeat_is_cut_to_its_own_time_to_live(shifted: ShiftedServer, raw: RedisClient) -> None:
     await serve(raw, "long", ttl_ms=60_000)
     await serve(raw, "short", ttl_ms=10_000)
-    await raw.set(keys.heartbeat("q", "before"), "0123456789abcdef", px=10_000)  # of a version that says no time
+    await raw.set(keys.heartbeat("q", "before"), "0123456789abcdef", px=10_000)  # from a version that gives no time
     shifted.set_ahead(-FAR_S)
     assert await run(raw, scripts.lapsed("q", ["long", "gone", "short", "before", "unowned/d"])) == [2]
     lives = {name: await raw.pttl(keys.heartbeat("q", name)) for name in ("long", "short", "unowned/d", "before")}

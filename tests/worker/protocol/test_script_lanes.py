@@ -96,12 +96,12 @@ async def test_who_comes_back_cannot_claim_what_it_did_not_ask_for(raw: RedisCli
     for _ in range(7):
         entries, *_ = await run(raw, scripts.take("q", worker="w", count=2, **LIMITS))
         taken += [dict(zip(entry[3][::2], entry[3][1::2], strict=True))[b"tenant"].decode() for entry in entries]
-    assert taken[:4] == ["new"] * 4  # of some 2,050 tokens each, where 8,192 are made up for
+    assert taken[:4] == ["new"] * 4  # some 2,050 tokens each, where 8,192 are made up for
     assert abs(Counter(taken[4:])["new"] - 5) <= 1
 
 
 async def test_a_band_of_ones_own_is_entered_as_any_other(raw: RedisClient) -> None:
-    """What a tenant that has left was served is nothing to one that comes with a priority that nobody has."""
+    """The service of a tenant that has left does not matter to one that comes with a priority of its own."""
     (entry,) = await add(raw, tenant="heavy")
     await take(raw)
     await run(raw, scripts.ack("q", worker="w", bills=[Bill(entry, "heavy", 1_000_000)]))
@@ -182,7 +182,7 @@ async def test_only_what_has_waited_for_five_seconds_goes_before_others(
         old = (await raw.xadd(STREAM, {"priority": "-5"}, id=f"{1000 * (seconds - waited_s)}-0")).decode()
         (high,) = await add(raw, priority=5)
         taken = await take(raw, max_overtakes=0)
-        if (await raw.time())[0] - seconds < 2:  # else the machine was too busy to tell
+        if (await raw.time())[0] - seconds < 2:  # otherwise the machine was too busy to tell
             break
     assert taken == [old if is_next else high]
 
@@ -319,7 +319,7 @@ async def test_a_token_is_charged_once_however_often_it_is_computed(raw: RedisCl
     assert await charge("other", 500) == 130  # it does not have the entry
     await raw.xclaim(STREAM, keys.GROUP, "heir", 0, [entry])
     assert await charge("w", 150) == 130
-    assert await charge("heir", 120) == 120  # of 130 some were never published, and are computed again
+    assert await charge("heir", 120) == 120  # some of 130 were never published, and are computed again
     assert await charge("heir", 140) == 140
     for expected in (1, 0):
         assert await run(raw, scripts.ack("q", worker="heir", bills=[Bill(entry, "a", 150)])) == expected

@@ -171,7 +171,7 @@ async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> N
     await measured(raw, Part(8, 200, 50, 2), worker="b")
     found = await measured(raw, Part(6), worker="new")
     fleet = {name: found[name] for name in ("workers", "slots", "rate", "worker_rate", "reply_tokens", "token_bytes")}
-    assert fleet == {  # of the new one it is taken to be like the others
+    assert fleet == {  # the new one is taken to be like the others
         "workers": "3", "slots": "18", "rate": "450", "worker_rate": "150", "reply_tokens": "40", "token_bytes": "3",
     }  # fmt: skip
     assert (await measured(raw, Part(0, 100), worker="a"))["workers"] == "2"  # it drains
@@ -192,7 +192,7 @@ async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> N
 
 
 async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None:
-    """Of a thousand workers half are asked, and for their entries one look in two asks the server."""
+    """Half of a thousand workers are asked, and for their entries one look in two asks the server."""
     await add(raw, 9)
     given_back, *_ = await take(raw, 4)
     await give_up_as_before(raw, [given_back])

@@ -154,7 +154,9 @@ async def retire(redis: RedisClient, stream: str) -> None:
 async def test_who_goes_is_nowhere_any_more(
     raw: RedisClient, go: Callable[[RedisClient], Awaitable[None]], left: set[str]
 ) -> None:
-    """What stays: what operators are shown for a while, a mark that lapses, and the card, which others write anew."""
+    """Only the report that operators see for a while, a mark that lapses and the card stay; others write
+    the card anew.
+    """
     for worker in ("w", "other"):
         await all_there_is(raw, worker)
     assert await traces(raw, "w") == EVERYTHING
