@@ -21,7 +21,7 @@ class RedisProxy:
         self._connections: set[asyncio.StreamWriter] = set()
         self._port = 0
         self.loss = 0.0
-        self.delay_s = 0.0  # of what is forwarded, in either direction
+        self.delay_s = 0.0  # for all that is forwarded, in either direction
         self.num_lost = 0
         self.is_answering = asyncio.Event()  # not set: connections are taken and stay open, and nothing comes back
         self.is_answering.set()

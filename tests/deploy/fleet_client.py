@@ -1,6 +1,6 @@
-"""The client library of whichever tree is on PYTHONPATH, as a program: `fleet_client.py URL`.
+"""Runs the client library of the tree on PYTHONPATH, as a program: `fleet_client.py URL`.
 
-Stdin is one JSON list of requests, which it sends all at once. Stdout is the list of their replies: for each choice its
+Stdin is a JSON list of requests, which it sends all at once. Stdout is the list of their replies: for each choice its
 tokens and text, or the name of the error.
 """
 

@@ -74,7 +74,7 @@ class Worker:
     status: Path
 
     async def stop(self) -> None:
-        """Sends SIGTERM, as Kubernetes does; returns the exit status."""
+        """Sends SIGTERM, as Kubernetes does, and checks that the worker exits with 0."""
         os.kill(self.pid, signal.SIGTERM)
         await eventually(lambda: self.status.exists() and self.status.read_text())
         assert self.status.read_text() == "0"

@@ -21,10 +21,10 @@ LENGTHS = (5, 60)  # tokens; the long ones outlast a worker's time to drain
 
 @dataclass
 class Service:
-    """Sends requests to the gateways that are ready, as a Service of Kubernetes does, and keeps what came of them.
+    """Sends requests to the gateways that are ready, as a Service of Kubernetes does, and keeps the results.
 
-    Half of the clients open a connection for each request and try once; the others keep theirs, as OpenAI's client
-    does, which tries again where one was closed as it sent.
+    Half of the clients open a connection for each request and try once. The others keep theirs, as OpenAI's client
+    does, which retries where a connection was closed as it sent.
     """
 
     gateways: list[Gateway] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Service:
 
 @asynccontextmanager
 async def under_load(service: Service) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Fails at the first error that a client sees. What it gives out waits for an answer to each client."""
+    """Fails at the first error that a client sees. The function that it gives waits for an answer to each client."""
     async with asyncio.TaskGroup() as clients:
         for number in range(CLIENTS):
             clients.create_task(service.ask_until_over(keeps_connections=number % 2 == 1))

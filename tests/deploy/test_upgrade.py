@@ -1,6 +1,6 @@
-"""Processes of this version beside those of an earlier one: `make test-upgrade`, which names the earlier commit.
+"""Runs processes of this version beside earlier ones: `make test-upgrade`, which names the earlier commit.
 
-Whatever one of them writes (replies, leases, lanes, cards, keys), the other one reads, in both directions.
+Each version reads whatever the other one writes: replies, leases, lanes, cards, keys.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def expected(request: dict[str, Any]) -> list[Any]:
 
 
 async def replies_to(requests: list[dict[str, Any]], tree: Path, url: str) -> list[Any]:
-    """What the client library of `tree` says to them."""
+    """Sends the requests with the client library of `tree`; returns their replies."""
     client = await asyncio.create_subprocess_exec(
         sys.executable, str(CLIENT), url, env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -128,7 +128,7 @@ async def replies_to(requests: list[dict[str, Any]], tree: Path, url: str) -> li
 
 
 async def kill_in_turn(redis: RedisClient, fleets: list[Workers], clients: list[asyncio.Task[Any]]) -> None:
-    """Always two workers of each version, until enough have been killed; then they go on to the end."""
+    """Keeps two workers of each version running until enough have been killed; those left go on to the end."""
     serving = [[await fleet.start(), await fleet.start()] for fleet in fleets]
     for number in range(NUM_KILLS):
         fleet, workers = fleets[number % 2], serving[number % 2]
@@ -140,7 +140,7 @@ async def kill_in_turn(redis: RedisClient, fleets: list[Workers], clients: list[
 
 
 async def has_begun(redis: RedisClient, worker: str) -> bool:
-    """Whether a reply that has not ended yet is written by `worker`."""
+    """Checks whether `worker` writes a reply that has not ended yet."""
     async for key in redis.scan_iter("penstock:q:*:reply"):
         entries = [entry for _, entry in await redis.xrange(key)]
         owners = [entry["worker"] for entry in entries if entry["type"] == "own"]
@@ -150,7 +150,7 @@ async def has_begun(redis: RedisClient, worker: str) -> bool:
 
 
 async def is_empty(redis: RedisClient) -> bool:
-    """Whether no request is left: a worker removes one just after the end of its reply."""
+    """Checks that no request is left: a worker removes one just after the end of its reply."""
     return await redis.xlen(keys.requests("q")) == 0
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("patient_scrapes")
 
 MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/components/keda/scaling.yaml"
 DOCS = Path(__file__).parents[2] / "docs"
-TOLERANCE = 0.1  # of Kubernetes: a ratio this near to 1 changes nothing
+TOLERANCE = 0.1  # by Kubernetes, a ratio this near to 1 changes nothing
 REQUESTS, TOKENS = 200, 20
 
 

@@ -40,7 +40,7 @@ from penstock.worker.service import WorkerService
 QUEUE = "q"
 COMPLETIONS = "/v1/completions"
 NUM_STREAMS = 4
-NUM_TOKENS = 40  # of each of two choices
+NUM_TOKENS = 40  # for each of two choices
 SIZES: dict[str, Any] = {
     "max_num_seqs": 8, "max_batch_tokens": 16, "num_pages": 400, "max_model_len": 1024, "decode_steps": 1,
 }  # fmt: skip

@@ -103,7 +103,7 @@ async def test_junk_in_a_queue_s_key_harms_nobody(
             named = [log["key"] for log in logs if log["event"] == "junk_set_aside"]
             assert named.count(key) <= 1, logs
             assert not [log for log in logs if log["log_level"] == "critical"]
-            if writes[kind.name] in WRONG_TYPES.values() and kind.name != "report":  # which is written over
+            if writes[kind.name] in WRONG_TYPES.values() and kind.name != "report":  # it is overwritten
                 assert await is_kept(raw, key, junk), key
         await eventually(lambda: line.worker.service.readiness.is_ready)
         await is_calm(raw)

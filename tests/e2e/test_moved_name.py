@@ -231,7 +231,7 @@ async def test_one_of_many_that_are_refused_drops_all(names: list[MovingName], m
         assert dropped == dict.fromkeys((*clients, blocking), 1)
         name.move()
         bundle = clients[0].connection_pool.connection_kwargs["line"].bundle()
-        bundle._drop(None)  # which is due in an hour
+        bundle._drop(None)  # it is due in an hour
         assert await clients[0].set("k", "v")
         assert await blocking.ping()
         await eventually(lambda: not name.num_open_old)

@@ -28,7 +28,7 @@ ARCHITECTURES = {
 }
 PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "granitemoe")
 ADDS_ONE = ("gemma", "gemma2", "gemma3_text")
-KEYS = {  # of config.json, and as the metadata has them
+KEYS = {  # in config.json, and in the metadata
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -60,7 +60,7 @@ Kinds = Callable[[str], str]
 
 
 def all_of(kind: str) -> Kinds:
-    """Quantizes all tensors to one type, but, as converters do, leaves tensors of one axis and routers as floats."""
+    """Stores all tensors in one type, except, as converters do, tensors of one axis and routers as floats."""
 
     def of(name: str) -> str:
         return "F32" if "norm" in name or "ffn_gate_inp" in name or name.endswith("bias") or "sinks" in name else kind

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def _changed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Replaces the file, so that whoever has it open or mapped is not disturbed."""
+    """Returns a harm that replaces the file, so that whoever has it open or mapped is not disturbed."""
 
     def harm(path: Path) -> None:
         data = path.read_bytes()

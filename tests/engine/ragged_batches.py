@@ -255,7 +255,7 @@ def _pages(
     new = after.reshape(-1, 2 * num_kv_heads, head_dim)
     new[written, 0::2], new[written, 1::2] = k[: batch.num_real], v[: batch.num_real]
     if is_windowed:
-        pages[0, :, 0::2] = np.nan  # of keys alone: no page holds a NaN among its values
+        pages[0, :, 0::2] = np.nan  # keys alone: no page holds a NaN among its values
     return pages, after
 
 

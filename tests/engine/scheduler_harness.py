@@ -28,7 +28,7 @@ class Harness:
     def __init__(
         self,
         *,
-        num_pages: int | tuple[int, ...] = 64,  # of each kind
+        num_pages: int | tuple[int, ...] = 64,  # by kind
         max_num_seqs: int = 4,
         max_batch_tokens: int = 16,
         max_model_len: int = 48,

@@ -74,7 +74,7 @@ def run(
         before[unread, 1] = np.nan
         expected[np.setdiff1d(unread, batch.slots[:num_real]), 1] = np.nan
     if "sliding_window" in options:
-        before[:page_size, 0] = np.nan  # of keys alone: no page holds a NaN among its values
+        before[:page_size, 0] = np.nan  # keys alone: no page holds a NaN among its values
 
     attend = fused(INTERPRETED, AttentionOptions(**options), max_queries=16, max_keys=max_keys)
     cache = cache_of(before, KVCacheSpec(LAYERS, batch.num_pages, page_size, num_kv_heads, head_dim, dtype))

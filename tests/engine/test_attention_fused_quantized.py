@@ -120,7 +120,7 @@ def compare(
     """Compares attention and pages of the kernel with the XLA form."""
     rng, batch = np.random.default_rng(seed), random_batch(lengths, seed)
     q, k, v = random_qkv(rng, NUM_TOKENS, *heads, dtype)
-    k, v = (x * rng.uniform(0.05, 2, (NUM_TOKENS, heads[1], 1)).astype(dtype) for x in (k, v))  # of all sizes
+    k, v = (x * rng.uniform(0.05, 2, (NUM_TOKENS, heads[1], 1)).astype(dtype) for x in (k, v))  # all sizes
     sinks = random_sinks(heads[0]) if has_sinks else None
     before = random_pages(rng, batch.num_pages, *heads[1:], kv_dtype)
     ours, step = as_ours(before, LAYERS - 1), batch.seen_through(options.get("sliding_window"))

@@ -35,7 +35,7 @@ def test_a_watch_counts_from_its_start_on() -> None:
 
 def test_every_compilation_is_kept_however_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, Any] = {}
-    monkeypatch.setattr(jax.config, "update", found.__setitem__)  # of the whole process otherwise
+    monkeypatch.setattr(jax.config, "update", found.__setitem__)  # otherwise that of the whole process
     keep_compilations(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     assert found == {

@@ -32,7 +32,7 @@ def by_kernel(
 ) -> np.ndarray:
     count, vocab = scores.shape
     share = -(-vocab // num_shares)
-    padded = np.pad(scores, ((0, 0), (0, num_shares * share - vocab)), constant_values=7.0)  # which must not be drawn
+    padded = np.pad(scores, ((0, 0), (0, num_shares * share - vocab)), constant_values=7.0)  # it must not be drawn
     shares = np.ascontiguousarray(padded.reshape(count, num_shares, share).swapaxes(0, 1))
     drawing = partial(draw, vocab_size=vocab, interpret=True, block_rows=block_rows, strip=strip)
     return np.asarray(jax.jit(drawing)(shares, of_rows))

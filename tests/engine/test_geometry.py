@@ -40,7 +40,7 @@ def test_extended_sampling_has_one_shape_where_compiling_is_slow() -> None:
 
 
 def test_pages_of_a_sequence_hold_its_longest() -> None:
-    assert GEOMETRY.pages_per_seq == 7  # of 16 tokens: 100 begin a seventh
+    assert GEOMETRY.pages_per_seq == 7  # pages have 16 tokens: 100 begin a seventh
     assert replace(GEOMETRY, max_model_len=96).pages_per_seq == 6
 
 

@@ -113,7 +113,7 @@ def test_a_tokenizer_that_was_saved_anew_is_the_same(
         make().save_pretrained(first)
     tokenizer = AutoTokenizer.from_pretrained(first)
     if tokenizer.pad_token:
-        tokenizer("text", padding="max_length", truncation=True, max_length=4)  # which is saved too
+        tokenizer("text", padding="max_length", truncation=True, max_length=4)  # it is saved too
     tokenizer.save_pretrained(second)
     assert (first / "tokenizer_config.json").read_text() != (second / "tokenizer_config.json").read_text()
     assert Tokenizer.from_dir(second).rules() == Tokenizer.from_dir(first).rules()

@@ -17,7 +17,7 @@ from penstock.engine.execution.compilation import keep_compilations
 
 @pytest.fixture
 def compiled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Compiles a function as a new process does, with `tmp_path` as its cache; returns how often it had to."""
+    """Compiles a function as a new process does, with `tmp_path` as its cache, and counts how often it had to."""
     compiled = 0
 
     def count(*_: object, **__: object) -> None:

@@ -30,10 +30,10 @@ HARMLESS = {
     # of every class, and read elsewhere or by nothing
     *(field.name for field in dataclasses.fields(PretrainedConfig)),
     *("pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "initializer_range", "pretraining_tp"),
-    # of training
+    # for training
     *("attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"),
     *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits"),
-    "num_mtp_layers",  # of drafting
+    "num_mtp_layers",  # for drafting
 }
 REQUIRED = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
 NEXT_TO_OTHERS = {"phi3": {"original_max_position_embeddings"}}  # read where a rope asks for it
@@ -66,7 +66,7 @@ def fields_of(family: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(CONFIG_MAPPING[family]) if field.name not in HARMLESS}
 
 
-BESIDE_IMAGES = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")  # which read a `text_config`
+BESIDE_IMAGES = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")  # they read a `text_config`
 ALONE = sorted(name for name in FAMILIES if name not in BESIDE_IMAGES)
 
 

@@ -78,7 +78,7 @@ def test_quantized_experts_that_have_rows_are_read_where_they_are() -> None:
         if bucket.kind == "backbone":
             assert bucket.traffic.quantized_grouped_matmuls == 3 * model.num_layers
             assert bucket.traffic.grouped_matmuls == 0
-            assert bucket.temporary_bytes < 2880 * 1440  # of one expert
+            assert bucket.temporary_bytes < 2880 * 1440  # one expert's
     assert [step.num_tokens for step in made.decode] == [1, 32]
     for step in made.decode:
         logits = 5 * step.num_tokens * 2048 * 4  # as test_planning.py says

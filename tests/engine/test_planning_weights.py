@@ -180,7 +180,7 @@ def test_pages_of_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "bits"),  # of a weight, with its share of scales and zeros
+    ("scheme", "bits"),  # per weight, with its share of scales and zeros
     [
         ("fp8 blocks", 8 + 32 / 128**2),
         ("compressed int4 g32", 4 + 16 / 32),

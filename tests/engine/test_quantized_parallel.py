@@ -44,7 +44,7 @@ def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> N
     runs = run_on_devices(quantized, f"1,{devices}")
     alone, together = runs["1"], runs[str(devices)]
     assert together["tokens"] == alone["tokens"]
-    if model != "gptq":  # whose scales are gathered where a feature is of a group that another device has
+    if model != "gptq":  # its scales are gathered if a feature is in a group of another device
         assert together["other_collectives"] == alone["other_collectives"] == 0
     assert max(together["weight_shares"]) == devices
 

@@ -46,7 +46,7 @@ def test_what_passes_takes_no_more_pages_than_what_is_passed_and_the_rest_waits_
     for i in range(40):
         harness.add(4, max_tokens=2, first_token=500 + 10 * i)  # two pages each
     harness.run_for(15)
-    assert huge.num_passed_pages.total == PASSING * 16  # of its 60 tokens and one more
+    assert huge.num_passed_pages.total == PASSING * 16  # for its 60 tokens and one more
     assert harness.scheduler.running == (long,)
     steps_until(harness, huge)
     assert long.is_finished

@@ -16,7 +16,7 @@ class Machine:
     def __init__(self, real_s: float, foretold_s: float | None = 0.010) -> None:
         self.now_s, self.real_s, self.foretold_s = 0.0, real_s, foretold_s
         self.clock = StepClock(lambda: self.now_s)
-        self.ends_s: list[float] = []  # of dispatched steps
+        self.ends_s: list[float] = []  # when dispatched steps end
         self.idle_s = 0.0  # that the device had nothing to do, in the newest step
 
     def step(self, *, waits: bool = True) -> float:

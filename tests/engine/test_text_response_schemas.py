@@ -19,7 +19,7 @@ from penstock.engine.text.response.grammar import reply_grammar
 from penstock.engine.text.response.rules import JsonText
 from penstock.engine.text.response.schemas import parsed_schema
 
-MIN_ACCEPTED = 0.9  # of the corpus; 0.935 are
+MIN_ACCEPTED = 0.9  # 0.935 of the corpus are
 
 
 def json_schema(schema: Schema, **how: bool) -> Schema:

@@ -30,7 +30,7 @@ async def raised(asked: Asked, kind: type[anthropic.APIStatusError], **fields: A
     assert error.response.headers["x-should-retry"] == ("true" if "retry-after" in error.response.headers else "false")
     body: Any = error.body
     assert body["request_id"] == error.request_id == error.response.headers["x-request-id"]
-    if body["error"]["type"] != "request_too_large":  # which the types do not have
+    if body["error"]["type"] != "request_too_large":  # the types do not have it
         ErrorResponse.model_validate_json(error.response.text, strict=True)
     return error.status_code, body["error"]["type"]
 

@@ -105,7 +105,7 @@ def test_every_number_of_a_scrape_is_there(registry: Registry) -> None:
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in registry.collect()
         for sample in family.samples
-        if not sample.name.startswith("process_")  # which go on
+        if not sample.name.startswith("process_")  # they go on
     }
     sent = {
         key: value

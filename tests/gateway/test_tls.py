@@ -103,7 +103,7 @@ async def test_a_pair_that_is_renewed_one_by_one_is_shown_once_it_fits(
             assert (await answer(gateway, after)).startswith(b"HTTP/1.1 200 ")
             with pytest.raises(ssl.SSLError):
                 await answer(gateway, before)
-            writer.write(ask)  # whose connection is older than all that
+            writer.write(ask)  # its connection is older than all that
             assert (await asyncio.wait_for(reader.readline(), WAIT_S)).startswith(b"HTTP/1.1 200 ")
     said = [line["event"] for line in logs if line["event"].startswith("certificate")]
     assert said == ["certificate_refused", "certificate_renewed"]

@@ -75,7 +75,7 @@ def test_generate_stream_submit_and_map(redis_url: str, start_worker: Workers) -
 def test_errors_are_the_same(redis_url: str, start_worker: Workers) -> None:
     start_worker(never)
     with Client(redis_url) as client, pytest.raises(ReplyTimeout):
-        client.generate("x", timeout=0.05)  # which may not have been sent by then
+        client.generate("x", timeout=0.05)  # it may not have been sent by then
     with Client(redis_url, queue="full", max_queue_length=1) as client:
         handle = client.submit("y")
         with pytest.raises(ReplyTimeout):

@@ -237,7 +237,7 @@ def _is_error(annotation: str) -> bool:
 
 
 def looks_at_text(name: str, code: ast.AST) -> Iterator[int]:
-    """Returns the lines that compare or search the text, the code or the arguments of the error `name`."""
+    """Yields the lines that compare or search the text, the code or the arguments of the error `name`."""
     for node in ast.walk(code):
         subjects: list[ast.AST] = []
         if isinstance(node, ast.Compare):
@@ -260,6 +260,6 @@ def test_no_other_file_looks_at_an_error_s_text() -> None:
         for name, code in caught(ast.parse(path.read_text()))
         for _ in looks_at_text(name, code)
     ]
-    assert found == ["worker/local/embedded.py"]  # of the embedded server's own start
+    assert found == ["worker/local/embedded.py"]  # errors of the embedded server's own start
     probe = ast.parse("try: pass\nexcept OSError as e:\n  if 'x' in str(e) or e.args[0].startswith('y'): pass")
     assert [line for name, code in caught(probe) for line in looks_at_text(name, code)] == [3, 3]

@@ -12,7 +12,7 @@ from penstock.producer.redis.streams import pairs, read_newest, read_range, read
 
 pytestmark = pytest.mark.every_server
 
-A, B = "{s}a", "{s}b"  # of one hash slot
+A, B = "{s}a", "{s}b"  # in one hash slot
 
 
 @pytest.fixture(params=["2", "3"])

@@ -61,7 +61,7 @@ def test_a_repetition_and_another_seed_share_as_before_with_other_ids(tmp_path: 
         first, second, third = map(ids, load.requests)
         assert first[:513] == second
         assert first[:512] == third[:512]
-        assert sum(one == other for one, other in zip(first, before[0], strict=True)) < 20  # of 1024, by chance
+        assert sum(one == other for one, other in zip(first, before[0], strict=True)) < 20  # by chance, of 1024
 
 
 def test_prompts_of_a_long_trace_take_no_memory_before_they_are_sent(tmp_path: Path) -> None:

@@ -147,6 +147,6 @@ def test_numbers_have_bounds() -> None:
         for each in leaf.params
         if each.type_descriptor.annotation in (int, float)
         and each.min is None
-        and path[0] not in ("bench", "send")  # which look at loads, and at requests, by themselves
+        and path[0] not in ("bench", "send")  # they check loads, and requests, by themselves
     ]
     assert missing == []

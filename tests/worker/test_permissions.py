@@ -26,7 +26,7 @@ def rules_of(role: str) -> list[str]:
 
 @pytest.fixture
 async def user(redis: RedisClient, redis_url: str) -> AsyncIterator[MakeUser]:
-    """Returns a function that makes a user with the given rules, and a connection of that user."""
+    """Function that makes a user with the given rules, and a connection of that user."""
     made: list[RedisClient] = []
 
     async def make(*rules: str) -> RedisClient:

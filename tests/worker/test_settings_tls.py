@@ -141,7 +141,7 @@ def set_to(
 
 
 def refusals(url: str, files: list[Path], tmp_path: Path, at: int) -> None:
-    """Returns the refusals of the URL by worker, gateway and both clients, each before it does anything."""
+    """Checks that worker, gateway and both clients refuse the URL, each before it does anything."""
     for program, name in ((WORKER, "redis_url"), (GATEWAY, "redis_url"), (GATEWAY, "operator_redis_url")):
         with set_to(program, at, {name: url}, tmp_path) as ((flags, config), places):
             with pytest.raises(SettingsError) as caught:

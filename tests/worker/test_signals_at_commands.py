@@ -42,7 +42,7 @@ from penstock.worker.errors import Aborted, DrainIncomplete
 from penstock.worker.service import WorkerService
 
 TOKENS = {"resumed": 12, "short": 5, "long": 60}  # by id of a request, which is its prompt
-AT_ONCE = 8  # of the 16 databases that a server has
+AT_ONCE = 8  # a server has 16 databases
 
 
 @dataclass

@@ -25,7 +25,7 @@ ALLOWED = {
 
 
 def looks(tree: ast.AST) -> Iterator[str]:
-    """Returns calls of, and references to, what tells the time of day."""
+    """Yields calls of, and references to, what tells the time of day."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in LOOKS:
             owner = node.value

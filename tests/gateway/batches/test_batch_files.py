@@ -138,12 +138,12 @@ NAMES = {
     "": "file",
     ".hidden": "hidden",
     "in\tput\x7f\x85.jsonl": "input.jsonl",
-    "a\u202elnosj.exe": "alnosj.exe",  # which would be shown from right to left
+    "a\u202elnosj.exe": "alnosj.exe",  # it would be shown from right to left
     "a\u2066\u2028\ufeff\u200eb": "ab",
     "\u0645\u06cc\u200c\u062e.jsonl": "\u0645\u06cc\u200c\u062e.jsonl",  # a joiner that Persian is spelled with
     "naïve 文件.jsonl": "naïve 文件.jsonl",
     "x" * 300: "x" * 255,
-    "文" * 100: "文" * 85,  # of three bytes each
+    "文" * 100: "文" * 85,  # three bytes each
     "x" * 254 + ". b": "x" * 254,
 }
 

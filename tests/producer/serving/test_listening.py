@@ -34,7 +34,7 @@ def test_which_addresses_a_host_stands_for(host: str, reached: set[str]) -> None
     with listen(host, 0) as listener:
         found = {address for address in ("127.0.0.1", "::1") if reaches(listener, address)}
         assert found == (reached if HAS_IPV6 else reached - {"::1"})
-        assert host == "::" or reaches(listener, "localhost")  # which need not be a name of ::1
+        assert host == "::" or reaches(listener, "localhost")  # it need not be a name of ::1
 
 
 @pytest.mark.parametrize("code", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, None])

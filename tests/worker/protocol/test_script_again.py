@@ -199,7 +199,7 @@ async def test_bodies_of_a_dead_worker_are_read_only_where_no_script_knows_them(
     bills = [Bill(entry_id, "a", 100) for entry_id in ids[:3]] if is_known else []
     await run(raw, scripts.charge("q", worker="had", bills=bills))
     await raw.config_resetstat()
-    command = scripts.retire("q", stream=STREAM, consumer="had", count=100, max_bytes=100)  # of 53 each
+    command = scripts.retire("q", stream=STREAM, consumer="had", count=100, max_bytes=100)  # 53 each
     freed = [await run(raw, command) for _ in range(5)]
     stats = await raw.info("commandstats")
     assert stats.get("cmdstat_xrange", {"calls": 0})["calls"] == (0 if is_known else 7)

@@ -296,7 +296,7 @@ async def test_what_is_passed_on_waits_like_the_rest_and_its_home_is_told(raw: R
         await raw.xadd(keys.nudges("q", name), {"look": "again"}, id="1-0")
     entry = await add(raw, "x", id="r", timeout_s="60")
     await raw.xreadgroup(keys.GROUP, other, {STREAM: ">"})
-    assert await run(raw, scripts.pass_on("q", worker="w2", entry_id=entry, lowest=-1000, room=3)) == 0  # not its own
+    assert await run(raw, scripts.pass_on("q", worker="w2", entry_id=entry, lowest=-1000, room=3)) == 0  # not w2's
     assert await run(raw, scripts.pass_on("q", worker=other, entry_id=entry, lowest=-1000, room=3)) == 1
     assert await raw.hgetall(keys.named("q")) == {b"r": entry.encode()}
     assert await raw.zrange(keys.due("q"), 0, -1) == [entry.encode()]
