@@ -51,7 +51,7 @@ def test_without_a_compiler_it_tells_why_it_is_slow(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("penstock.engine.opening.keep_compilations", lambda directory: None)  # that of the whole process
+    monkeypatch.setattr("penstock.engine.opening.keep_compilations", lambda directory: None)  # the process-wide one
     info = Engine.from_checkpoint(tiny_model, replace(SMALL, compile_cache_dir=tmp_path / "compiled")).describe()
     assert (info.attention, info.matmul) == ("xla", "xla")
     assert info.fallback == "there is no C++ compiler (c++, g++ or clang++) on PATH"
