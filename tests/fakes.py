@@ -167,7 +167,6 @@ class ScriptedWorker:
         self._replies: set[asyncio.Task[None]] = set()
 
     async def release(self, queue_entry: str) -> None:
-        """Removes an answered request from the queue."""
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.xack(keys.requests(self.queue), keys.GROUP, queue_entry)
             pipe.xdel(keys.requests(self.queue), queue_entry)

@@ -32,7 +32,6 @@ class Received(NamedTuple):
 
 
 def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
-    """Makes the body of a request."""
     return {"model": "default", "messages": [{"role": "user", "content": text}], **fields}
 
 

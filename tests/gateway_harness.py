@@ -49,8 +49,6 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Running(Listening):
-    """A running gateway."""
-
     server: GatewayServer
 
 

@@ -37,7 +37,6 @@ class GatewayProcess:
 
     @property
     def memory_mib(self) -> float:
-        """Returns the memory of the process."""
         assert self._process is not None
         num_pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return num_pages * os.sysconf("SC_PAGE_SIZE") / 2**20

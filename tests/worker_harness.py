@@ -45,8 +45,6 @@ _names = itertools.count()
 
 @dataclass
 class Running:
-    """A worker at work."""
-
     service: WorkerService
     engine: FakeEngine
     _task: asyncio.Task[None]

@@ -15,7 +15,7 @@ QUESTION = "Is it noon?"
 
 
 class Weather(BaseModel):
-    """A question about the weather."""
+    """What to know of it."""
 
     city: Literal["Oslo", "Rome"]
     days: Literal[1, 2]

@@ -18,7 +18,6 @@ CHARACTER_WIDTH = 12.2  # as rich draws: 0.61 of 20
 
 
 def rows(svg: str) -> list[str]:
-    """Returns the lines of the screen."""
     found: dict[float, str] = defaultdict(str)
     pieces = [text for text in ET.fromstring(svg).iter(f"{SVG}text") if "textLength" in text.attrib]
     for text in sorted(pieces, key=lambda piece: float(piece.attrib["x"])):

@@ -179,7 +179,6 @@ async def _is_served(client: AsyncClient) -> bool:
 
 
 async def _consumers(admin: RedisClient) -> bool:
-    """Checks whether the dead consumer was removed."""
     consumers = await admin.xinfo_consumers(keys.requests("q"), keys.GROUP)
     return "dead" not in {consumer["name"] for consumer in consumers}
 

@@ -21,7 +21,6 @@ async def served(redis: RedisClient, tenant: str) -> float:
 
 
 async def waiting(redis: RedisClient) -> int:
-    """Returns the entries that have a place."""
     pending: Any = await redis.xpending(keys.requests("q"), keys.GROUP)
     return sum(each["pending"] for each in pending["consumers"] if each["name"] == keys.WAITING)
 

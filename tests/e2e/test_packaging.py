@@ -28,13 +28,11 @@ PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of this tree."""
     return zipfile.ZipFile(build("wheel", ROOT, tmp_path_factory.mktemp("wheel")))
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> tarfile.TarFile:
-    """The source distribution of this tree."""
     return tarfile.open(build("sdist", ROOT, tmp_path_factory.mktemp("sdist")))
 
 
@@ -99,7 +97,6 @@ def copy_as_the_dockerfile_does(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder that the wheel is installed into."""
     folder = tmp_path_factory.mktemp("installed")
     wheel.extractall(folder)
     return folder

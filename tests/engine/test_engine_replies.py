@@ -50,7 +50,6 @@ def request(seed: int, **changes: object) -> Request:
 
 
 def run(engine: Engine, request: Request, preempt_at: int | None = None) -> list[list[Output]]:
-    """Returns the outputs of each choice."""
     engine.add(request)
     outputs: list[list[Output]] = [[] for _ in range(request.n)]
     for step in itertools.count():

@@ -81,7 +81,6 @@ def assert_all_is_back(engine: Engine) -> None:
 
 
 def same(one: Result, other: Result) -> None:
-    """Checks that results are equal to the bit."""
     assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
     assert [entry.logprob for entry in one.logprobs] == [entry.logprob for entry in other.logprobs]
 

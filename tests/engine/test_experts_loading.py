@@ -27,7 +27,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(sound: Path, directory: Path, edit: Callable[[Tensors], object]) -> Path:
-    """Copies the sound checkpoint with other tensors."""
     (directory / "config.json").write_text((sound / "config.json").read_text())
     tensors = load_file(sound / "model.safetensors")
     edit(tensors)

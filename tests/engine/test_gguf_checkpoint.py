@@ -269,7 +269,6 @@ def test_metadata_that_the_weights_contradict_or_that_asks_for_more_is_refused(
 
 
 def spoiled(file: Path, name: str, place: int, data: bytes) -> None:
-    """Overwrites a part of a tensor."""
     held = bytearray(file.read_bytes())
     start = read_header(file).tensors[name].start + place
     held[start : start + len(data)] = data

@@ -124,7 +124,6 @@ class Device:
         self.states = tuple(jnp.full((NUM_SLOTS, *array.shape), 3.0, array.dtype) for array in config.states(dtype))
 
     def run(self, *parts: Part, num_tokens: int = NUM_TOKENS) -> list[np.ndarray]:
-        """Returns the results of each part's tokens."""
         x, given = step_of(parts, self._dtype, num_tokens)
         y, self.states = attended(self._graph, self._state, x, given, self.states)
         counts = np.cumsum([part.count for part in parts])

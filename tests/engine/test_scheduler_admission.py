@@ -109,7 +109,6 @@ def test_a_suspect_that_finds_no_pages_is_not_passed_for_good() -> None:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Pages that are hashed."""
     pages: list[tuple[int, ...]] = []
 
     def hash_of(parent: bytes, token_ids: list[int]) -> bytes:

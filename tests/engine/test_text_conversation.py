@@ -73,7 +73,6 @@ def encoded(family: str, messages: list[dict[str, Any]], **more: Any) -> Encoded
 
 
 def theirs(family: str, messages: list[dict[str, Any]], **more: Any) -> str:
-    """Renders the messages with transformers."""
     more = {"add_generation_prompt": True, "tokenize": False, **more}
     return str(tokenizer_for(family).apply_chat_template(messages, **more))
 

@@ -47,7 +47,6 @@ def validate(schema: dict[str, Any], text: str) -> None:
 
 
 def walks(source: str, count: int) -> list[tuple[int, ...]]:
-    """Returns whole replies."""
     found = [vocabulary().walk(source, random.Random(seed)) for seed in range(count)]
     return [walk.ids for walk in found if walk.is_whole]
 

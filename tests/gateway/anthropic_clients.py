@@ -66,7 +66,6 @@ class Asked:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Messages of the request."""
         return [json.loads(message.model_dump_json(exclude_none=True)) for message in self.request.messages or ()]
 
     async def message(self, **fields: Any) -> anthropic.types.Message:
@@ -88,7 +87,6 @@ class Asked:
 async def asking(
     redis: RedisClient, redis_url: str, behave: Behaviour = two_words, **settings: Any
 ) -> AsyncIterator[Asked]:
-    """Runs a gateway and a worker for the time of the block."""
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, behave) as worker,

@@ -47,7 +47,6 @@ class Asked:
 
     @property
     def request(self) -> GenerateRequest:
-        """The only request."""
         (request,) = self.worker.taken
         return request
 
@@ -78,7 +77,6 @@ def data_of(text: str) -> list[str]:
 async def asking(
     redis: RedisClient, redis_url: str, behave: Behaviour = two_words, *, card: ModelCard = CARD, **settings: Any
 ) -> AsyncIterator[Asked]:
-    """Runs a gateway and a worker for the time of the block."""
     await announce(redis, card=card)
     async with (
         ScriptedWorker(redis_url, behave) as worker,

@@ -33,7 +33,6 @@ async def watching(url: str, abandon_after_s: float = PATIENCE_S) -> AsyncIterat
 
 @pytest.fixture
 async def handle(redis: RedisClient, redis_url: str) -> AsyncIterator[Handle]:
-    """Handle of a request that runs."""
     async with ScriptedWorker(redis_url, unfinished), AsyncClient(redis_url) as client:
         await redis.set(keys.heartbeat("default", "scripted"), "1")
         handle = await client.submit("x")

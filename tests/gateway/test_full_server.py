@@ -73,8 +73,6 @@ async def send_head(send: Any) -> None:
 
 
 class Client:
-    """Reads whatever comes."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.received = b""
@@ -95,8 +93,6 @@ class Client:
 
 
 class Served:
-    """A server and its clients."""
-
     def __init__(self, app: App, server: GuardedServer, port: int) -> None:
         self.app = app
         self.server = server

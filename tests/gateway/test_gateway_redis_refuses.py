@@ -77,7 +77,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Log events of the test."""
     structlog.reset_defaults()
     with capture_logs() as captured:
         yield captured

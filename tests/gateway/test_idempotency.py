@@ -34,7 +34,6 @@ async def worker(redis: RedisClient, redis_url: str) -> AsyncIterator[ScriptedWo
 
 @asynccontextmanager
 async def two_gateways(redis_url: str) -> AsyncIterator[Any]:
-    """Clients of two gateways."""
     async with (
         running_gateway(redis_url) as one,
         running_gateway(redis_url) as other,

@@ -21,7 +21,6 @@ FUNCTIONS: dict[str, Callable[..., str]] = dict(inspect.getmembers(keys, inspect
 
 
 def made(queue: str, name: str) -> dict[str, str]:
-    """Returns a key of each kind."""
     values = {"queue": queue, "letters": keys.dead(queue)}
     return {
         kind: make(*(values.get(parameter, name) for parameter in inspect.signature(make).parameters))

@@ -31,7 +31,6 @@ def rows(header: str) -> dict[str, list[str]]:
 
 
 def bounds(field: FieldInfo) -> list[str]:
-    """Returns the numbers that limit a field."""
     found: list[Any] = []
     for limit in field.metadata:
         found += [getattr(limit, name) for name in ("ge", "gt", "le", "max_length") if hasattr(limit, name)]

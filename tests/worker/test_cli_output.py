@@ -35,7 +35,6 @@ async def url() -> AsyncIterator[str]:
 
 
 async def run(url: str, command: list[str], stdout: Any, closed: str = "", **variables: str) -> tuple[int, str]:
-    """Returns the exit status and stderr."""
     words = [sys.executable, "-m", "penstock", *command, "--redis-url", url]
     if closed:
         words = ["sh", "-c", f'exec "$@" {closed}', "sh", *words]

@@ -97,7 +97,6 @@ def strictly(batch: Batch) -> Batch:
 
 @asynccontextmanager
 async def asking(redis: RedisClient, redis_url: str, behave: Any = answer, **settings: Any) -> AsyncIterator[Asked]:
-    """Runs a gateway and a worker for the time of the block."""
     await announce(redis)
     async with (
         ScriptedWorker(redis_url, behave) as worker,

@@ -141,7 +141,6 @@ def events_of(text: str) -> list[Any]:
 
 @asynccontextmanager
 async def asking(redis: RedisClient, redis_url: str, **settings: Any) -> AsyncIterator[Asked]:
-    """Runs a gateway and a worker for the time of the block."""
     await announce(redis)
     async with ScriptedWorker(redis_url, answer) as worker, Asked.beside(worker, redis, redis_url, **settings) as asked:
         yield asked

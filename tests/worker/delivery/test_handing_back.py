@@ -87,7 +87,6 @@ class Desk:
         await eventually(has_refused)
 
     async def tokens(self, live: LiveRequest) -> list[str]:
-        """Returns the tokens on its reply."""
         entries = await self.redis.xrange(keys.reply("q", live.id))
         return [token for _, fields in entries for token in fields.get(b"tokens", b"").decode().split(",") if token]
 

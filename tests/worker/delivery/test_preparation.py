@@ -23,8 +23,6 @@ CHAT = ({"role": "user", "content": "a"},)
 
 
 class Listener(FakeText):
-    """Records the conversations that it is given."""
-
     def __init__(self) -> None:
         self.chats: list[Conversation] = []
 

@@ -11,5 +11,4 @@ from penstock.producer.redis.connection import RedisClient
 
 @pytest.fixture
 async def group(raw: RedisClient) -> None:
-    """Makes the queue's group."""
     await raw.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)

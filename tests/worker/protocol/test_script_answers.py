@@ -21,7 +21,6 @@ LONG_AGO_MS = 1_700_000_000_000
 
 @pytest.fixture(autouse=True)
 async def group(raw: RedisClient) -> None:
-    """Makes the group of the stream."""
     await raw.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
 
 
