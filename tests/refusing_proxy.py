@@ -1,7 +1,7 @@
 """A proxy in front of Redis that speaks its protocol, and answers in the server's place or holds answers back.
 
-It knows every command by its name, and a script by the name that the code has for it, so that a test can ask which ones
-were sent and which were refused.
+It knows every command by its name, and a script by its name in the code. So a test can ask which ones were sent and
+which were refused.
 """
 
 from __future__ import annotations

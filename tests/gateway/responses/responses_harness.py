@@ -128,7 +128,7 @@ def strictly(response: Response) -> Response:
 
 
 def events_of(text: str) -> list[Any]:
-    """Returns the events of a stream, each of which must match its type exactly, with the type as its name."""
+    """Returns the events of a stream. Each must match its type exactly, and have the type as its name."""
     events = []
     for block in text.split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
