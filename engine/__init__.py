@@ -1,9 +1,9 @@
 """Penstock's engine: token ids in, tokens and text out. Continuous batching over a paged KV cache, on any JAX device.
 
-`Engine` is driven step by step; `EngineDriver` runs one on a thread of its own for asyncio. Neither knows of Redis.
+`Engine` is driven step by step; `EngineDriver` runs one on a thread of its own for asyncio. Neither knows about Redis.
 
-`Engine` alone needs JAX, which takes seconds to import and which a client need not have installed: it is imported when
-it is first asked for. Settings, requests and errors are plain Python.
+Only `Engine` needs JAX, which takes seconds to import and which a client may not have installed, so it is imported on
+first use. Settings, requests and errors are plain Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many pages and slots for states an engine gets: as settings say, or as memory has."""
+"""Sizes an engine's KV cache and state slots, from the settings or from the memory that is free."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from penstock.engine.scheduling.amounts import Amount
 
 
 def with_pages(deployment: Deployment, free_bytes: int) -> CacheSpec:
-    """As many pages, and slots for states, as are asked for, or as memory has, but never more than all sequences
-    together could fill.
+    """Returns the pages and state slots that the settings ask for or memory holds, up to what all sequences could fill.
 
     Raises:
-        ConfigError: that is not even one page for each group of layers, beside page 0.
+        ConfigError: there is not even one page for each group of layers besides page 0.
     """
     config, needs = deployment.config, deployment.needs
     fewest = needs.by_kind([1] * needs.num_groups)
@@ -38,11 +37,13 @@ def with_pages(deployment: Deployment, free_bytes: int) -> CacheSpec:
 
 
 def fitting(deployment: Deployment, num_bytes: int) -> CacheSpec:
-    """What so much memory holds, unless settings say how many: a state for each sequence that may run, as far as half
-    of it goes; and of the rest pages, with the states of prefixes that these may hold.
+    """Returns the cache that fits into `num_bytes`, unless the settings give the numbers.
+
+    State slots for running sequences take up to half of the memory. Pages, and states for the prefixes they may hold,
+    share the rest.
 
     Raises:
-        ConfigError: slots are asked for, and the model keeps no states.
+        ConfigError: the settings ask for state slots, and the model keeps no states.
     """
     config, asked = deployment.config, _asked_states(deployment)
     running = _running_states(deployment, num_bytes) if asked is None else asked
@@ -55,11 +56,11 @@ def fitting(deployment: Deployment, num_bytes: int) -> CacheSpec:
 
 
 def _affordable(deployment: Deployment, num_bytes: int, *, keeps_states: bool) -> Amount:
-    """Pages of each kind for so much memory, but never more than all sequences together could fill.
+    """Returns the pages of each kind that fit into `num_bytes`, up to what all sequences together could fill.
 
-    Kinds that windows bound are like states: first each sequence that may run gets what its windows reach over, as far
-    as half of the memory goes. The others share the rest, page by page of the same tokens, and states of prefixes with
-    them. What is left then is for prefixes behind windows.
+    Kinds bounded by a sliding window are allocated like states: each running sequence first gets what its windows span,
+    out of at most half of the memory. The other kinds, and the states of prefixes, share the rest so that they cover
+    the same number of tokens. What is left then goes to prefixes behind windows.
     """
     needs, useful, sizes = deployment.needs, useful_pages(deployment), deployment.kind_bytes
     bounded = sorted(needs.bounded_kinds) if len(needs.bounded_kinds) < needs.num_kinds else []
@@ -85,7 +86,9 @@ def _affordable(deployment: Deployment, num_bytes: int, *, keeps_states: bool) -
 
 
 def _running_pages(deployment: Deployment) -> Amount:
-    """That `max_num_seqs` sequences of any length hold while all but one decode, and page 0 of each kind."""
+    """Returns the pages that `max_num_seqs` sequences of any length hold while all but one decode, plus page 0 of each
+    kind.
+    """
     config, needs = deployment.config, deployment.needs
     decoding = needs.held(deployment.max_model_len, 1).counts
     starting = needs.held(deployment.max_model_len, config.max_batch_tokens).counts
@@ -95,10 +98,10 @@ def _running_pages(deployment: Deployment) -> Amount:
 
 
 def _asked_states(deployment: Deployment) -> int | None:
-    """Slots, slot 0 included, where their number is given; None where it is not.
+    """Returns the configured number of slots plus slot 0, or None if it is not set.
 
     Raises:
-        ConfigError: it is given for a model that keeps no states.
+        ConfigError: it is set, and the model keeps no states.
     """
     asked = deployment.config.state_slots
     if not deployment.model.has_states:
@@ -109,15 +112,15 @@ def _asked_states(deployment: Deployment) -> int | None:
 
 
 def _running_states(deployment: Deployment, num_bytes: int) -> int:
-    """Slots for sequences that run, and slot 0."""
+    """Returns the number of slots for running sequences, plus slot 0."""
     most = 1 + deployment.config.max_num_seqs
-    if deployment.config.num_pages is not None:  # then memory is what is asked for
+    if deployment.config.num_pages is not None:  # then the settings decide how much memory is used
         return most
     return max(2, min(most, num_bytes // 2 // deployment.state_bytes))
 
 
 def useful_pages(deployment: Deployment) -> Amount:
-    """That all sequences together could fill, and page 0 of each kind."""
+    """Returns the pages that all sequences together could fill, plus page 0 of each kind."""
     config = deployment.config
     most = deployment.needs.held(deployment.max_model_len, config.max_batch_tokens)
     return Amount(tuple(config.max_num_seqs * count + 1 for count in most.counts))

@@ -1,4 +1,4 @@
-"""One choice of one request: what its tokens mean, as parts of a reply and as an end."""
+"""One choice of a request: reads its tokens as parts of a reply and finds where it ends."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class Choice:
         max_model_len: int,
         spell: Spell,
     ) -> None:
-        # Those of the prompt go out with the first token.
+        # The prompt's log-probabilities go out with the first token.
         self._prompt_logprobs = PromptLogprobs(sequence.request, spell) if sequence.scores_prompt else None
         self._spell = spell
         self._sequence = sequence
         self._stream = stream
         self._stop_ids = stop_ids
         self._max_model_len = max_model_len
-        self._echo = sequence.request.echo  # what goes out with the first token
+        self._echo = sequence.request.echo  # goes out with the first token
 
     @property
     def num_reasoning(self) -> int:
-        """Tokens so far that are reasoning."""
+        """Number of generated tokens so far that are reasoning."""
         return self._stream.num_reasoning
 
     def replay(self) -> Ending | None:
-        """Brings the reply to where an earlier run was that generated tokens; says why, if it ended with them."""
+        """Restores the reply after tokens that an earlier run generated; returns the ending if they end the choice."""
         generated = self._sequence.token_ids[self._sequence.num_prompt :]
         if not generated:
             return None
@@ -60,7 +60,7 @@ class Choice:
         return self._stop(stop) if stop else self.push(generated[-1])[1]
 
     def push(self, token_id: int) -> tuple[Delta, Ending | None]:
-        """Takes the sequence's newest token: what it releases, and why the choice ends, if it does."""
+        """Takes the sequence's newest token; returns the text it releases and, if the choice ends, its ending."""
         echo, self._echo = self._echo, ""
         delta, ending = self._read(token_id)
         return (joined(Delta(echo), delta) if echo else delta), ending
@@ -79,30 +79,30 @@ class Choice:
         return delta, None
 
     def complete(self) -> tuple[Delta, Ending]:
-        """What was held back, and the end, of a choice that nothing can follow, by its grammar."""
+        """Ends a choice whose grammar allows nothing more; returns the text held back and the ending."""
         return self._stream.finish(), self._stop(None)
 
     def _stop(self, stop_reason: str | int | None) -> Ending:
         return Ending("tool_calls" if self._stream.calls_tools else "stop", stop_reason)
 
     def finish(self) -> Delta:
-        """What was held back, of a choice that ends for a reason that is not in its tokens."""
+        """Ends a choice for a reason that is not in its tokens; returns the text held back."""
         return self._stream.finish(Ended.CUT)
 
     def score(self, row: Row, found: Logprobs | None, place: int) -> None:
-        """Takes the log-probabilities of a chunk of the prompt, those of the rows from `place` on."""
+        """Takes the log-probabilities of a chunk of the prompt, from the rows starting at `place`."""
         if self._prompt_logprobs is not None and found is not None:
             self._prompt_logprobs.take(found, place, row.start, row.num_scored)
 
     def logprob(self, found: Logprobs | None, place: int) -> TokenLogprob | None:
-        """Of the sequence's newest token, drawn by the row at `place`, if its request asks for it."""
+        """Returns the log-probability of the newest token, drawn by the row at `place`, if the request asks for it."""
         count = self._sequence.request.sampling.logprobs
         if found is None or count is None:
             return None
         return logprob_at(found, place, self._sequence.token_ids[-1], count, self._spell)
 
     def with_prompt_logprobs(self, output: Output) -> Output:
-        """`output`, of a new token, with the log-probabilities of the prompt, where they are wanted and not out yet."""
+        """Adds the prompt's log-probabilities to the `output` of a new token, if they are wanted and not sent yet."""
         if self._prompt_logprobs is None:
             return output
         of_prompt, self._prompt_logprobs = self._prompt_logprobs.all(), None
@@ -115,7 +115,7 @@ class Choice:
 
 
 class NewChoices:
-    """Makes the choices of one model. One thread at a time uses this."""
+    """Makes the choices of one model. Only one thread at a time may use it."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], max_model_len: int) -> None:
         self._streams = ReplyStreams(tokenizer)
@@ -124,7 +124,7 @@ class NewChoices:
         self._max_model_len = max_model_len
 
     def of(self, sequence: Sequence) -> Choice:
-        """Raises InvalidRequest as `ReplyStreams.stream`."""
+        """Returns a new choice for `sequence`. Raises InvalidRequest as `ReplyStreams.stream` does."""
         stop_ids = frozenset(sequence.request.sampling.stop_ids(self._eos_token_ids))
         stream = self._streams.stream(sequence.request, sequence.index)
         return Choice(sequence, stream, stop_ids, self._max_model_len, self._spell)
@@ -138,7 +138,7 @@ def output_of(
     ending: Ending | None = None,
     num_reasoning: int = 0,
 ) -> Output:
-    """`token_ids` are the newest tokens of `sequence`, `num_reasoning` of all its generated ones are reasoning."""
+    """Returns the output for the newest `token_ids` of `sequence`. `num_reasoning` counts all its reasoning tokens."""
     output = Output(
         request_id=sequence.request.id,
         index=sequence.index,

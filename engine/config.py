@@ -1,4 +1,4 @@
-"""What an operator decides about an engine."""
+"""The settings of an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTINGS = {
     "matmul": MATMUL_SETTINGS,
 }
 
-_INT32 = (1 << 31) - 1  # what positions, pages and slots are on the device
+_INT32 = (1 << 31) - 1  # the device's type for positions, pages and slots
 _BOUNDS = {
     "max_num_seqs": (1, 1 << 16),
     "max_batch_tokens": (1, 1 << 20),
@@ -39,38 +39,38 @@ _BOUNDS = {
     "tensor_parallel": (1, 1 << 16),
     "expert_parallel": (1, 1 << 16),
 }
-"""Beyond the upper ones a number is a slip, whatever the machine."""
+"""Values above the upper bound are typos on any machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes and limits of one engine. Values left at None are derived from the model and the device.
+    """Sizes and limits of one engine. None means derived from the model and the device.
 
     Raises:
-        ConfigError: a value that contradicts another, or is out of range; the message names it.
+        ConfigError: a value contradicts another or is out of range; the message names it.
     """
 
     dtype: str = "auto"  # of weights and activations: auto (as on disk), float32, bfloat16, float16
     weights: str = "auto"  # how weights are held: auto (as stored), or quantized while they are loaded: int8, int4, fp8
-    activations: str = "auto"  # that weights in int8 are multiplied with: auto (as the checkpoint says), int8 by token
+    activations: str = "auto"  # multiplied with int8 weights: auto (as the checkpoint says), int8 by token
     max_model_len: int | None = None  # prompt and generated tokens of one sequence; None: the model's own limit
     max_num_seqs: int = 64  # sequences that run at once
-    max_batch_tokens: int = 512  # tokens that one step computes at most, a power of two
-    page_size: int | None = None  # tokens per KV page; None: what suits the platform
+    max_batch_tokens: int = 512  # most tokens that one step computes, a power of two
+    page_size: int | None = None  # tokens per KV page; None: by platform
     num_pages: int | None = None  # of each kind, page 0 included; None: as many as `kv_cache_bytes` holds
     kv_cache_bytes: int | None = None  # None: a share of the device's free memory, 1 GiB where that is unknown
-    state_slots: int | None = None  # recurrent states, of sequences and of prefixes; None: by pages and max_num_seqs
-    kv_cache_dtype: str = "auto"  # of keys and values: auto (the checkpoint's, else unquantized), or as named
+    state_slots: int | None = None  # recurrent states of sequences and prefixes; None: from pages and max_num_seqs
+    kv_cache_dtype: str = "auto"  # auto (the checkpoint's, else unquantized), or a type
     prefix_caching: bool = True
-    speculation: str = "ngram"  # who drafts tokens, where that pays: ngram, or off; tokens are the same
-    max_draft_tokens: int = 15  # of one sequence in a step
-    decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else what warm-up measures to be quicker
-    prefill_share: float = 0.4  # of the longest step, which prompts may add to one in which sequences decode
-    tensor_parallel: int = 1  # devices that the model is split over, or each group of them
+    speculation: str = "ngram"  # the drafter, used where it pays: ngram or off; output is the same
+    max_draft_tokens: int = 15  # per sequence and step
+    decode_steps: int | None = None  # in one dispatch; None: 1 on TPU, else the fastest that warm-up measures
+    prefill_share: float = 0.4  # share of the longest step that prompts may add to a decoding step
+    tensor_parallel: int = 1  # devices that the model, or each expert group, is split over
     expert_parallel: int = 1  # groups of `tensor_parallel` devices that experts are divided over
     attention: str = "auto"  # auto, xla, native (C++, for CPU), triton (for GPU), ragged or fused (for TPU)
     matmul: str = "auto"  # auto, xla or native (C++ built on this machine, with packed weights, for CPU)
-    chat_format: str = "auto"  # how answers in chats are read: auto (by the chat template), none, or a format's name
+    chat_format: str = "auto"  # how chat replies are parsed: auto (by the chat template), none, or a format's name
     compile_cache_dir: Path | None = None  # persistent compilation cache; None keeps none
 
     def __post_init__(self) -> None:
@@ -105,12 +105,12 @@ class EngineConfig:
 
     @property
     def num_devices(self) -> int:
-        """Of one copy of the model."""
+        """Number of devices that one copy of the model uses."""
         return self.tensor_parallel * self.expert_parallel
 
     @property
     def parallelism(self) -> str:
-        """As messages name it."""
+        """The parallelism settings, as messages name them."""
         tensor = f"tensor_parallel = {self.tensor_parallel}"
         return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
 

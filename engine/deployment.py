@@ -1,4 +1,4 @@
-"""How a model is laid out on devices: which attention, which mesh, which pages. For an engine, and for planning one."""
+"""How a model is laid out on devices: attention, mesh and pages. Used by the engine and the planner."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ from penstock.engine.stats import DeviceMemory, EngineInfo
 
 DEFAULT_BUILD_DIR = expanded("~/.cache/penstock")
 
-_SHARE_OF_FREE_MEMORY = 0.9  # for the KV cache at most, where its size is not set
-_SHARE_OF_STATES = 0.25  # that states kept for prefixes take beside the pages of these prefixes, at most
-_COPIES_OF_LOGITS = 7  # that sampling with all options has at once, at most: what compiling it for TPUs showed
-_DEFAULT_KV_CACHE_BYTES = 2**30  # where it is unknown how much memory is free
+_SHARE_OF_FREE_MEMORY = 0.9  # upper bound for the KV cache when its size is not set
+_SHARE_OF_STATES = 0.25  # most that prefix states take, relative to the pages of these prefixes
+_COPIES_OF_LOGITS = 7  # most copies that sampling with all options holds at once, from compiling it for TPUs
+_DEFAULT_KV_CACHE_BYTES = 2**30  # used when the free memory is unknown
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What follows from a model, the settings and the platform before anything is loaded."""
+    """Everything that follows from a model, the settings and the platform before anything is loaded."""
 
     config: EngineConfig
-    devices: tuple[jax.Device, ...]  # of one replica, or of all that a slice holds
-    model: ModelConfig  # as it is laid out: KV heads may be held several times
+    devices: tuple[jax.Device, ...]  # of one replica, or of all replicas in a slice
+    model: ModelConfig  # as laid out: KV heads may be replicated
     attention: AttentionBackend
     placement: Placement | None  # None: everything on one device
     page_size: int
     max_model_len: int
     kv_dtype: str
-    matmul_library: ctypes.CDLL | None  # the kernels that weights are packed for; None leaves matmuls to XLA
-    fallback: str | None  # why the C++ kernels that `auto` asks for cannot be had; None where nothing is missing
-    unkept: str | None = None  # why compiled programs cannot be kept; None where they are, or are not to be
+    matmul_library: ctypes.CDLL | None  # kernels that the weights are packed for; None leaves matmuls to XLA
+    fallback: str | None  # why the C++ kernels of `auto` are unavailable; None if nothing is missing
+    unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
 
     @property
     def platform(self) -> str:
@@ -70,26 +70,28 @@ class Deployment:
 
     @property
     def matmul(self) -> str:
-        """As the setting names it."""
+        """The matmul implementation, as the setting names it."""
         return "xla" if self.matmul_library is None else "native"
 
     @property
     def unpacks_in_pieces(self) -> bool:
-        """Of quantized weights; devices that share a model each unpack their shares."""
+        """Whether quantized weights are unpacked piece by piece; devices that share a model each unpack their shares
+        instead.
+        """
         return self.platform == "cpu" and self.placement is None and self.model.is_packed
 
     @property
     def groups(self) -> LayerGroups:
-        """Of layers, each of which has pages of its own."""
+        """The groups of layers; each group has pages of its own."""
         return layer_groups(self.model)
 
     @property
     def needs(self) -> PageNeeds:
-        """What a sequence needs of them."""
+        """The pages that a sequence needs in each group."""
         return PageNeeds(self.page_size, self.groups.windows, self.groups.kinds)
 
     def cache_spec(self, num_pages: Amount, num_states: int = 0) -> CacheSpec:
-        """`num_pages` counts page 0 of each kind."""
+        """Returns the cache for `num_pages` (page 0 of each kind included) and `num_states`."""
         kinds = tuple(
             KVCacheSpec(
                 num_layers=kind.size,
@@ -105,24 +107,24 @@ class Deployment:
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence's states in all layers, on each device; 0 where no layer keeps any."""
+        """Bytes of one sequence's states in all layers, on each device; 0 if no layer keeps any."""
         return slot_bytes(self.model, self.placement)
 
     @property
     def state_interval(self) -> int:
-        """Pages, at whose end a state is kept for the prefix cache: so many that it takes a small share beside them."""
-        span = sum(self.kind_bytes[kind] for kind in self.groups.kinds)  # of the tokens of a page, in all groups
+        """Number of pages between states kept for the prefix cache, so that states take a small share of the memory."""
+        span = sum(self.kind_bytes[kind] for kind in self.groups.kinds)  # bytes of one page's tokens in all groups
         return max(1, math.ceil(self.state_bytes / (_SHARE_OF_STATES * span)))
 
     def kept_states(self, num_pages: Amount) -> int:
-        """States behind prefixes that so many pages may hold."""
+        """Returns the number of states for the prefixes that `num_pages` may hold."""
         if not self.state_bytes or not self.config.prefix_caching:
             return 0
         return self.needs.spans(num_pages) // self.state_interval
 
     @property
     def kind_bytes(self) -> tuple[int, ...]:
-        """Of one page of each kind, in all layers of a group, on each device, with all that its layout pads."""
+        """Bytes of one page of each kind, in all layers of a group, on each device, including its layout's padding."""
         split = 1 if self.placement is None else self.placement.num_shares
         ones = self.cache_spec(Amount((1,) * len(self.groups.page_kinds))).kinds
         arrays: list[list[CacheArray]] = [jax.tree.leaves(self.attention.cache_arrays(one)) for one in ones]
@@ -130,27 +132,27 @@ class Deployment:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page of each kind together."""
+        """Bytes of one page of every kind together."""
         return sum(self.kind_bytes)
 
     def pages_bytes(self, num_pages: Amount) -> int:
-        """Of so many, on each device."""
+        """Returns the bytes of `num_pages` on each device."""
         return sum(map(mul, num_pages.counts, self.kind_bytes))
 
     @property
     def sampling_bytes(self) -> int:
-        """Of what sampling remembers of each batch slot, on each device."""
+        """Bytes that sampling keeps for all batch slots, on each device."""
         return state_bytes(self.geometry(self.max_model_len))
 
     def free_bytes(self) -> int:
-        """For the KV cache, on each device, once the weights are there."""
+        """Returns the bytes available to the KV cache on each device once the weights are loaded."""
         stats = self.devices[0].memory_stats()
         if not stats or "bytes_limit" not in stats:
             return _DEFAULT_KV_CACHE_BYTES
         return self.kv_bytes(stats["bytes_limit"] - stats["bytes_in_use"])
 
     def device_memory(self) -> tuple[DeviceMemory, ...]:
-        """Of those of the devices that belong to this process and count it."""
+        """Returns the memory of this process's devices, without those whose runtime does not count it."""
         found = []
         for device in self.devices:
             stats = device.memory_stats() if device.process_index == jax.process_index() else None
@@ -161,19 +163,21 @@ class Deployment:
         return tuple(found)
 
     def kv_bytes(self, free_bytes: int) -> int:
-        """What the KV cache may have of memory that is free on each device with the weights in it."""
+        """Returns the share of `free_bytes`, free on each device once weights are loaded, that the KV cache may
+        take.
+        """
         free = free_bytes - self.sampling_bytes
         return max(0, min(int(free * _SHARE_OF_FREE_MEMORY), free - self.logits_bytes))
 
     @property
     def logits_bytes(self) -> int:
-        """Of what the largest head needs beside its arguments, on each device, at most."""
+        """Upper bound of the bytes that the largest head needs on each device besides its arguments."""
         geometry = self.geometry(self.max_model_len)
         rows = -(-geometry.max_rows // (1 if self.placement is None else self.placement.num_shares))
         return _COPIES_OF_LOGITS * rows * self.model.vocab_rows * 4
 
     def describe(self, spec: CacheSpec) -> EngineInfo:
-        """Of an engine with a cache of this size."""
+        """Describes an engine with a cache of this size."""
         num_pages = usable(spec)
         split = 1 if self.placement is None else self.placement.num_shares
         return EngineInfo(
@@ -197,16 +201,16 @@ class Deployment:
 
     @property
     def decode_steps(self) -> int | None:
-        """In one dispatch; None where warm-up is to measure what is quicker.
+        """Decode steps in one dispatch; None if warm-up is to measure which number is fastest.
 
-        On TPU one unless set: the next step is dispatched while one runs, so the device does not wait for the host, and
-        each shape of several steps takes long to compile.
+        The default on TPU is one: the next step is dispatched while one runs, so the device does not wait for the host,
+        and each shape of several steps takes long to compile.
         """
         return 1 if self.config.decode_steps is None and self.platform == "tpu" else self.config.decode_steps
 
     @property
     def length_rule(self) -> LengthRule | None:
-        """The model's, if a sequence can be so long that it matters."""
+        """The model's length rule, if sequences can be long enough for it to matter."""
         rule = self.model.length_rule
         return rule if rule is not None and self.max_model_len > rule.original else None
 
@@ -225,13 +229,13 @@ class Deployment:
 
 
 def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Device] | None = None) -> Deployment:
-    """`model` on `devices`: this process's by default, of which it takes the first that one copy needs.
+    """Lays out `model` on `devices`. The default is the first of this process's devices, as many as one copy needs.
 
     Raises:
-        ConfigError: the model cannot be split so, there are too few devices, the page table is too large, or no weights
-            are in int8 where activations are to be.
+        ConfigError: the model cannot be split this way, there are too few devices, the page table is too large, or int8
+            activations are asked for and no weights are in int8.
     """
-    is_abstract = devices is not None  # arrays without memory need a place that says whose they would be
+    is_abstract = devices is not None  # abstract arrays need a placement that names their devices
     if devices is None:
         devices = _first(jax.devices(), config)
     platform = devices[0].platform
@@ -268,13 +272,13 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
 
 
 def _build_dir(compile_cache_dir: Path | None) -> Path | None:
-    """None: this user has no home folder."""
+    """Returns the folder for native builds, or None if the user has no home folder."""
     directory = compile_cache_dir or DEFAULT_BUILD_DIR
     return None if directory.parts[:1] == ("~",) else directory / "native"
 
 
 def _attention(config: EngineConfig, platform: str, model: ModelConfig, native: NativeLibrary) -> AttentionBackend:
-    """Where nothing is said of its pages, they are of the checkpoint's type, if the implementation has that."""
+    """Chooses the implementation. By default pages have the checkpoint's type, if the implementation supports it."""
     setting = config.kv_cache_dtype
     chosen = partial(
         attention_for,
@@ -315,7 +319,7 @@ def _with_activations(model: ModelConfig, setting: str) -> ModelConfig:
 
 
 def _with_windows_that_matter(model: ModelConfig, max_model_len: int) -> ModelConfig:
-    """Without those that no sequence outgrows: such layers are like those that see everything."""
+    """Removes windows that no sequence outgrows: these layers then count as full attention."""
 
     def seen(block: BlockConfig) -> BlockConfig:
         window = block.attention.sliding_window if block.has_attention else None
@@ -342,7 +346,7 @@ def _matmul_library(
 
 
 def usable(spec: CacheSpec) -> Amount:
-    """Its pages without page 0 of each kind, which nobody gets."""
+    """Returns the number of pages without page 0 of each kind, which is never handed out."""
     return Amount(tuple(count - 1 for count in spec.counts))
 
 

@@ -1,4 +1,4 @@
-"""Runs an engine on a thread of its own, for callers that live in an asyncio event loop."""
+"""Runs an engine on a thread of its own, for callers in an asyncio event loop."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from penstock.engine.request import FinishReason, Output, Request
 from penstock.engine.stats import EngineStats, worth_trying
 
 Sink = Callable[[Output], None]
-"""Called on the event loop with each output of one request, in order, up to the one that finishes its last choice."""
+"""Called on the event loop with each output of one request, in order, until its last choice has finished."""
 
 
 class StepEngine(Protocol):
-    """What the driver drives: `engine.Engine`, or a fake of it. Used by one thread at a time, `check` by any."""
+    """What the driver needs: `engine.Engine` or a fake. One thread at a time uses it; any may call `check`."""
 
     @property
     def max_num_seqs(self) -> int: ...
 
     def check(self, request: Request) -> None:
-        """Raises RequestError if the engine can never serve `request`. Reads only what never changes."""
+        """Raises RequestError if the engine can never serve `request`. Reads only immutable state."""
 
     def enqueue(self, request: Request) -> None:
-        """Takes on a request that `check` let through. Where this raises, the engine holds nothing of it."""
+        """Queues a request that passed `check`. If this raises, the engine keeps nothing of it."""
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
-        """Ends every choice of a request with `reason`, reported by the next step. An unknown id is ignored."""
+        """Ends every choice of a request with `reason`; the next step reports it. Ignores an unknown id."""
 
     def step(self) -> list[Output]: ...
 
     def has_work(self) -> bool: ...
 
     def slack_s(self) -> float:
-        """For so long the next step may wait for more requests, while the engine has work, and lose nothing by it."""
+        """Returns the seconds that the next step may wait for more requests at no cost, while the engine has work."""
 
     def stats(self) -> EngineStats: ...
 
@@ -66,8 +66,8 @@ class EngineDriver:
         self._stats = engine.stats()
         self._patience_s = 0.0
         self._notify_capacity: Callable[[], None] = lambda: None
-        self._outputs: list[Output] = []  # of the thread: not handed over yet
-        self._due_s = 0.0  # of the thread: when they are (monotonic)
+        self._outputs: list[Output] = []  # owned by the thread: not handed over yet
+        self._due_s = 0.0  # owned by the thread: when to hand them over (monotonic)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -90,33 +90,34 @@ class EngineDriver:
         self._active.clear()
 
     async def wait_ended(self) -> None:
-        """Returns when `stop` ended the thread; raises what ended it otherwise."""
+        """Returns once `stop` has ended the thread; otherwise raises the error that ended it."""
         await asyncio.shield(self._running()[1])
 
     def set_patience(self, seconds: float) -> None:
-        """How long outputs may wait to be handed over together, other than a request's first and last ones.
+        """Sets how long outputs may be held to be handed over together. A request's first and last outputs are never
+        held.
 
-        Waking the event loop takes longer than a step of some models takes on the host. At first they do not wait.
+        Waking the event loop can take longer than a step of a small model takes on the host. The default is no wait.
         """
         self._patience_s = seconds
 
     def watch_capacity(self, notify: Callable[[], None]) -> None:
-        """`notify` is called after a step that left more room for what comes: `spare` may be above 0 again."""
+        """Calls `notify` after each step that frees capacity: `spare` may be above 0 again."""
         self._notify_capacity = notify
 
     @property
     def stats(self) -> EngineStats:
-        """As of the last finished step."""
+        """Statistics as of the last finished step."""
         return self._stats
 
     @property
     def max_num_seqs(self) -> int:
-        """How many sequences run at once at most."""
+        """Most sequences that run at once."""
         return self._engine.max_num_seqs
 
     @property
     def spare(self) -> int:
-        """How many more sequences would run at once instead of waiting."""
+        """Number of additional sequences that would run at once instead of waiting."""
         free = self._engine.max_num_seqs - sum(active.num_unfinished for active in self._active.values())
         return max(0, min(free, _room(self._stats, free)))
 
@@ -125,7 +126,7 @@ class EngineDriver:
         self._engine.check(request)
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Hands `request` to the engine; `sink` is called with its outputs.
+        """Hands `request` to the engine; calls `sink` with its outputs.
 
         Raises:
             RequestError: the engine can never serve it, or its id is in use.
@@ -140,12 +141,12 @@ class EngineDriver:
         self._inbox.put(lambda: self._enqueue(request))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
-        """Ends a request early; its sink still gets the final outputs. An unknown id is ignored."""
+        """Ends a request early; its sink still gets the final outputs. Ignores an unknown id."""
         if request_id in self._active:
             self._inbox.put(lambda: self._engine.abort(request_id, reason))
 
     def forget(self, request_id: str) -> None:
-        """Like `abort`, but the sink is not called again. The id stays in use until the engine has let go of it."""
+        """Aborts a request without calling its sink again. The id stays in use until the engine has released it."""
         if request_id in self._active:
             self._active[request_id].sink = self._note_forgotten
             self.abort(request_id)
@@ -183,13 +184,13 @@ class EngineDriver:
                 outputs = self._engine.step()
                 self._note_stats()
                 self._pass_on(outputs)
-        except BaseException as error:  # whatever ends the thread is the caller's to know, through `wait_ended`
+        except BaseException as error:  # `wait_ended` raises whatever ended the thread
             failure = error
         self._hand_over()
         self._on_loop(self._end, failure)
 
     def _enqueue(self, request: Request) -> None:
-        """A request that the engine cannot even take on ends as one that breaks later does."""
+        """Queues a request in the engine. If that fails, the request ends like one that fails later."""
         try:
             self._engine.enqueue(request)
         except Exception as error:
@@ -209,10 +210,12 @@ class EngineDriver:
             self._hand_over()
         elif urgent := {output.request_id for output in outputs if _is_urgent(output)}:
             self._hand_over(urgent)
-            time.sleep(0)  # gives up the interpreter: the loop would get it only where this thread waits
+            time.sleep(0)  # releases the GIL: otherwise the loop runs only when this thread waits
 
     def _hand_over(self, request_ids: Container[str] | None = None) -> None:
-        """All outputs, or those of some requests: the event loop would be busy with the others first."""
+        """Hands over all outputs, or those of some requests only, so that the event loop is not busy with the others
+        first.
+        """
         outputs, self._outputs = self._outputs, []
         if request_ids is not None:
             self._outputs = [output for output in outputs if output.request_id not in request_ids]
@@ -221,10 +224,10 @@ class EngineDriver:
             self._on_loop(self._deliver, outputs)
 
     def _take_inbox(self) -> bool:
-        """Runs what the event loop asked for; False once it asked to end.
+        """Runs the event loop's commands; returns False once it asked the thread to end.
 
-        Sleeps while there is nothing to do, or nothing yet: a request that comes before the next step has to be planned
-        is in it.
+        Sleeps while there is nothing to do or the next step need not be planned yet, so that a request that comes in
+        time is part of it.
         """
         while True:
             try:
@@ -252,7 +255,7 @@ class EngineDriver:
             active.sink(output)
 
     def _note_forgotten(self, _: Output) -> None:
-        self._notify_capacity()  # whoever waits for the id, or for an idle engine, looks again
+        self._notify_capacity()  # callers that wait for the id, or for an idle engine, check again
 
     def _end(self, failure: BaseException | None) -> None:
         ended = self._running()[1]

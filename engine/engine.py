@@ -49,24 +49,24 @@ _NO_TOKEN = {
 
 
 class Engine:
-    """Continuous batching over one model. One thread at a time uses it, except for `check`, which any may call.
+    """Continuous batching over one model. One thread at a time may use it; any thread may call `check`.
 
     A step dispatches the next plan before it reads what the last one sampled, so that the device never waits for the
-    host; a sequence that turns out to have finished costs one discarded row.
+    host. A sequence that turns out to have finished costs one discarded row.
 
     An exception while a request is added, or while one of its sequences is planned, committed or detokenized, ends that
-    request or sequence alone. One in a dispatch, packing included, makes all of its sequences suspects, until each has
-    run alone (`_recover`). Elsewhere no request is to blame: the counts of pages and batch slots, the pace, a device
-    that does not even take a new cache. What raises there comes out of `step`, and ends the engine.
+    request or sequence alone. An exception in a dispatch, packing included, makes all of its sequences suspects until
+    each has run alone (`_recover`). Elsewhere no request is to blame: page and batch slot accounting, the pace, or a
+    device that cannot allocate a new cache. Such an exception propagates out of `step` and ends the engine.
     """
 
     def __init__(
         self, model: Decoder, tokenizer: Tokenizer, defaults: GenerationDefaults, deployment: Deployment
     ) -> None:
-        """`model` is laid out, and its weights packed, as `deployment` says.
+        """Builds an engine around `model`, laid out and with its weights packed as `deployment` says.
 
         Raises:
-            ConfigError: its blocks are not those that the attention implementation needs, or no pages fit.
+            ConfigError: the model's blocks do not fit the attention implementation, or no pages fit.
         """
         self._deployment = deployment
         config = deployment.config
@@ -116,7 +116,7 @@ class Engine:
         self._choices: dict[Sequence, Choice] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
-        self._early_outputs: list[Output] = []  # ends that no step produced
+        self._early_outputs: list[Output] = []  # endings that no step produced
         self._in_flight: Dispatched | None = None
         self._totals: Counter[str] = Counter()
 
@@ -133,8 +133,8 @@ class Engine:
         return cls(*open_model(model, config or EngineConfig(), progress))
 
     def warm_up(self, progress: ReportProgress | None = None) -> None:
-        """Compiles all shapes and measures them. Without it, each compiles when it is first met."""
-        with contextlib.suppress(Exception):  # a grammar raises it again; all other requests can do without
+        """Compiles all shapes and measures them. Without it, each shape compiles on first use."""
+        with contextlib.suppress(Exception):  # the first grammar raises it again; other requests don't need it
             self.grammars.prepare()
         self._pace = warm_up(
             self._runner,
@@ -145,7 +145,7 @@ class Engine:
         )
 
     def speculate(self, drafter: Drafter | None) -> None:
-        """From now on `drafter`, or nobody, guesses tokens. Which ones come does not depend on it, only how soon."""
+        """Sets the drafter; None turns speculation off. It changes how soon tokens come, not which ones."""
         if drafter is None:
             self._speculation: Speculation | None = None
             return
@@ -165,14 +165,14 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and generated tokens of one sequence."""
+        """Most prompt and generated tokens of one sequence."""
         return self._limits.max_model_len
 
     def describe(self) -> EngineInfo:
         return self._info
 
     def device_memory(self) -> tuple[DeviceMemory, ...]:
-        """Of each device whose runtime counts it: none on CPU. Any thread may call this."""
+        """Returns the memory of each device whose runtime counts it; none on CPU. Any thread may call this."""
         return self._deployment.device_memory()
 
     def check(self, request: Request) -> None:
@@ -180,16 +180,16 @@ class Engine:
         self._limits.check(request)
 
     def add(self, request: Request) -> None:
-        """Queues `request`. Where this raises, nothing of it is left here.
+        """Queues `request`. If this raises, the engine keeps nothing of it.
 
         Raises:
-            RequestError: as `check`, or its id is in use.
+            RequestError: `check` raises it, or the id is in use.
         """
         self.check(request)
         self.enqueue(request)
 
     def enqueue(self, request: Request) -> None:
-        """`add` of a request that `check` has let through.
+        """Queues a request that passed `check`.
 
         Raises:
             InvalidRequest: its id is in use.
@@ -197,14 +197,14 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
         choices: dict[Sequence, Choice] = {}
-        ended: list[tuple[Sequence, Ending]] = []  # by tokens of an earlier run
+        ended: list[tuple[Sequence, Ending]] = []  # ended by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
             choices[sequence] = self._new_choices.of(sequence)
             ending = choices[sequence].replay()
             if ending is not None:
                 ended.append((sequence, ending))
-        # Nothing below raises: a request is here with all its choices or, where the above raised, not at all.
+        # Nothing below raises: a request is queued with all its choices or, if the code above raised, not at all.
         self._choices |= choices
         self._sequences[request.id] = list(choices)
         self._totals["prompt_tokens"] += len(request.prompt_token_ids)
@@ -214,7 +214,7 @@ class Engine:
             self._early_outputs.append(self._end(sequence, ending, NOTHING))
 
     def abort(self, request_id: str, reason: FinishReason = "cancelled") -> None:
-        """Ends what is left of a request; the next step reports it. An unknown id is ignored."""
+        """Ends the unfinished choices of a request; the next step reports them. Ignores an unknown id."""
         for sequence in list(self._sequences.get(request_id, ())):
             self._early_outputs.append(self._cut_short(sequence, Ending(reason)))
 
@@ -222,14 +222,17 @@ class Engine:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
     def slack_s(self) -> float:
-        """For so long `step` may wait for more requests: the device is still at work, and none is served sooner."""
+        """Returns the seconds that `step` may wait for more requests: the device is busy, so no request is served
+        later.
+        """
         return self._clock.slack_s()
 
     def step(self) -> list[Output]:
-        """Plans and dispatches the next step, then commits the one before it: that first, if drafts depend on it.
+        """Plans and dispatches the next step, then commits the one before; if drafts depend on that one, it commits it
+        first.
 
-        Where a grammar constrains a row of the next one, its tokens depend on those of the one before: they are read
-        while the device computes up to the head, which gets its masks then. Text and outputs come after that.
+        If a grammar constrains a row of the next step, its tokens depend on those of the step before. These are read
+        while the device computes up to the head, which then gets its masks. Text and outputs come after that.
         """
         outputs: list[Output] = []
         plan = None
@@ -242,7 +245,7 @@ class Engine:
             last = self._take_in_flight()
             try:
                 self._in_flight = self._dispatch(plan, last)
-            finally:  # also where the next cannot be dispatched
+            finally:  # even if the next step cannot be dispatched
                 outputs += self._commit(last)
         except StepFailed as failure:
             outputs += self._recover(failure, lost=plan)
@@ -276,9 +279,7 @@ class Engine:
                 self._give_up(failure)
 
     def _has_to_know(self) -> bool:
-        """Whether the next step follows from tokens that are on their way: it can't be planned before, or had better
-        not be.
-        """
+        """Whether the next step must, or had better, be planned only after the tokens in flight are known."""
         if self._speculation is None or self._in_flight is None:
             return False
         try:
@@ -313,13 +314,15 @@ class Engine:
             started = self._runner.start(batch)
             newest = {} if last is None else last.newest()
             return Dispatched(plan, self._runner.finish(started, self._masks.build(plan, newest)))
-        except StepFailed:  # the last one: this one has no head, and never will
+        except StepFailed:  # the last step failed: the head of this one never runs
             raise
         except Exception as error:
             raise StepFailed(plan) from error
 
     def _commit(self, last: Dispatched | None) -> list[Output]:
-        """Waits for a step. Where it failed, the next one, which it feeds, is lost too and not to blame."""
+        """Waits for a step and commits it. If it failed, the next step, which depends on it, is lost too but not to
+        blame.
+        """
         if last is None:
             return []
         try:
@@ -334,7 +337,7 @@ class Engine:
         return outputs
 
     def _end_by_grammar(self) -> list[Output]:
-        """Ends the sequences whose grammars let nothing follow, after what they have is committed."""
+        """Ends the sequences whose grammars allow nothing more, after their tokens are committed."""
         ended = self._masks.take_ended()
         return [self._end_one_by_grammar(sequence, why) for sequence, why in ended if not sequence.is_finished]
 
@@ -369,7 +372,7 @@ class Engine:
                 if sequence.is_finished:
                     return
         except Exception as error:
-            del sequence.token_ids[num_known:]  # that token is never seen
+            del sequence.token_ids[num_known:]  # drops the token that failed
             outputs.append(self._fail(sequence, error))
 
     def _count_drafts(self, row: Row, num_drawn: int) -> None:
@@ -380,7 +383,7 @@ class Engine:
             self._totals["accepted_tokens"] += num_drawn - 1
 
     def _advance(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Output:
-        """What a sequence's newest token means: its text, and perhaps its end."""
+        """Reads a sequence's newest token; returns its output, which has the ending if it ends the sequence."""
         choice = self._choices[sequence]
         delta, ending = choice.push(token_id)
         if ending is None:
@@ -398,7 +401,7 @@ class Engine:
         return self._end(sequence, ending, delta)
 
     def _fail(self, sequence: Sequence, cause: Exception) -> Output:
-        """Ends a sequence at which the host failed. Its text may be half-way through a token and is left alone."""
+        """Ends a sequence after an error on the host. Its text may stop half-way through a token and is not flushed."""
         return self._end(sequence, Ending("error", error=failure_message(cause), cause=cause), NOTHING)
 
     def _end(
@@ -418,12 +421,12 @@ class Engine:
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.id]
-        if sequence.index == 0:  # as a prompt counts once, whatever the number of choices
+        if sequence.index == 0:  # a prompt counts once, whatever the number of choices
             self._totals["cached_tokens"] += sequence.num_cached
         return output_of(sequence, delta, token_ids, logprob, ending, choice.num_reasoning)
 
     def _recover(self, failure: StepFailed, lost: StepPlan | None) -> list[Output]:
-        """After a step that failed: all sequences are recomputed; one that failed alone is given up.
+        """Recovers from a failed step: all sequences are recomputed; a sequence that failed alone is given up.
 
         `lost` is the step dispatched last, whose results will not come.
         """

@@ -1,4 +1,4 @@
-"""What the engine raises.
+"""The engine's exceptions.
 
 EngineError
 ├── ConfigError            a setting or a checkpoint's config that the engine cannot honour
@@ -22,11 +22,11 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError):
-    """A setting, or a checkpoint's configuration, that cannot be honoured.
+    """A setting, or a checkpoint's configuration, that the engine cannot honour.
 
     Args:
         message: names the setting and its value.
-        settings: those of `EngineConfig` that it is about, where it is about their values alone.
+        settings: fields of `EngineConfig` whose values alone are to blame, if any.
     """
 
     def __init__(self, message: str, *settings: str) -> None:
@@ -55,10 +55,10 @@ class PromptTooLong(RequestError):
 
 
 def failure_message(error: Exception) -> str:
-    """What a client reads whose request made the engine raise."""
+    """Returns the error text for the client whose request made the engine raise `error`."""
     return f"the engine failed at this request: {type(error).__name__}: {error}"
 
 
 def shown(value: object) -> str:
-    """`repr` of a value from a file for a message: in short, however large or deep it is."""
+    """Returns a shortened `repr` of a value from a file, for messages, however large or deep the value is."""
     return _repr.repr(value)

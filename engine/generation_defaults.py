@@ -12,7 +12,7 @@ from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
 
 T = TypeVar("T", bool, int, float)
 
-# Fields that change which tokens are chosen and that have no counterpart here, with the value that means "off".
+# Fields that change which tokens are chosen and have no counterpart here, with the value that means "off".
 NOT_HONOURED: Mapping[str, Any] = {
     "num_beams": 1,
     "no_repeat_ngram_size": 0,
@@ -36,10 +36,10 @@ NOT_HONOURED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a request that says nothing gets.
+    """Defaults for parameters that a request leaves out.
 
-    `ignored` lists the fields of generation_config.json, as `name=value`, that would change the output and are not
-    honoured: the worker logs them when it has loaded the model.
+    `ignored` lists, as `name=value`, the fields of generation_config.json that would change the output and are not
+    honoured. The worker logs them after loading the model.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -51,12 +51,12 @@ class GenerationDefaults:
     ignored: tuple[str, ...] = ()
 
     def within(self, vocab_size: int) -> GenerationDefaults:
-        """Without the ids that the model never samples: some checkpoints name one beyond its vocabulary."""
+        """Drops ids that the model never samples: some checkpoints name one beyond their vocabulary."""
         return replace(self, eos_token_ids=tuple(id_ for id_ in self.eos_token_ids if id_ < vocab_size))
 
 
 class Stated(Protocol):
-    """What a checkpoint says: here as much of `penstock.engine.loading.source.Checkpoint` as takes no jax to import."""
+    """The part of `penstock.engine.loading.source.Checkpoint` used here, declared so as not to import jax."""
 
     @property
     def generation(self) -> Mapping[str, Any]: ...
@@ -66,7 +66,7 @@ class Stated(Protocol):
 
 
 def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
-    """Reads generation_config.json, with config.json's `eos_token_id` where it states none, or a GGUF file's metadata.
+    """Reads generation_config.json, with config.json's `eos_token_id` if it has none, or a GGUF file's metadata.
 
     Without the file the defaults are plain sampling at temperature 1. With it, `do_sample` means what it means in
     transformers: unless it is true, decoding is greedy (temperature 0). A field that is absent or null filters nothing;
@@ -95,7 +95,7 @@ def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
 
 
 def _of_config(fields: Mapping[str, Any], name: str) -> Any:
-    """Models that take images too have some fields of their text in `text_config`."""
+    """Returns a field of config.json; models that also take images have some of their text fields in `text_config`."""
     text = fields.get("text_config")
     return text.get(name) if fields.get(name) is None and isinstance(text, dict) else fields.get(name)
 

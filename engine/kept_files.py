@@ -1,8 +1,8 @@
-"""Files that outlive a process: written whole or not at all, and never trusted after they were harmed.
+"""Files that outlive a process: written whole or not at all, and ignored once damaged.
 
-A digest tells whether a file is what was written: one that a full disk cut short, a crash left empty or a disk changed
-is as if it were not there. It protects from accidents, not from somebody who may write to the folder. What is no file
-(a folder, a pipe) in a file's place is never opened; it is moved aside for the file.
+A digest tells whether a file is what was written. A file that a full disk cut short, a crash left empty or a bad disk
+changed counts as missing. This protects against accidents, not against anyone with write access to the folder. If
+something other than a file (a folder, a pipe) stands in a file's place, it is never opened; it is moved aside.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
-_unkept: set[Path] = set()  # folders that are known to take nothing
+_unkept: set[Path] = set()  # folders known not to be writable
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _DIGEST_SUFFIX = ".sha256"
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Writes a file that `recall` reads. Raises OSError: the folder can't be written to."""
+    """Writes a file that `recall` reads. Raises OSError if the folder is not writable."""
     _replace(path, hashlib.sha256(data).digest() + data)
 
 
 def keep_if_possible(path: Path, data: bytes) -> None:
-    """`keep` of what the next start can do without. Why a folder takes nothing is logged once."""
+    """Writes a file that the next start can do without. Logs once why a folder is not writable."""
     try:
         keep(path, data)
     except OSError as error:
@@ -38,12 +38,12 @@ def keep_if_possible(path: Path, data: bytes) -> None:
 
 
 def say_unkept(folder: Path, why: Exception, *, is_told: bool = False) -> None:
-    """Logs once why a folder takes nothing, unless that is known of it, or of one that it is in.
+    """Logs once why a folder is not writable, unless that is known of it or of a folder above it.
 
     Args:
-        folder: what was to be kept in.
+        folder: where the file was to be written.
         why: the error.
-        is_told: that somebody else says it.
+        is_told: whether the caller reports it in another way.
     """
     if _unkept.isdisjoint((folder, *folder.parents)):
         _unkept.add(folder)
@@ -52,7 +52,7 @@ def say_unkept(folder: Path, why: Exception, *, is_told: bool = False) -> None:
 
 
 def recall(path: Path) -> bytes | None:
-    """What was kept; None if nothing was, or it was harmed, or it can't be read."""
+    """Returns what was kept, or None if the file is missing, damaged or unreadable."""
     try:
         kept = _read(path)
     except OSError:
@@ -62,12 +62,12 @@ def recall(path: Path) -> bytes | None:
 
 
 def install(source: Path, path: Path) -> None:
-    """Moves a file of the same folder's file system to `path`, with its digest beside it.
+    """Moves a file to `path`, on the same file system, and writes its digest next to it.
 
-    It takes the place of the one that is there in one step: who has mapped the old one goes on with it.
+    The replacement is atomic: a process that has mapped the old file continues with it.
 
     Raises:
-        OSError: the folder can't be written to.
+        OSError: the folder is not writable.
     """
     with source.open("rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
@@ -77,7 +77,7 @@ def install(source: Path, path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether `path` is what `install` put there."""
+    """Whether `path` is the file that `install` put there."""
     try:
         return _read(_digest_file(path)).strip() == hashlib.sha256(_read(path)).hexdigest().encode()
     except OSError:
@@ -86,10 +86,10 @@ def is_whole(path: Path) -> bool:
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Other processes that want to make the same file there wait meanwhile, where the file system has locks.
+    """Locks the folder against other processes that make the same file, where the file system has locks.
 
     Raises:
-        OSError: the folder is not there, and can't be made.
+        OSError: the folder does not exist and cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,14 +109,14 @@ def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        scratch.write_bytes(data)  # not synced: what a crash leaves of it has another digest
+        scratch.write_bytes(data)  # not synced: after a crash the digest does not match
         _move(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def _move(source: Path, path: Path) -> None:
-    """Takes the place of a file in one step. A folder that stands there is kept under another name."""
+    """Replaces a file atomically. A folder in its place is kept under another name."""
     try:
         source.replace(path)
     except IsADirectoryError:
@@ -125,7 +125,7 @@ def _move(source: Path, path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    """Raises OSError: it is not there, or no file."""
+    """Reads a regular file. Raises OSError if it is missing or not a regular file."""
     with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise FileNotFoundError(f"{path} is no file")
@@ -133,4 +133,4 @@ def _read(path: Path) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # else a pipe is waited for
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # otherwise opening a pipe blocks

@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on how long a sequence is, as the dynamic and longrope kinds have them."""
+"""Rotary frequencies that depend on the length of a sequence, as in the dynamic and longrope kinds."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LengthRule:
-    """How frequencies follow from a sequence's length, where that is more than `original` tokens.
+    """How rotary frequencies depend on a sequence's length beyond `original` tokens.
 
-    Without `switches`, each token's follow from the length that the sequence had when it came: its prompt's, or that up
-    to the token. With it, those of all tokens follow from whether the sequence is longer by now, as `generate` of
-    transformers does it for Phi-3: at the crossing, keys from before are of no use and are computed again.
+    Without `switches`, a token's frequencies follow from the length of the sequence when the token came: the prompt's
+    length, or the length up to the token. With it, the frequencies of all tokens follow from whether the sequence is
+    longer than `original` by now, as in transformers' `generate` for Phi-3: at the crossing, earlier keys become
+    invalid and are recomputed.
 
-    Either is a function of the request and its tokens alone, whatever it is batched with and however it is cut up.
+    Either is a function of the request and its tokens alone, whatever it is batched with and however it is chunked.
     """
 
     original: int
     switches: bool
 
     def rope_length(self, num_prompt: int, num_tokens: int) -> int:
-        """What the keys of a sequence have in common, computed when it has `num_tokens`: its frequencies are those of
-        this length at least. 0: of any. Keys of another one must not be mixed with them.
+        """Returns the least length that all keys of a sequence of `num_tokens` were rotated for; 0 means any.
+
+        Keys of different rope lengths must not be mixed.
         """
         if self.switches:
             return self.original + 1 if num_tokens > self.original else 0

@@ -1,4 +1,4 @@
-"""What one engine can serve: a request that could never end well is refused before anything is computed."""
+"""What one engine can serve: a request that can never succeed is refused before anything is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.engine.request import MAX_PROMPT_LOGPROBS, MAX_STOP_TOKENS, Reques
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What never changes while an engine lives, so that any thread may ask."""
+    """Limits that never change while an engine lives, so that any thread may check against them."""
 
     vocab_size: int
     max_model_len: int  # prompt and generated tokens of one sequence
@@ -74,7 +74,7 @@ class Limits:
             raise InvalidRequest(f"{num_stops} stop tokens, the model's own included; at most {MAX_STOP_TOKENS} can be")
 
     def _check_candidates(self, params: SamplingParams) -> None:
-        """Some token must be left to sample, also while `min_tokens` suppresses those that stop."""
+        """Checks that some token is left to sample, even while `min_tokens` suppresses the stop tokens."""
         candidates = params.allowed_token_ids or range(self.vocab_size)
         of = "allowed_token_ids" if params.allowed_token_ids else f"the {self.vocab_size} tokens there are"
         forbidden = set(params.bad_token_ids)
@@ -88,7 +88,7 @@ class Limits:
 
 
 def _check_grammar(params: SamplingParams) -> None:
-    """What would leave a reply, somewhere in its grammar, with no token to go on or to end with."""
+    """Refuses parameters that could leave a reply, somewhere in its grammar, with no token to continue or to end."""
     num_allowed = len(params.allowed_token_ids)
     refused = {
         "min_tokens": params.min_tokens,

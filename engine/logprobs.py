@@ -1,4 +1,4 @@
-"""Log-probabilities as values, made of what a step found on the device."""
+"""Log-probabilities as values, built from a step's results on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Spell = Callable[[int], tuple[str, bytes]]
 
 
 class PromptLogprobs:
-    """Those of one prompt, collected while its chunks are computed."""
+    """The log-probabilities of one prompt, collected while its chunks are computed."""
 
     def __init__(self, request: Request, spell: Spell) -> None:
         self._token_ids = request.prompt_token_ids
@@ -20,9 +20,9 @@ class PromptLogprobs:
         self._values: list[TokenLogprob | None] = [None]  # nothing comes before the first token
 
     def take(self, found: Logprobs, place: int, start: int, count: int) -> None:
-        """What the `count` rows from `place` on say about the tokens behind those from `start` on.
+        """Takes what the `count` rows from `place` on say about the tokens that follow those from `start` on.
 
-        Chunks overlap where a prompt was preempted and is computed again.
+        Chunks overlap when a prompt was preempted and is recomputed.
         """
         for offset in range(len(self._values) - start - 1, count):
             token_id = self._token_ids[start + offset + 1]
@@ -33,7 +33,9 @@ class PromptLogprobs:
 
 
 def logprob_at(found: Logprobs, place: int, token_id: int, count: int, spell: Spell) -> TokenLogprob:
-    """Of the row at `place` in a step's results, which is that of `token_id`, and of its `count` most likely tokens."""
+    """Returns the log-probability of `token_id`, at `place` in a step's results, and its `count` most likely
+    alternatives.
+    """
     ids, values = found.top_ids[place, :count].tolist(), found.top[place, :count].tolist()
     top = tuple(TopLogprob(id_, *spell(id_), value) for id_, value in zip(ids, values, strict=True))
     return TokenLogprob(token_id, *spell(token_id), float(found.sampled[place]), top)

@@ -1,4 +1,4 @@
-"""What an engine is made of, from a checkpoint on disk."""
+"""Loads the parts of an engine from a checkpoint on disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from penstock.engine.text.tokenizer import Tokenizer
 def open_model(
     model: str | Path, config: EngineConfig, progress: ReportProgress | None
 ) -> tuple[Decoder, Tokenizer, GenerationDefaults, Deployment]:
-    """Raises CheckpointError and ConfigError, as `Engine.from_checkpoint`."""
+    """Loads a model, its tokenizer and its defaults. Raises CheckpointError and ConfigError as
+    `Engine.from_checkpoint`.
+    """
     bound_xla()
     unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)

@@ -1,10 +1,10 @@
-"""Sums over devices in two parts: one travels while the other is multiplied (`engine/models/streams.py`).
+"""All-reduces in two parts: one travels while the other is computed (`engine/models/streams.py`).
 
-The devices' SparseCores add them up beside the program; where there are none nothing overlaps, and sums stay whole. A
-compiler has to be told (`engine/execution/compilation.py`).
+The devices' SparseCores do the sums next to the program. Without SparseCores nothing overlaps, and sums stay whole. The
+compiler needs flags for it (`engine/execution/compilation.py`).
 
-Two parts are twice as many instructions, and what SparseCores add up goes through HBM, where sums of the program itself
-stay in VMEM. What that costs and what it saves was read from libtpu's estimates (docs/tpu.md); hence the bounds below.
+Two parts take twice as many instructions, and SparseCores sum through HBM, while the program's own sums stay in VMEM.
+The costs and savings come from libtpu's estimates (docs/tpu.md); hence the bounds below.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from penstock.engine.models import Decoder, ModelConfig, Overlap, matmul_paramet
 from penstock.engine.models.streams import Parts
 from penstock.engine.sharding import Placement
 
-_LEAST_BYTES = {4: 2**22, 8: 2**21}  # of a sum over so many devices; those over two take next to no time
-_LEAST_LAYER_BYTES = 10**8  # of the weights on a device: there is little else to compute meanwhile
-_MOST_HBM_SHARE = 0.08  # of the weights' bytes, in steps that wait for those
-_HBM_PASSES = 7  # over the hidden states of a step, in a layer
-_COMPUTE_BOUND = 512  # tokens of a step, from which on it waits for matmuls
-_LEAST_TRAVELLING_END = 2**22  # bytes of a sum at the end of a layer, where nothing hides the second part
+_LEAST_BYTES = {4: 2**22, 8: 2**21}  # of a sum, by number of devices; sums over two take next to no time
+_LEAST_LAYER_BYTES = 10**8  # of a layer's weights on a device: below it there is too little to compute meanwhile
+_MOST_HBM_SHARE = 0.08  # of the weights' bytes, in memory-bound steps
+_HBM_PASSES = 7  # over a step's hidden states, per layer
+_COMPUTE_BOUND = 512  # tokens from which on a step is compute-bound
+_LEAST_TRAVELLING_END = 2**22  # bytes of a sum at a layer's end, where nothing hides the second part
 
 _Parts = tuple[jax.Array, ...]
 
 
 def overlap(model: Decoder, placement: Placement, pays: Callable[[int], bool] | None = None) -> None:
-    """Has sums travel while others are computed, if all layers can be computed in parts: in steps of as many tokens as
-    `pays` says; None: where it is expected to.
+    """Overlaps sums with compute, if all layers can be computed in parts, in steps whose number of tokens `pays`
+    accepts.
+
+    Without `pays`, the estimates decide.
     """
     if pays is None and _can_pay(model.config, placement.num_shares):
         pays = partial(_pays, model.config, placement.num_shares)
@@ -55,7 +57,7 @@ def _pays(config: ModelConfig, num_devices: int, num_tokens: int) -> bool:
 
 
 def _layer_bytes(config: ModelConfig, num_devices: int) -> float:
-    """Of a layer's weights on a device, on average."""
+    """Returns the average bytes of a layer's weights on a device."""
     return matmul_parameters(config) * _item_bytes(config) / config.num_layers / num_devices
 
 
@@ -64,7 +66,7 @@ def _item_bytes(config: ModelConfig) -> int:
 
 
 def _sum_parts(placement: Placement, x: jax.Array, kernels: _Parts, *, ends_layer: bool) -> _Parts:
-    """`SumParts` of a kernel whose rows are split over all devices."""
+    """Implements `SumParts` for a kernel whose rows are split over all devices."""
     kernel = placement.spec(("mlp", "embed"))
     num_out = sum(kernel.shape[1] for kernel in kernels)
     stays = ends_layer and x.shape[0] * num_out * x.dtype.itemsize < _LEAST_TRAVELLING_END
@@ -79,13 +81,15 @@ def _sum_parts(placement: Placement, x: jax.Array, kernels: _Parts, *, ends_laye
 
 
 def _sum_parts_of_device(x: jax.Array, kernels: _Parts, over: tuple[str, ...], *, stays: bool) -> _Parts:
-    """Each device's are rounded before they are added up, as SparseCores do not round. Where the last part `stays` with
-    the program, and in VMEM, it is scattered and gathered, which SparseCores are not given.
+    """Rounds each device's part before the sum, because SparseCores do not round.
+
+    If the last part `stays` with the program, and in VMEM, it is scattered and gathered, which SparseCores are not
+    given.
     """
     *first, last = (jnp.dot(x, kernel, preferred_element_type=jnp.float32).astype(x.dtype) for kernel in kernels)
     if not first:
         return (_summed(last, over),)
-    # What needs the first sum waits for the second product too, or the compiler would put that off.
+    # Users of the first sum also wait for the second matmul; otherwise the compiler would delay that.
     barrier: Any = jax.lax.optimization_barrier
     travelled, _ = barrier((_summed(first[0], over), last))
     return travelled, _summed_here(last, over) if stays else _summed(last, over)

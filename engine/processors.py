@@ -1,5 +1,7 @@
-"""How many processors this process may keep busy: those it may run on, and a container's quota of their time; and what
-the kernel says that they are. Where it says nothing, as in some sandboxes and on other systems, that is no error.
+"""The number of processors this process may keep busy, and what the kernel says about them.
+
+It follows from the CPU affinity and a container's CPU quota. If the kernel says nothing, as in some sandboxes and on
+other systems, that is no error.
 """
 
 from __future__ import annotations
@@ -13,37 +15,37 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
-_XLA_THREADS = "PJRT_NPROC"  # how many threads XLA computes with on a CPU; it knows of no quota
+_XLA_THREADS = "PJRT_NPROC"  # number of threads of XLA on CPU; XLA ignores quotas
 
 
 def num_processors() -> int:
-    """At least 1. A quota of one and a half processors is two: threads wait less than they would by turns."""
+    """Returns at least 1. A quota of 1.5 processors counts as two: threads wait less than if they took turns."""
     return max(1, min([num_allowed(), *(math.ceil(quota) for quota in _quotas())]))
 
 
 def cpu_facts(*fields: str) -> list[str]:
-    """The lines of /proc/cpuinfo that begin with one of these, for each processor; empty where it can't be read."""
+    """Returns the lines of /proc/cpuinfo that begin with one of `fields`, per processor; none if it can't be read."""
     return [line for line in _read(_CPUINFO).splitlines() if line.startswith(fields)]
 
 
 def num_allowed() -> int:
-    """Those that it may run on, whatever its quota; all that there are where the system does not say."""
+    """Returns the number of processors in the CPU affinity, whatever the quota; all if the system does not say."""
     with suppress(AttributeError, OSError):  # no Linux; a sandbox that refuses the call
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def bound_xla() -> None:
-    """Has XLA use no more threads than a quota allows, unless the environment says how many.
+    """Limits XLA's threads to the quota, unless the environment sets a number.
 
-    To be called before JAX looks for its devices.
+    Call it before JAX looks for its devices.
     """
     if any(True for _ in _quotas()):
         os.environ.setdefault(_XLA_THREADS, str(num_processors()))
 
 
 def _quotas() -> Iterator[float]:
-    """Processors by each quota that holds for this process: its group's, and those of the groups above it."""
+    """Yields the processors of each quota that applies to this process: its own group's and its ancestors'."""
     for line in _read(_OWN).splitlines():
         _, _, rest = line.partition(":")
         controllers, has_path, path = rest.partition(":")
@@ -62,7 +64,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """Of `cpu.max`: microseconds, or `max`, in a period of so many."""
+    """Reads `cpu.max`: microseconds, or `max`, and the period in microseconds."""
     words = _read(folder / "cpu.max").split()
     return _ratio(*words) if len(words) == 2 else None
 
@@ -81,5 +83,5 @@ def _ratio(quota: str, period: str) -> float | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except (OSError, ValueError):  # the latter: it is no path at all
+    except (OSError, ValueError):  # ValueError: it is not a path at all
         return ""

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out, as frozen values."""
+"""The engine's inputs and outputs, as frozen values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "
 
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
 MAX_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 2**13  # of one prompt, those of the most likely tokens included: they travel in one piece
-MAX_LOGIT_BIAS = 100.0  # to either side, as in OpenAI's API
+MAX_PROMPT_LOGPROBS = 2**13  # of one prompt, most likely tokens included: they are sent in one message
+MAX_LOGIT_BIAS = 100.0  # in absolute value, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SamplingParams:
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int | None = None  # None: drawn by the engine from the request id, so that a resumed request repeats it
+    seed: int | None = None  # None: derived from the request id, so that a resumed request repeats it
     max_tokens: int = 256
     min_tokens: int = 0
     repetition_penalty: float = 1.0
@@ -43,8 +43,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # None gives none; k gives the sampled token's and the k most likely ones'
-    prompt_logprobs: int | None = None  # the same of each token of the prompt but the first
+    logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely ones'
+    prompt_logprobs: int | None = None  # the same for each prompt token but the first
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -85,7 +85,7 @@ class SamplingParams:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether every token is drawn from other logits than the model's own."""
+        """Whether every token is drawn from logits that differ from the model's own."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty
@@ -96,7 +96,7 @@ class SamplingParams:
         )
 
     def stop_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The token ids that end a sequence, of a model whose own are `eos_token_ids`."""
+        """Returns the token ids that end a sequence, given the model's own `eos_token_ids`."""
         return self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids)
 
 
@@ -111,19 +111,19 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ResponseSpec:
-    """How the reply to a chat is read: as text, reasoning and tool calls."""
+    """How the reply to a chat is parsed into text, reasoning and tool calls."""
 
     format: str  # a name in `penstock.engine.text.response`
-    prefix: str = ""  # what the prompt has of the reply already, such as `<think>`
-    tools: tuple[Tool, ...] = ()  # without any, calls are not looked for
+    prefix: str = ""  # start of the reply that the prompt already contains, such as `<think>`
+    tools: tuple[Tool, ...] = ()  # if empty, tool calls are not parsed
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue, `n` times.
 
-    `generated` holds tokens that an earlier run already produced, one tuple per choice: generation continues after them
-    as if it had never stopped, and they are not emitted again.
+    `generated` holds tokens that an earlier run produced, one tuple per choice. Generation continues after them as if
+    it had never stopped, and they are not emitted again.
     """
 
     id: str
@@ -134,23 +134,23 @@ class Request:
     cache_salt: str = ""  # prefix-cache entries are shared only between equal salts
     generated: tuple[tuple[int, ...], ...] = ()
     response: ResponseSpec | None = None  # None: the reply is text
-    echo: str = ""  # what the text begins with
+    echo: str = ""  # text to put before the reply
     grammar: Grammar | None = None  # what the reply must follow; compiled by `Engine.grammars`
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """The log-probability of one token at a place. `token` and `bytes` are what it stands for inside a text."""
+    """The log-probability of one token at one position. `token` and `bytes` are what it stands for inside a text."""
 
     token_id: int
-    token: str  # a special token is spelled; what is no whole character has U+FFFD
+    token: str  # special tokens are spelled out; incomplete characters become U+FFFD
     bytes: bytes
     logprob: float
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """That of the token at a place, and of the most likely ones there."""
+    """The log-probabilities of the token at one position and of the most likely alternatives."""
 
     token_id: int
     token: str
@@ -161,7 +161,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """The next part of one tool call. Only the first of a call has `id` and `name`; joined, `arguments` are JSON."""
+    """The next part of one tool call. Only a call's first part has `id` and `name`; joined, `arguments` are JSON."""
 
     index: int  # of the call among those of its choice
     arguments: str
@@ -169,9 +169,9 @@ class ToolCallDelta:
     name: str | None = None
 
 
-@dataclass(slots=True)  # frozen, it took three times as long to make one for each token
+@dataclass(slots=True)  # not frozen: that took three times as long per token
 class Output:
-    """What one step produced for one choice of one request.
+    """The result of one step for one choice of a request.
 
     `text` is what these tokens released: bytes of an unfinished character, and text that could still become a stop
     string, come with a later output. Joined over all outputs it is the choice's whole text. The last output of a choice
@@ -188,14 +188,14 @@ class Output:
     error: str | None = None  # with finish_reason `error`: what went wrong
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache saved
-    cause: Exception | None = None  # with finish_reason `error`: what was raised, if something was
+    cause: Exception | None = None  # with finish_reason `error`: the exception, if there was one
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str | int | None = None  # with finish_reason `stop` or `tool_calls`: the stop string, or the token id
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of each token of the prompt but the first; once
-    num_reasoning_tokens: int = 0  # with a finish_reason: those of all tokens of the choice that are reasoning
-    num_drafted_tokens: int = 0  # with a finish_reason: guesses at tokens of the choice that this engine verified
-    num_accepted_tokens: int = 0  # those of them that were right
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # per prompt token (None for the first); sent once
+    num_reasoning_tokens: int = 0  # with a finish_reason: number of the choice's reasoning tokens
+    num_drafted_tokens: int = 0  # with a finish_reason: drafted tokens that this engine verified
+    num_accepted_tokens: int = 0  # drafted tokens that were right
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

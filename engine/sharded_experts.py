@@ -1,4 +1,4 @@
-"""Experts over the devices of a mesh: each device computes what its own experts add, and all of it is summed."""
+"""Experts over the devices of a mesh: each device computes what its own experts add, and an all-reduce sums it up."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 def shard_experts(model: Decoder, placement: Placement) -> Decoder:
-    """`model`, whose experts are laid out over `placement` already, computing them where they are.
+    """Makes the experts of `model`, already laid out over `placement`, compute on the devices that hold them.
 
-    The compiler does not know that a row needs its own expert alone: left to itself, it gathers the weights of all.
+    The compiler does not know that a row only needs its own experts: left to itself, it gathers the weights of all.
     """
     if placement.num_shares > 1:
         for block in model.blocks:
@@ -63,14 +63,14 @@ class ShardedExperts(GroupedMLP):
     def _of_device(
         self, graph: Any, params: Any, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None
     ) -> jax.Array:
-        """The sum of what all devices add, of which this one has its share of the parameters."""
+        """Returns the sum over all devices; this one adds what its share of the parameters gives."""
         experts: GroupedMLP = nnx.merge(graph, nnx.from_flat_state({path: nnx.Param(a) for path, a in params.items()}))
         mesh = self.placement.mesh
         num_held = self.num_experts // mesh.shape.get(EXPERT, 1)
         if EXPERT in mesh.shape:
             number = chosen - jax.lax.axis_index(EXPERT) * num_held
             chosen = jnp.where((number >= 0) & (number < num_held), number, num_held)
-        if experts.down.bias is not None:  # is added once, not by each device that holds some of an expert's features
+        if experts.down.bias is not None:  # added once, not by each device that holds a part of an expert's features
             bias = experts.down.bias[...]
             experts.down.bias[...] = jnp.where(jax.lax.axis_index(TENSOR) == 0, bias, jnp.zeros_like(bias))
         y = mix(experts, x, chosen, weights, num_held, layer)

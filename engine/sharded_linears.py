@@ -1,4 +1,4 @@
-"""Matmuls with quantized weights by TPU kernels: each device multiplies by its share, which it reads as it is held."""
+"""Matmuls with quantized weights by TPU kernels: each device multiplies by its own share, read in packed form."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ Held = dict[str, jax.Array]
 
 
 def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: bool = False) -> Decoder:
-    """`model`, laid out over `placement` already, with a kernel for each quantized matmul, and each delta net, that it
-    serves.
+    """Gives each quantized matmul and each delta net of `model`, already laid out over `placement`, its kernel.
 
-    Others stay, and XLA unpacks them, or goes through tokens in a loop: in models of other types than bfloat16, of
-    packings and heads that have no kernel, and where devices would have parts of groups. `interpret` is for tests, on a
-    CPU.
+    The others stay, and XLA unpacks them or loops over tokens: in models of other types than bfloat16, for packings and
+    heads that have no kernel, and where a device would have parts of groups. `interpret` is for tests on a CPU.
     """
     _pad_embedding(model, placement)
     _pad_experts(model, placement)
@@ -51,7 +49,7 @@ def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: b
 
 
 def _are_in_loops(model: Decoder) -> bool:
-    """Whether all layers that keep states are computed in loops, which hold the arrays of states."""
+    """Whether all layers with states are computed in loops, which hold the arrays of states."""
     runs = layer_runs(model.config)
     return model.is_stacked and all(
         run.repeats > 1 for run in runs if not all(block.has_attention for block in run.pattern)
@@ -66,7 +64,7 @@ def _replace(model: Decoder, path: ParamPath, module: nnx.Module) -> None:
 
 
 def _is_served(linear: QuantizedLinear | QuantizedGroupedLinear, path: ParamPath, placement: Placement | None) -> bool:
-    """Whether there is a kernel, and each device has whole groups of whole blocks of rows."""
+    """Whether there is a kernel, and each device has whole groups and whole blocks of rows."""
     packing = linear.packing
     if not KernelForm.serves(packing) or placement is None:
         return KernelForm.serves(packing)
@@ -77,7 +75,7 @@ def _is_served(linear: QuantizedLinear | QuantizedGroupedLinear, path: ParamPath
 
 
 class KernelLinear(Linear):
-    """As the QuantizedLinear that it takes the weight of. In a stacked decoder it has the weights of all layers."""
+    """A `QuantizedLinear` that multiplies by a kernel. In a stacked decoder it has the weights of all layers."""
 
     is_read_in_stack = True
 
@@ -89,7 +87,7 @@ class KernelLinear(Linear):
         _take_over(self, linear, path, placement)
 
     def wide(self, x: jax.Array) -> jax.Array:
-        """In f32, as it was summed."""
+        """Returns the result in f32, as it was summed."""
         held = {name: getattr(self, name)[...] for name in self.form.names}
         layer = self.layer
         if layer is None:
@@ -121,8 +119,9 @@ class KernelLinear(Linear):
 
 
 class KernelGroupedLinear(GroupedLinear):
-    """As the QuantizedGroupedLinear that it takes the weights of, on a device that has the experts that it holds. In a
-    stacked decoder it has those of all layers.
+    """A `QuantizedGroupedLinear` that multiplies by a kernel, on a device with its own experts.
+
+    In a stacked decoder it has the weights of all layers.
     """
 
     is_read_in_stack = True
@@ -153,7 +152,7 @@ def _take_over(
     path: ParamPath,
     placement: Placement | None,
 ) -> None:
-    """Gives it the arrays of `linear`, or the shapes of them, as the kernels take them."""
+    """Gives `kernel` the arrays of `linear`, or their shapes, in the layout of the kernels."""
     for leaf, name in zip(kernel.form.leaves, kernel.form.names, strict=True):
         value: Any = getattr(linear, leaf).get_value()
         of_out, of_in = (
@@ -166,8 +165,9 @@ def _take_over(
 
 
 def _pad_embedding(model: Decoder, placement: Placement | None) -> None:
-    """With features that are no whole tiles of lanes, XLA would lay its tokens along the lanes, and turn it around in
-    each step to look some up.
+    """Pads the embedding's features to whole tiles of lanes.
+
+    Otherwise XLA would lay its tokens along the lanes, and transpose it in each step to look some up.
     """
     if model.head is None or not isinstance(model.embedding, nnx.Param):
         return
@@ -178,8 +178,10 @@ def _pad_embedding(model: Decoder, placement: Placement | None) -> None:
 
 
 def _pad_experts(model: Decoder, placement: Placement | None) -> None:
-    """With features inside that are no whole tiles of lanes, a grouped matmul would be given a copy of all experts in
-    each step. What is padded is 0 behind the activation, and multiplied by 0.
+    """Pads the experts' inner features to whole tiles of lanes, or each step would copy all experts for a grouped
+    matmul.
+
+    The padding is 0 after the activation, and multiplied by 0.
     """
     for number, block in enumerate(model.blocks):
         if not isinstance(block.mlp, Experts):
@@ -194,7 +196,7 @@ def _pad_experts(model: Decoder, placement: Placement | None) -> None:
 
 
 def _pad_inside(linear: GroupedLinear, leaf: str, path: ParamPath, placement: Placement | None) -> None:
-    """To whole tiles on each device."""
+    """Pads to whole tiles on each device."""
     value: Any = getattr(linear, leaf).get_value()
     axis = logical_axes((*path, leaf), value.ndim).index("expert_mlp")
     tile = LANES * (1 if placement is None else placement.ways("expert_mlp"))
@@ -205,7 +207,7 @@ def _pad_inside(linear: GroupedLinear, leaf: str, path: ParamPath, placement: Pl
 
 
 def _changed(change: Callable[[jax.Array], jax.Array], value: Any, path: ParamPath, placement: Placement | None) -> Any:
-    """An array, or the shape of one, as it will be at `path`."""
+    """Returns an array, or its shape, as it will be at `path`."""
     sharding = None if placement is None else placement.sharding(logical_axes(path, value.ndim))
     if not isinstance(value, jax.ShapeDtypeStruct):
         return jax.jit(change, out_shardings=sharding)(value)

@@ -1,4 +1,4 @@
-"""Delta nets by a TPU kernel: each device has the heads, and the parts of states, that are its own."""
+"""Delta nets by a TPU kernel: each device has its own heads and its own parts of the states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 def has_kernel(config: DeltaNetConfig, placement: Placement | None) -> bool:
-    """Whether heads are whole tiles, and a device's share of a state fits into fast memory as often as is needed."""
+    """Whether heads are whole tiles, and a device's share of a state fits into VMEM as often as needed."""
     shares = 1 if placement is None else placement.ways(_VALUES)
     state_bytes = config.num_value_heads // shares * config.key_dim * config.value_dim * 4
     return (
@@ -40,7 +40,7 @@ def has_kernel(config: DeltaNetConfig, placement: Placement | None) -> bool:
 
 
 class KernelDeltaNet(DeltaNet):
-    """As the DeltaNet that it takes the parameters of."""
+    """A `DeltaNet` that runs as a kernel, with the same parameters."""
 
     def __init__(self, net: DeltaNet, placement: Placement | None, *, interpret: bool) -> None:
         for name, value in vars(net).items():

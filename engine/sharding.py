@@ -1,8 +1,8 @@
-"""Tensor and expert parallelism: one mesh, and the one mapping of logical axes to mesh axes.
+"""Tensor and expert parallelism: one mesh, and one mapping of logical axes to mesh axes.
 
-The weights are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053): each device holds some of the heads and some
-of the feed-forward's features, so that a layer needs two all-reduces, one after attention and one after the
-feed-forward. The KV cache is split over its heads; everything else is the same on all devices.
+Weights are split as in Megatron-LM (Shoeybi et al., arXiv 1909.08053): each device holds some of the heads and some of
+the feed-forward's features, so a layer needs two all-reduces, one after attention and one after the feed-forward. The
+KV cache is split over its heads; everything else is replicated.
 
 Experts are divided over an axis of their own, and each expert's features over the tensor axis; heads and dense
 feed-forwards are split over both axes together. Tokens stay where they are: each device computes what its experts add.
@@ -45,22 +45,23 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 PADDED_TO = 128
-"""A device's share of a padded vocabulary is a multiple of it: the lanes of a TPU's tile, which memory is padded to."""
+"""Each device's share of a padded vocabulary is a multiple of this: the lanes of a TPU tile, to which memory is padded.
+"""
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where arrays go: a mesh of `data` x `tensor` devices, or `data` x `expert` x `tensor`; RULES say what is split.
 
-    What an axis of `data` larger than 1 holds is the same along it: a worker serves one replica. The planner uses it
-    for a slice that holds several.
+    Along a `data` axis larger than 1 all arrays are replicated: a worker serves one replica, and the planner uses the
+    axis for a slice that holds several.
     """
 
     mesh: Mesh
 
     @property
     def num_shares(self) -> int:
-        """Devices of one replica."""
+        """Number of devices of one replica."""
         return math.prod(self.mesh.shape[axis] for axis in self.replica)
 
     @property
@@ -70,8 +71,9 @@ class Placement:
 
     @property
     def sums_beside(self) -> bool:
-        """Whether SparseCores sum over devices beside what these compute. TPU7x has some, but libtpu cannot print what
-        becomes of a program there: nothing is known of what that would cost.
+        """Whether SparseCores sum over devices next to the compute.
+
+        TPU7x has SparseCores too, but libtpu cannot print what becomes of a program there, so the cost is unknown.
         """
         return bool(self.mesh.devices.flat[0].device_kind == "TPU v6 lite")
 
@@ -83,9 +85,9 @@ class Placement:
         return over if len(over) > 1 else next(iter(over), None)
 
     def sharding(self, axes: Axes = (), shape: Sequence[int] = ()) -> NamedSharding:
-        """Of an array with these logical axes; of one that is the same everywhere, without any.
+        """Returns the sharding of an array with these logical axes; without axes, the array is replicated.
 
-        With its `shape`, an axis that cannot be split evenly stays whole: groups of weights share what they share.
+        With `shape`, an axis that cannot be split evenly stays whole: groups of weights share their scales.
         """
         fitting = (
             [None if n % self.ways(axis) else axis for axis, n in zip(axes, shape, strict=True)] if shape else axes
@@ -93,21 +95,21 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(tuple(fitting)))
 
     def ways(self, axis: str | None) -> int:
-        """How many shares an axis is split into."""
+        """Returns the number of shares that an axis is split into."""
         return 1 if axis is None else math.prod(self.mesh.shape.get(name, 1) for name in RULES[axis])
 
 
 def place(devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placement:
-    """`devices` as a mesh for a model that `split_model` has laid out over `tensor * expert` of them."""
+    """Makes a mesh of `devices` for a model that `split_model` has laid out over `tensor * expert` of them."""
     grid = np.array(devices).reshape(-1, expert, tensor)
     return Placement(Mesh(grid, (DATA, EXPERT, TENSOR)) if expert > 1 else Mesh(grid[:, 0], (DATA, TENSOR)))
 
 
 def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
-    """`model` as it is laid out over `tensor * expert` devices.
+    """Lays out `model` over `tensor * expert` devices.
 
-    Each KV head is held several times if there are too few. The vocabulary is padded where the devices do not divide
-    it, and the experts where `expert` does not divide them.
+    If there are too few KV heads, each is replicated. The vocabulary is padded if the devices do not divide it, and the
+    experts if `expert` does not.
 
     Raises:
         ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.
@@ -123,7 +125,7 @@ def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A model over so many devices."""
+    """A model split over `tensor * expert` devices."""
 
     model: ModelConfig
     tensor: int
@@ -154,7 +156,7 @@ class _Split:
             )
 
     def spread(self, block: BlockConfig) -> BlockConfig:
-        """With at least one KV head for each device, and as many experts on one as on another."""
+        """Gives each device at least one KV head, and all devices the same number of experts."""
         mlp, packed = block.mlp, block.packed
         if isinstance(mlp, ExpertsConfig):
             block = replace(block, mlp=replace(mlp, num_padding=-mlp.num_experts % self.expert))
@@ -168,7 +170,7 @@ class _Split:
         return replace(block, mixer=attention, packed=packed)
 
     def _features(self, block: BlockConfig) -> Iterator[tuple[str, int, int]]:
-        """What is split evenly, and over how many devices; KV heads may be held several times instead."""
+        """Yields what must be split evenly, with its size and number of shares; KV heads may be replicated instead."""
         if block.has_attention:
             yield "attention heads", block.attention.num_heads, self.shares
         for array in block.states(self.model.dtype):
@@ -195,7 +197,7 @@ class _Split:
         return all(count % shares == 0 for _, count, shares in self._features(block)) and self._fits_kv_heads(block)
 
     def _fits_kv_heads(self, block: BlockConfig) -> bool:
-        """Whether they can be divided, or held several times each."""
+        """Whether the KV heads can be divided or replicated evenly."""
         kv_heads = block.attention.num_kv_heads if block.has_attention else self.shares
         return kv_heads % self.shares == 0 or self.shares % kv_heads == 0
 
@@ -205,7 +207,7 @@ class _Split:
         return f"tensor_parallel = {self.tensor} times expert_parallel = {self.expert}"
 
     def _check_packed_experts(self, block: BlockConfig) -> None:
-        """Each device unpacks its share of an expert alone, so that groups and blocks must not be cut."""
+        """Raises ConfigError if a device's share of an expert, which it unpacks alone, would cut groups or blocks."""
         for path, packing in block.packed:
             if self.tensor == 1 or path[:2] != ("mlp", "experts"):
                 continue
@@ -219,11 +221,11 @@ class _Split:
 
 
 def _by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], Packing]:
-    """With scales that can be copied with the rows of a KV head: a block of rows may have several heads."""
+    """Gives KV weights scales by row, which can be copied along with a head: a block of rows may span several heads."""
     is_kv = path in (("attention", "k"), ("attention", "v"))
     return path, replace(packing, rows=1) if is_kv and packing.rows > 1 else packing
 
 
 def _vocab_padding(vocab_size: int, shares: int) -> int:
-    """None where the devices divide the vocabulary; else up to shares of whole tiles."""
+    """Returns 0 if the devices divide the vocabulary; otherwise pads it to shares of whole tiles."""
     return -vocab_size % (shares * PADDED_TO) if vocab_size % shares else 0
