@@ -163,9 +163,7 @@ class Deployment:
         return tuple(found)
 
     def kv_bytes(self, free_bytes: int) -> int:
-        """Returns the share of `free_bytes`, free on each device once weights are loaded, that the KV cache may
-        take.
-        """
+        """Returns the part of `free_bytes`, free on each device once weights are loaded, that the KV cache may take."""
         free = free_bytes - self.sampling_bytes
         return max(0, min(int(free * _SHARE_OF_FREE_MEMORY), free - self.logits_bytes))
 

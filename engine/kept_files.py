@@ -18,19 +18,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
-_unkept: set[Path] = set()  # folders known not to be writable
+_unkept: set[Path] = set()  # folders known not to accept writes
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _DIGEST_SUFFIX = ".sha256"
 
 
 def keep(path: Path, data: bytes) -> None:
-    """Writes a file that `recall` reads. Raises OSError if the folder is not writable."""
+    """Writes a file that `recall` reads. Raises OSError if the folder cannot be written to."""
     _replace(path, hashlib.sha256(data).digest() + data)
 
 
 def keep_if_possible(path: Path, data: bytes) -> None:
-    """Writes a file that the next start can do without. Logs once why a folder is not writable."""
+    """Writes a file that the next start can do without. Logs once why a folder cannot be written to."""
     try:
         keep(path, data)
     except OSError as error:
@@ -38,7 +38,7 @@ def keep_if_possible(path: Path, data: bytes) -> None:
 
 
 def say_unkept(folder: Path, why: Exception, *, is_told: bool = False) -> None:
-    """Logs once why a folder is not writable, unless that is known of it or of a folder above it.
+    """Logs once why a folder cannot be written to, unless that is known of it or of a folder above it.
 
     Args:
         folder: where the file was to be written.
@@ -67,7 +67,7 @@ def install(source: Path, path: Path) -> None:
     The replacement is atomic: a process that has mapped the old file continues with it.
 
     Raises:
-        OSError: the folder is not writable.
+        OSError: the folder cannot be written to.
     """
     with source.open("rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()

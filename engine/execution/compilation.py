@@ -1,4 +1,4 @@
-"""XLA's compilations: kept on disk between starts, and counted, so that a shape that warm-up missed is seen."""
+"""XLA's compilations: cached on disk between starts, and counted, so that shapes that warm-up missed are noticed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock.engine import kept_files
 _Options = dict[str, str | bool]
 
 _TPU: _Options = {
-    # What a program prefetches into VMEM for its next run. A step alternates two programs, so the other would evict it;
-    # and the largest array that fits is chosen: the whole embedding, of which a step reads a few rows.
+    # Prefetches into VMEM for a program's next run. A step alternates two programs, so the other would evict the data.
+    # And the largest array that fits is chosen: the whole embedding, of which a step reads a few rows.
     "xla_max_cross_program_prefetches": "0",
 }
 _TPU7X: _Options = {
-    # libtpu's compiler prefers 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128: in each step,
-    # before the loop over layers, it would convert the weights of all layers into a copy as large as they are.
+    # libtpu's compiler prefers 16-bit weights in tiles of 16 x 128, and arrays come in tiles of 8 x 128. In each step,
+    # before the loop over layers, it would convert the weights of all layers into a full-size copy.
     "xla_tpu_control_large_2nd_minor_layout_for_x16": False,
 }
 _TPU7X_PRINTABLE: _Options = {
@@ -38,7 +38,7 @@ _TPU7X_PRINTABLE: _Options = {
 _OVERLAPPED: _Options = {
     # SparseCores do the all-reduces while the TensorCore computes.
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
-    # All-reduces that do not wait for each other would become one, which waits for what the last of them needs.
+    # Independent all-reduces would be combined into one, which waits for the inputs of the last.
     "xla_jf_crs_combiner_threshold_in_bytes": "0",
     "xla_tpu_sparse_core_all_reduce_latency_multiplier": "4",
 }
@@ -50,9 +50,9 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def keep_compilations(directory: Path) -> str | None:
-    """Makes this process look compiled functions up in `directory`, and store there what it compiles itself.
+    """Makes this process look up compiled functions in `directory` and store new ones there.
 
-    None, or why nothing can be stored there.
+    Returns None, or the reason why nothing can be stored.
     """
     settings = {
         "jax_compilation_cache_dir": str(directory),
@@ -73,7 +73,7 @@ def keep_compilations(directory: Path) -> str | None:
 
 
 class _CheckedCache(CacheInterface):
-    """In place of jax's own, which writes entries where they are read, and maps whatever it reads as a program."""
+    """Replaces jax's own cache, which writes entries in place and maps whatever it reads as a program."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory
@@ -91,12 +91,14 @@ def _checked_cache(path: str) -> tuple[CacheInterface, str]:
 
 @contextmanager
 def no_kept_compilations() -> Iterator[None]:
-    """Within it nothing is looked up or stored, whatever directory is set. One at a time, as the switch is global."""
+    """Disables look-ups and storing within the context, whatever directory is set. One at a time: the switch is
+    global.
+    """
     name = "jax_enable_compilation_cache"
     with _switching:
         was_on = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
         jax.config.update(name, False)  # type: ignore[no-untyped-call]
-        reset_cache()  # or what the first compilation of the process found stays true
+        reset_cache()  # otherwise jax keeps what the process's first compilation found
         try:
             yield
         finally:
@@ -105,8 +107,9 @@ def no_kept_compilations() -> Iterator[None]:
 
 
 def compiled(lowered: jax.stages.Lowered, device: jax.Device, *, overlaps: bool = False) -> jax.stages.Compiled:
-    """With the options that are right for this kind of device, as far as its compiler knows them, and those of a
-    program that `overlaps` its collectives.
+    """Compiles with the right options for this kind of device, as far as its compiler knows them.
+
+    A program that `overlaps` its collectives gets further options.
     """
     options = _options(device, overlaps=overlaps)
     try:
@@ -120,10 +123,10 @@ def compiled(lowered: jax.stages.Lowered, device: jax.Device, *, overlaps: bool 
 def printed(
     lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.Device, *, overlaps: bool = False
 ) -> str:
-    """The optimised HLO of what `lowered` was compiled to.
+    """Returns the optimised HLO that `lowered` was compiled to.
 
-    Where the compiler cannot print it, as on TPU7x with several devices, the text is of the same with nothing given
-    to SparseCores; empty if that does not help.
+    If the compiler cannot print it, as on TPU7x with several devices, the text is that of the program with nothing
+    offloaded to SparseCores, or empty if that fails too.
     """
     with suppress(jax.errors.JaxRuntimeError):
         return done.as_text() or ""
@@ -141,7 +144,7 @@ def _options(device: jax.Device, *, overlaps: bool) -> _Options:
 
 
 class CompileWatch:
-    """Compilations since `start` was last called."""
+    """Counts compilations since `start` was last called."""
 
     def __init__(self) -> None:
         self._at_start: int | None = None
@@ -155,7 +158,7 @@ class CompileWatch:
 
 
 class _Counter:
-    """Listeners of jax.monitoring live as long as the process: one for all watches."""
+    """The one listener for all watches: listeners of jax.monitoring live as long as the process."""
 
     def __init__(self) -> None:
         self.count = 0

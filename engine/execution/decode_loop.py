@@ -1,6 +1,6 @@
-"""Several decode steps in one dispatch: the device feeds itself what it samples, and stops when every row has ended.
+"""Several decode steps in one dispatch: the device feeds itself what it samples, and stops once every row has ended.
 
-For models so small that a step takes the device little longer than the host needs to dispatch it.
+For models so small that the device needs little longer for a step than the host needs to dispatch it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def decode_loop(
     stops: jax.Array,  # i32: the packed stop ids
     options: jax.Array,  # i32: the packed extended options
 ) -> tuple[jax.Array, Logprobs, jax.Array, Any, SamplingState]:
-    """Samples `num_steps` tokens for each of the rows.
+    """Samples `num_steps` tokens for each row.
 
-    Returns them as i32 `[num_steps, max_rows]`, their log-probabilities with a row per step, the last tokens as i32
-    `[max_rows]`, and the new cache and state. Tokens after the one that ends a row mean nothing, and their keys and
+    Returns the tokens as i32 `[num_steps, max_rows]`, their log-probabilities with a row per step, the last tokens as
+    i32 `[max_rows]`, and the new cache and state. Tokens after the one that ends a row mean nothing, and their keys and
     values go to the sink.
     """
     inputs = unpack_step(geometry.step_layout(num_rows), flat)
@@ -86,13 +86,13 @@ def _is_going_on(num_steps: int, carry: tuple[Any, ...]) -> jax.Array:
 def _batch_at(
     positions: jax.Array, first: GroupedBatch, is_real: jax.Array, is_active: jax.Array, page_size: int
 ) -> GroupedBatch:
-    """The batch whose sequences have a token each at `positions`, made of that of the first step."""
+    """Returns the batch whose sequences have one token each at `positions`, derived from the first step's batch."""
     slots = tuple(jnp.where(is_active, _slots(table, positions, page_size), 0) for table in first.page_indices)
     return replace(first, slots=slots, kv_lens=jnp.where(is_real, positions + 1, 0))
 
 
 def _states_at(step: jax.Array, first: StateBatch, ends: Mapping[str, jax.Array], is_active: jax.Array) -> StateBatch:
-    """The states of a later step: what each row's step before it wrote, until it ended, is what the next one reads."""
+    """Returns the states of a later step: until it ends, each row reads what its step before wrote."""
     num_rows = is_active.shape[0]
 
     def slots_of(step: jax.Array) -> jax.Array:
@@ -110,13 +110,15 @@ def _put(all_: jax.Array, one: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def _has_ended(sampled: jax.Array, step: jax.Array, ends: Mapping[str, jax.Array]) -> jax.Array:
-    """Of each row: by a token that ends it, one that is none, or the last that it may have."""
+    """Returns which rows have ended: by a stop token, by an invalid one, or at their limit."""
     has_ended = jnp.any(sampled[:, None] == ends["stop_ids"], axis=-1) | (sampled < 0)
     return has_ended | (step + 1 >= ends["limits"])
 
 
 def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:
-    """`model`, whose quantized weights wait for `token_ids`: else a compiler unpacks all of them ahead of the loop."""
+    """Makes the quantized weights of `model` wait for `token_ids`; otherwise a compiler unpacks them all before the
+    loop.
+    """
     if not model.config.is_packed:
         return model
     graph, state = nnx.split(model)
@@ -125,6 +127,6 @@ def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:
 
 
 def _slots(table: jax.Array, positions: jax.Array, page_size: int) -> jax.Array:
-    """Where the keys and values of each sequence's token at a position go, by a table of pages."""
+    """Returns the KV slot of each sequence's token at a position, from a page table."""
     page = jnp.take_along_axis(table, (positions // page_size)[:, None], axis=1)[:, 0]
     return page * page_size + positions % page_size

@@ -13,7 +13,7 @@ from penstock.engine.scheduling.step_plan import Row, StepPlan
 
 
 class StepFailed(Exception):
-    """A step raised, when it was dispatched or when its results were read; the cause is what it raised."""
+    """A step raised, either at its dispatch or when its results were read. The cause is the original exception."""
 
     def __init__(self, plan: StepPlan) -> None:
         super().__init__(f"a step of {len(plan.rows)} sequences")
@@ -21,16 +21,16 @@ class StepFailed(Exception):
 
 
 class Drawn(NamedTuple):
-    """What a row got in one step."""
+    """What a row drew in one step."""
 
     row: Row
-    token_ids: Rows[int]  # each is behind the one before; no token is below 0, which is the last then
-    place: int  # of the first of them, in `logprobs`; those that score are before it
+    token_ids: Rows[int]  # consecutive tokens; a value below 0 means no token and is the last
+    place: int  # index of the first one in `logprobs`; scored prompt tokens come before it
     logprobs: Logprobs | None
 
 
 class Dispatched:
-    """A step on its way. However often its results are read, they are the same, and one that failed stays failed."""
+    """A step in flight. Its results can be read repeatedly and stay the same; a failed step stays failed."""
 
     def __init__(self, plan: StepPlan, in_flight: InFlight) -> None:
         self.plan = plan
@@ -38,7 +38,7 @@ class Dispatched:
         self._results: tuple[list[list[int]], list[Logprobs] | None] | Exception | None = None
 
     def results(self) -> tuple[list[list[int]], list[Logprobs] | None]:
-        """Waits for the step: its tokens and log-probabilities, as `InFlight` has them."""
+        """Waits for the step; returns its tokens and log-probabilities in the form of `InFlight`."""
         if self._results is None:
             try:
                 self._results = self._in_flight.token_ids(), self._in_flight.logprobs()
@@ -49,8 +49,9 @@ class Dispatched:
         return self._results
 
     def drawn(self) -> Iterator[Drawn]:
-        """Waits for the step: what it means for each row, step by step if it is several. A row may take part in the
-        first of them only: what is there for it after that means nothing.
+        """Waits for the step; yields what each row drew, step by step if there are several.
+
+        A row may take part in the first steps only; later results for it mean nothing and are left out.
         """
         token_ids, logprobs = self.results()
         for step, sampled in enumerate(token_ids):
@@ -60,8 +61,10 @@ class Dispatched:
                     yield Drawn(row, _drawn_by(row, sampled, place), place, found)
 
     def newest(self) -> dict[Sequence, int]:
-        """The token of each sequence that a grammar constrains. A step with one that samples is no loop of steps, and
-        one with drafts is committed before another is planned.
+        """Returns the token of each grammar-constrained sequence.
+
+        A step that samples a constrained sequence is never a loop of steps, and one with drafts is committed before the
+        next is planned.
         """
         token_ids, _ = self.results()
         rows = self.plan.places()
@@ -72,17 +75,17 @@ class Dispatched:
 
 def _drawn_by(row: Row, sampled: list[int], place: int) -> Rows[int]:
     if row.num_scored and min(scored := sampled[place - row.num_scored : place]) < 0:
-        return (min(scored),)  # the model broke down inside the prompt
+        return (min(scored),)  # the model's numbers broke down inside the prompt
     if not row.drafts:
         return sampled[place : place + row.num_drawn]
     return verified(row.drafts, sampled[place : place + row.num_drawn])
 
 
 def verified(drafts: Rows[int], sampled: Rows[int]) -> Rows[int]:
-    """The tokens that would have been drawn one by one: `sampled[i]` is the one behind the first `i` of `drafts`.
+    """Returns the tokens that would have been drawn one by one: `sampled[i]` follows the first `i` of `drafts`.
 
-    What is drawn depends on the tokens before, the seed and its index alone: so it counts where all drafts before it
-    are what was drawn there. Where a draft got no token, the next step finds out what is wrong.
+    What is drawn depends only on the tokens before, the seed and the index, so a token counts if all drafts before it
+    match what was drawn in their place. If no token could be drawn after a draft, the next step finds out why.
     """
     count = 1
     while count < len(sampled) and drafts[count - 1] == sampled[count - 1] and sampled[count] >= 0:

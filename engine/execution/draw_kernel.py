@@ -1,10 +1,10 @@
-"""Sampling for TPU: one kernel that reads each row of logits once and does all else in VMEM.
+"""Sampling for TPU: one kernel that reads each row of logits once and does everything else in VMEM.
 
-As XLA operations, two bisections and a cumulative sum would read the logits from HBM some seventy times. A block is the
-rows of a tile with all of their vocabulary. The sums that a draw is made from are associated as those of a parallel
-prefix sum (Blelloch, Prefix Sums and Their Applications, CMU-CS-90-190): sums of aligned powers of two, the large ones
-first. So they do not depend on how many devices the vocabulary was split over. From those of the XLA form they differ
-by rounding, and a token does where its random number falls into that.
+As XLA operations, two bisections and a cumulative sum would read the logits from HBM about seventy times. A block is
+the rows of a tile with their whole vocabulary. The sums behind a draw are associated as in a parallel prefix sum
+(Blelloch, Prefix Sums and Their Applications, CMU-CS-90-190): sums of aligned powers of two, the large ones first. So
+they do not depend on how many devices the vocabulary was split over. They differ from the XLA form's sums by rounding,
+and so does a token if its random number falls into that difference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.engine.execution.sampling_rows import (
 
 LANES = 128
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
-_MINUS_INFINITY, _PLUS_INFINITY = 0x007FFFFF, 0xFF800000  # as `ordered_to_float` orders them
+_MINUS_INFINITY, _PLUS_INFINITY = 0x007FFFFF, 0xFF800000  # in the order of `ordered_to_float`
 _TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _UNIFORM, _NUM_PARAMETERS = range(6)  # lanes of a row's parameters
 
 Ref = Any
@@ -43,14 +43,14 @@ def draw(
     rows: SamplingRows,
     vocab_size: int,
     *,
-    block_rows: int = 8,  # a tile's
-    strip: int = 2048,  # lanes that are worked on at once; LANES times a power of two below LANES
+    block_rows: int = 8,  # rows of a tile
+    strip: int = 2048,  # lanes processed at once; LANES times a power of two below LANES
     interpret: Any = False,  # as of pallas_call
 ) -> jax.Array:
     """Samples each row as `sampling.sample` does, i32 `[num_rows]`.
 
-    `logits` are f32 `[num_shares, num_rows, share]`: the vocabulary in shares, one after the other, of which what lies
-    behind `vocab_size` is padding.
+    `logits` are f32 `[num_shares, num_rows, share]`: consecutive shares of the vocabulary. Everything from `vocab_size`
+    on is padding.
     """
     num_shares, num_rows, share = logits.shape
     if share % LANES:
@@ -83,7 +83,7 @@ def draw(
 
 
 def _parameters(rows: SamplingRows) -> jax.Array:
-    """f32 `[num_rows, LANES]`; a top_k above 2**24, which f32 does not have exactly, is above any vocabulary."""
+    """Packs the parameters as f32 `[num_rows, LANES]`. A top_k that f32 rounds, above 2**24, exceeds any vocabulary."""
     columns = (rows.temperature, rows.top_p, rows.min_p, rows.top_k.astype(jnp.float32), uniforms(rows))
     return jnp.pad(jnp.stack(columns, axis=1), ((0, 0), (0, LANES - _NUM_PARAMETERS)))
 
@@ -92,13 +92,13 @@ def _kernel(
     logits: Ref,  # [num_shares, rows, share]
     parameters: Ref,  # [rows, LANES]
     out: Ref,  # i32 [rows, LANES]
-    scaled: Ref,  # [rows, width]: logits over temperature, NEVER where a filter leaves a token out
+    scaled: Ref,  # [rows, width]: logits over temperature, NEVER for filtered tokens
     weights: Ref,  # [rows, width]
     sums: Ref,  # [rows, chunks]: of the weights of each LANES tokens
-    prefixes: Ref,  # [rows, chunks]: of sums, up to and with each
+    prefixes: Ref,  # [rows, chunks]: inclusive prefix sums of the sums
     *,
     vocab_size: int,
-    share: int,  # tokens of each, without what fills the last register
+    share: int,  # tokens per share, without the last register's padding
     strip: int,
 ) -> None:
     work = _Block(scaled, weights, sums, prefixes, strip)
@@ -120,7 +120,7 @@ def _kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some rows in VMEM; a column is an array `[rows, 1]`."""
+    """Some rows in VMEM. A column is an array `[rows, 1]`."""
 
     scaled: Ref
     weights: Ref
@@ -135,9 +135,9 @@ class _Block:
     def take(
         self, logits: Ref, temperature: jax.Array, vocab_size: int, share: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Brings the logits in, and gives the columns of their maximum, of its first place, and of their soundness.
+        """Loads the logits; returns the columns of their maximum, its first index, and whether all are sound.
 
-        Tokens lie behind each other without gaps, so that shares may begin within a register: they are rotated there.
+        Tokens lie next to each other without gaps, so a share may begin within a register: it is rotated there.
         """
         shape = (self.num_rows, LANES)
         lane = lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -146,7 +146,7 @@ class _Block:
         found: tuple[jax.Array, ...] = jnp.full(shape, -jnp.inf), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
 
         def take(source: int, start: Any, size: int, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            """Of a share, `size` lanes from `start` on; the last of `found` is the register before, as rotated."""
+            """Loads `size` lanes of a share from `start` on; the last of `found` is the previous register, rotated."""
             top, place, broken, before = found
             shift = source * share % LANES
             for first in range(0, size, LANES):
@@ -175,13 +175,13 @@ class _Block:
 
             found = lax.fori_loop(0, whole, take_strip, (*found[:3], self.scaled[:, begin : begin + LANES]))
             found = take(source, whole * self.strip, width % self.strip, found)
-            if shift:  # what was rotated out of the last register
+            if shift:  # lanes rotated out of the last register
                 after = begin + width
                 if after < self.scaled.shape[1]:
                     self.scaled[:, after : after + LANES] = jnp.where(lane < shift, found[3], NEVER)
         top, place, broken = found[:3]
         highest = jnp.max(top, axis=1, keepdims=True)
-        # As f32, which has all of a vocabulary's integers: reductions of integers are not for every TPU.
+        # f32 has all of a vocabulary's integers exactly, and not every TPU can reduce integers.
         first = jnp.where(top == highest, place.astype(jnp.float32), float(vocab_size))
         greedy = jnp.min(first, axis=1, keepdims=True).astype(jnp.int32)
         return highest, jnp.minimum(greedy, vocab_size - 1), jnp.max(broken, axis=1, keepdims=True) == 0
@@ -190,12 +190,12 @@ class _Block:
         self.scaled[:, lanes] = logits
 
     def keep_top_k(self, top_k: jax.Array, vocab_size: int) -> None:
-        """NEVER for what is below the `top_k` highest; 0 keeps all."""
+        """Sets logits below the `top_k` highest to NEVER; 0 keeps all."""
         is_asked = (top_k > 0) & (top_k < vocab_size)
 
         @pl.when(jnp.max(is_asked.astype(jnp.float32)) > 0)
         def _() -> None:
-            wanted = jnp.where(is_asked, top_k, 1.0)  # what counts f32 has exactly
+            wanted = jnp.where(is_asked, top_k, 1.0)  # f32 has these counts exactly
 
             def count(threshold: jax.Array) -> jax.Array:
                 return self._total(lambda lanes: jnp.where(self.scaled[:, lanes] >= threshold, 1.0, 0.0))
@@ -204,7 +204,7 @@ class _Block:
             self._keep(jnp.where(is_asked, least, -jnp.inf))
 
     def weigh(self) -> jax.Array:
-        """Makes weights of logits, and gives the column of the highest logit."""
+        """Turns logits into weights; returns the column of the highest logit."""
         top = self._reduced(jnp.maximum, jnp.max, -jnp.inf, lambda lanes: self.scaled[:, lanes])
 
         def weigh(lanes: Any) -> None:
@@ -214,7 +214,7 @@ class _Block:
         return top
 
     def keep_mass(self, top_p: jax.Array, min_p: jax.Array, top: jax.Array) -> None:
-        """Weight 0 for what top_p and then min_p leave out."""
+        """Sets the weight to 0 for tokens that top_p and then min_p leave out."""
         is_asked = (top_p < 1.0) | (min_p > 0.0)
 
         @pl.when(jnp.max(is_asked.astype(jnp.float32)) > 0)
@@ -226,7 +226,7 @@ class _Block:
                     lambda lanes: jnp.where(self.scaled[:, lanes] >= threshold, self.weights[:, lanes], 0.0)
                 )
 
-            # A top_p that f32 takes for 0 wants no mass at all, and still keeps the most likely token.
+            # A top_p that f32 rounds to 0 wants no mass at all, and still keeps the most likely token.
             least = jnp.minimum(self._highest(lambda threshold: mass(threshold) >= wanted), top)
             least = jnp.where(top_p >= 1.0, -jnp.inf, least)
             least = jnp.maximum(least, top + jnp.log(min_p))  # minus infinity where min_p is 0
@@ -238,7 +238,7 @@ class _Block:
             self._each_strip(keep)
 
     def add_up(self) -> None:
-        """The sums of the weights of each chunk of LANES, and the prefix sums of those."""
+        """Computes the sum of each chunk of LANES weights, and the prefix sums of these sums."""
         self.sums[...] = jnp.zeros_like(self.sums)
         lane = lax.broadcasted_iota(jnp.int32, (self.num_rows, LANES), 1)
         per_strip = self.strip // LANES  # a power of two below LANES: a strip's chunks lie in one register of sums
@@ -260,7 +260,9 @@ class _Block:
             self.prefixes[:, i * LANES : (i + 1) * LANES] = _prefix_lanes(x, before, ends[i])
 
     def first_past(self, uniform: jax.Array, otherwise: jax.Array) -> jax.Array:
-        """The first token with a weight whose prefix sum exceeds `uniform` of all, or `otherwise`; a column."""
+        """Returns the column of the first weighted token whose prefix sum exceeds `uniform` of the total, or
+        `otherwise`.
+        """
         sums, prefixes = self.sums[...], self.prefixes[...]
         place = lax.broadcasted_iota(jnp.int32, sums.shape, 1).astype(jnp.float32)
         end = float(sums.shape[1])
@@ -272,13 +274,13 @@ class _Block:
         lane = lax.broadcasted_iota(jnp.int32, weights.shape, 1).astype(jnp.float32)
         is_past = (_prefix_lanes(weights, before, after) > target) & (weights > 0)
         first = jnp.min(jnp.where(is_past, lane, float(LANES)), axis=1, keepdims=True)
-        # Rounded otherwise than the chunk's own sum, the prefix sums of its weights may all be short of it.
+        # The prefix sums within the chunk round differently from its own sum, so they may all fall short of it.
         last = jnp.max(jnp.where(weights > 0, lane, 0.0), axis=1, keepdims=True)
         token = chunk * LANES + jnp.where(first < LANES, first, last)
         return jnp.where(chunk < end, token.astype(jnp.int32), otherwise)
 
     def _chunk(self, chunk: jax.Array) -> jax.Array:
-        """Of each row the weights of one chunk, [rows, LANES]."""
+        """Returns the weights of one chunk for each row, [rows, LANES]."""
 
         def pick(i: Any, found: jax.Array) -> jax.Array:
             for j in range(self.strip // LANES):
@@ -297,7 +299,7 @@ class _Block:
         self._each_strip(keep)
 
     def _highest(self, holds: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """As `sampling._highest`: the column of the highest thresholds for which `holds`."""
+        """Returns the column of the highest thresholds for which `holds`, like `sampling._highest`."""
 
         def halve(_: Any, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             low, high = bounds
@@ -314,7 +316,7 @@ class _Block:
         return self._reduced(jnp.add, jnp.sum, 0.0, of_lanes)
 
     def _reduced(self, join: Any, reduce: Any, start: float, of_lanes: Any) -> jax.Array:
-        """Register by register, and then over the lanes: a column."""
+        """Reduces register by register, and then over the lanes, to a column."""
 
         def step(i: Any, found: jax.Array) -> jax.Array:
             for j in range(self.strip // LANES):
@@ -339,14 +341,14 @@ def _aligned(lane: Any) -> Any:
 
 
 def _sum(x: jax.Array) -> jax.Array:
-    """The column of sums over the lanes, associated as those of `_tree`."""
+    """Returns the column of sums over the lanes, associated as in `_tree`."""
     for size in (1 << k for k in range(LANES.bit_length() - 1)):
-        x = x + pltpu.roll(x, LANES - size, axis=1)  # right in the lanes that are multiples of twice the size
+        x = x + pltpu.roll(x, LANES - size, axis=1)  # correct in the lanes that are multiples of twice the size
     return x[:, :1]
 
 
 def _tree(x: jax.Array) -> list[jax.Array]:
-    """Of `[rows, LANES]`, by k up to 7: in each lane, the sum of the aligned 2**k lanes that it belongs to."""
+    """Returns for each k up to 7, in each lane of `[rows, LANES]`, the sum of its aligned block of 2**k lanes."""
     lane = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     levels = [x]
     for size in (1 << k for k in range(LANES.bit_length() - 1)):
@@ -357,13 +359,15 @@ def _tree(x: jax.Array) -> list[jax.Array]:
 
 
 def _prefix_lanes(x: jax.Array, before: jax.Array, end: jax.Array) -> jax.Array:
-    """Prefix sums of `[rows, LANES]` behind a sum `before`; the last is `end`, which is of a larger block."""
+    """Returns the prefix sums of `[rows, LANES]` after a sum `before`; the last is `end`, which belongs to a larger
+    block.
+    """
     levels = _tree(x)
     count = lax.broadcasted_iota(jnp.int32, x.shape, 1) + 1
     total = jnp.broadcast_to(before, x.shape)
     for k in reversed(range(len(levels) - 1)):
         size = 1 << k
-        # The block of this size that `count` lanes end with lies one before the lane's own where smaller ones follow.
+        # The last block of this size within `count` lanes precedes the lane's own block if smaller ones follow.
         is_own = count & (size - 1) == 0
         block = jnp.where(is_own, levels[k], pltpu.roll(levels[k], size, axis=1))
         total = jnp.where(count & size != 0, total + block, total)
@@ -371,7 +375,7 @@ def _prefix_lanes(x: jax.Array, before: jax.Array, end: jax.Array) -> jax.Array:
 
 
 def _prefixes(sums: list[jax.Array]) -> list[jax.Array]:
-    """Inclusive prefix sums of whole arrays, associated alike."""
+    """Returns inclusive prefix sums of whole arrays, associated in the same way."""
     blocks = {(0, i): x for i, x in enumerate(sums)}
     size = 1
     while 1 << size <= len(sums):

@@ -1,6 +1,6 @@
 """Sampling with all options: penalties, biases, restrictions, masks and log-probabilities.
 
-What no row of a step asks for, the step skips.
+A step skips every option that none of its rows asks for.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from penstock.engine.sharding import Placement
 NO_TARGET = -1
 NO_DRAFT = -1
 
-_LARGEST = 1e29  # penalties and biases do not get a logit beyond it, to either side: none comes near NEVER
+_LARGEST = 1e29  # bound on adjusted logits in absolute value: none comes near NEVER
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class ExtendedRows:
-    """What only some requests ask for, of each row; what their tokens and lists say is in the slot's state."""
+    """Options of each row that only some requests ask for; their tokens and lists are in the slot's state."""
 
     slot: jax.Array  # i32 [num_rows]
-    is_adjusted: jax.Array  # bool [num_rows]: whether the rest, but for the target, means anything
+    is_adjusted: jax.Array  # bool [num_rows]: whether the rest, except the target, means anything
     repetition_penalty: jax.Array  # f32 [num_rows]
     presence_penalty: jax.Array  # f32 [num_rows]
     frequency_penalty: jax.Array  # f32 [num_rows]
-    min_tokens: jax.Array  # i32 [num_rows]: before that output index, no token that stops
-    target: jax.Array  # i32 [num_rows]: the token to score, by a row that samples none; else NO_TARGET
-    draft: jax.Array  # i32 [num_rows]: the token before it, of an adjusted row behind a draft; else NO_DRAFT
+    min_tokens: jax.Array  # i32 [num_rows]: no stop token before that output index
+    target: jax.Array  # i32 [num_rows]: the token to score, for a row that samples none; else NO_TARGET
+    draft: jax.Array  # i32 [num_rows]: the draft before it, for an adjusted row; else NO_DRAFT
     is_scored: jax.Array  # bool [num_rows]: whether it wants log-probabilities
 
     @property
@@ -49,14 +49,14 @@ class ExtendedRows:
 
 
 class SeenDrafts(NamedTuple):
-    """The drafts of a step, and which of them rows see as if they had been generated."""
+    """The drafts of a step, and which of them each row sees as if they had been generated."""
 
-    ids: jax.Array  # i32 [num_drafts]; NO_DRAFT in places without
+    ids: jax.Array  # i32 [num_drafts]; NO_DRAFT if a place has none
     is_seen: jax.Array  # bool [num_rows, num_drafts]
 
 
 class _Asked(NamedTuple):
-    """What belongs to a row alone."""
+    """The inputs that belong to single rows."""
 
     sampling: SamplingRows
     rows: ExtendedRows
@@ -71,14 +71,14 @@ def sample_extended(
     state: SamplingState,
     masks: jax.Array | None = None,  # i32 [num_rows, mask_words]: which tokens may be drawn; -1 for all
     *,
-    placement: Placement | None = None,  # that splits the vocabulary
+    placement: Placement | None = None,  # how the vocabulary is split
     is_native: bool = False,  # as in `survey`
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
-    """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target gives that.
+    """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target returns that.
 
-    The rows of one sequence that are behind drafts come after the one that is not, in order. Each sees the drafts up to
-    it as if they had been generated; what it draws is counted if these turn out right. A loop of steps has no drafts,
-    nor masks.
+    The rows of one sequence after drafts follow the row without a draft, in order. Each sees the drafts up to it as if
+    they had been generated; its own token is counted if these turn out right. A loop of steps has neither drafts nor
+    masks.
     """
     drafts = seen_drafts(rows)
     asked = _Asked(sampling, rows, drafts.is_seen, masks)
@@ -112,7 +112,7 @@ def _sample_whole_rows(
 
 
 def behind_right_drafts(is_drawn: jax.Array, rows: ExtendedRows, token_ids: jax.Array) -> jax.Array:
-    """`is_drawn` without the rows before which a draft is not the token that was drawn in its place."""
+    """Returns `is_drawn` without the rows that follow a draft other than the token drawn in its place."""
     is_wrong = (rows.draft >= 0) & (rows.draft != jnp.roll(token_ids, 1))
     return is_drawn & ~jnp.any(_drafts_before(rows) & is_wrong, axis=-1)
 
@@ -122,16 +122,14 @@ def seen_drafts(rows: ExtendedRows) -> SeenDrafts:
 
 
 def _drafts_before(rows: ExtendedRows) -> jax.Array:
-    """Which rows, by the last axis, are of the same sequence and behind a draft that a row sees, bool
-    `[num_rows, num_rows]`.
-    """
+    """Returns which drafts, by the last axis, come before a row in the same sequence, bool `[num_rows, num_rows]`."""
     is_same = rows.slot[:, None] == rows.slot
     return jnp.tril(is_same) & (rows.draft >= 0) & (rows.draft >= 0)[:, None]
 
 
 def _with_drafts(tokens: jax.Array, drafts: SeenDrafts) -> jax.Array:
-    """The words of tokens `[num_rows, vocab]` with the drafts that each row sees counted."""
-    # A matmul of zeros and ones, which is exact: each scatter takes a TPU's compiler many seconds.
+    """Returns the token words `[num_rows, vocab]` with the drafts counted that each row sees."""
+    # A matmul of zeros and ones is exact; each scatter would cost a TPU's compiler many seconds.
     is_draft = drafts.ids[:, None] == jnp.arange(tokens.shape[-1], dtype=jnp.int32)
     counts = drafts.is_seen.astype(jnp.float32) @ is_draft.astype(jnp.float32)
     return tokens + GENERATED * counts.astype(jnp.int32)
@@ -142,8 +140,9 @@ def adjust(
 ) -> jax.Array:
     """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`, in one pass over them.
 
-    Repetition as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency as in
-    OpenAI's API, over the output alone. What may not be drawn gets NEVER, whatever its bias; all else stays above it.
+    The repetition penalty is that of CTRL (Keskar et al., arXiv 1909.05858), over prompt and output. Presence and
+    frequency penalties are those of OpenAI's API, over the output alone. Forbidden tokens get NEVER, whatever their
+    bias; all others stay above it.
     """
     tokens, bias = state.tokens[rows.slot].astype(jnp.int32), state.bias[rows.slot]
     tokens = jax.lax.cond(jnp.any(drafts.ids >= 0), _with_drafts, lambda tokens, _: tokens, tokens, drafts)
@@ -159,6 +158,6 @@ def adjust(
 
 
 def masked(logits: jax.Array, masks: jax.Array) -> jax.Array:
-    """Gives NEVER to tokens whose bit in i32 `masks` `[num_rows, mask_words]` is 0: bit b of word w is 32 * w + b."""
+    """Sets tokens to NEVER whose bit in i32 `masks` `[num_rows, mask_words]` is 0: bit b of word w is 32 * w + b."""
     bits = (masks[..., None] >> jnp.arange(32, dtype=jnp.int32)) & 1
     return jnp.where(bits.reshape(len(masks), -1)[:, : logits.shape[-1]] > 0, logits, NEVER)

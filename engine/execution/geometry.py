@@ -1,4 +1,4 @@
-"""The closed set of shapes that steps have, and how the one array that each uploads is laid out."""
+"""The fixed set of step shapes, and the layout of the one array that each step uploads."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _NUM_EXTENDED_WORDS = 9
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The closed set of shapes that an engine's steps have."""
+    """The fixed set of shapes of an engine's steps."""
 
     max_num_seqs: int
     max_batch_tokens: int
     max_model_len: int
     page_size: int
     vocab_size: int
-    num_groups: int = 1  # of layers, each of which has pages of its own
-    few_shapes: bool = False  # where compiling is slow
+    num_groups: int = 1  # layer groups, each with pages of its own
+    few_shapes: bool = False  # for platforms where compiling is slow
     has_lengths: bool = False  # whether rotary frequencies may depend on a sequence's length
     has_states: bool = False  # whether layers keep states
 
     @property
     def token_buckets(self) -> tuple[int, ...]:
-        """A step is padded to the next one."""
+        """Token counts that steps are padded to."""
         return _buckets(self.max_batch_tokens, few=self.few_shapes)
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
-        """Of sampled rows."""
+        """Counts that sampled rows are padded to."""
         return _buckets(self.max_num_seqs, few=self.few_shapes)
 
     @property
     def extended_row_buckets(self) -> tuple[int, ...]:
-        """Of steps in which a row asks for extended sampling: with few shapes, the largest alone."""
+        """Row buckets of steps with extended sampling; with few shapes, only the largest."""
         return self.row_buckets[-1:] if self.few_shapes else self.row_buckets
 
     @property
@@ -55,7 +55,7 @@ class Geometry:
 
     @property
     def mask_words(self) -> int:
-        """Of a row's token mask: bit b of word w is token 32 * w + b."""
+        """Words of a row's token mask: bit b of word w is token 32 * w + b."""
         return -(-self.vocab_size // 32)
 
     def token_bucket(self, num_tokens: int) -> int:
@@ -65,7 +65,7 @@ class Geometry:
         return _bucket(num_rows, self.extended_row_buckets if extended else self.row_buckets)
 
     def step_layout(self, num_tokens: int) -> Layout:
-        """Of the array that a step of a token bucket uploads."""
+        """Returns the layout of the array that a step of a token bucket uploads."""
         max_seqs = min(num_tokens, self.max_rows)
         return Layout(
             token_ids=(num_tokens,),
@@ -86,8 +86,9 @@ class Geometry:
         )
 
     def stops_layout(self, num_rows: int) -> Layout:
-        """Of the second array that several decode steps in one dispatch upload: when each row ends, and from which step
-        on its states go to which other slot.
+        """Returns the layout of the second array that several decode steps in one dispatch upload.
+
+        It says when each row ends, and at which step its states switch to which other slot.
         """
         switches = (num_rows if self.has_states else 0,)
         return Layout(
@@ -95,15 +96,16 @@ class Geometry:
         )
 
     def state_writes(self, num_tokens: int) -> int:
-        """States that a step of a token bucket may write: one behind each row, and one at each page's end on the way.
+        """Returns how many states a step of a token bucket may write: one after each row, and one at each page end
+        within.
 
-        So many suffice, however prompts are cut. A row of n tokens has ceil((n - 1) / page_size) ends of pages between
-        its first and its last token at most, which is one more than its pages' worth; and there is none in one token.
+        This suffices however prompts are chunked. A row of n tokens has at most ceil((n - 1) / page_size) page ends
+        between its first and its last token, one more than its pages' worth; a single token has none.
         """
         return min(num_tokens, 2 * self.max_rows + num_tokens // self.page_size) if self.has_states else 0
 
     def extended_layout(self, num_rows: int) -> Layout:
-        """Of the array that only steps with extended sampling upload."""
+        """Returns the layout of the array that only steps with extended sampling upload."""
         return Layout(words=(num_rows, _NUM_EXTENDED_WORDS))
 
 
@@ -119,7 +121,9 @@ class Layout:
             self.size = end
 
     def empty(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """A new array of zeros, and views of its parts. New each time: the device may still read the last one."""
+        """Returns a new array of zeros, and views of its parts. New each time: the device may still read the last
+        one.
+        """
         flat = np.zeros(self.size, np.int32)
         return flat, {name: flat[start:end].reshape(shape) for name, (start, end, shape) in self._parts.items()}
 
@@ -132,7 +136,7 @@ def _bucket(count: int, buckets: tuple[int, ...]) -> int:
 
 
 def _buckets(at_least: int, *, few: bool) -> tuple[int, ...]:
-    """Powers of two, and unless there are to be few, from 32 on a number between two of them."""
+    """Returns powers of two and, unless `few`, a number between each two of them from 32 on."""
     buckets = [MIN_BUCKET]
     while buckets[-1] < at_least:
         last = buckets[-1]

@@ -1,4 +1,4 @@
-"""Drafts for replies with a grammar: what it leaves no choice about, else what others guess and it allows."""
+"""Drafts for replies with a grammar: forced tokens, or the part of other drafts that the grammar allows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.drafter import Draft
 
 FORCED = -1
-"""The kind of drafts that a grammar forces. Its bytes are certain; which tokens the model spells them by is not."""
+"""The kind of drafts that a grammar forces. Their bytes are certain; the tokens that the model spells them with are
+not.
+"""
 
 
 class GrammarDrafts:
-    """What grammars make of drafts."""
+    """Restricts drafts by grammars."""
 
     def __init__(self, masks: MaskBuilder) -> None:
         self._masks = masks
 
     def within(self, sequence: Sequence, draft: Draft) -> Draft:
-        """What a sequence may really go on with, given a draft of tokens that there are."""
+        """Returns the draft that a sequence's grammar forces, or else the allowed part of `draft`."""
         if not sequence.is_constrained:
             return draft
         forced = self._masks.forced(sequence)

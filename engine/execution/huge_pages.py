@@ -1,7 +1,7 @@
 """Weights and KV cache of a CPU in huge pages, which a processor finds without walking its page tables.
 
-A step of few rows is as fast as the weights come from memory. In pages of 4 KiB a machine reads them at two thirds of
-the rate that it has with pages of 2 MiB, in a virtual machine at less: there each walk goes through two tables.
+A step of few rows is as fast as the weights come from memory. With pages of 4 KiB a machine reads them at two thirds of
+the rate of 2 MiB pages, and in a virtual machine at less: there each walk goes through two tables.
 """
 
 from __future__ import annotations
@@ -17,41 +17,43 @@ from threading import Thread
 import jax
 
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
-_MADV_HUGEPAGE = 14  # that the kernel may do it when it has time
-_MADV_COLLAPSE = 25  # that it does it now; Linux 6.1
+_MADV_HUGEPAGE = 14  # the kernel may do it when it has time
+_MADV_COLLAPSE = 25  # the kernel does it now; Linux 6.1
 _SMALLEST_BYTES = 1 << 18
-_LARGEST_PAGE = 32 << 20  # those of some processors are larger than the arrays
+_LARGEST_PAGE = 32 << 20  # some processors have huge pages larger than the arrays
 
 
 class HugePages:
-    """Moves what arrays lie in to huge pages, beside what else happens: their contents and addresses stay as they are.
+    """Moves arrays to huge pages in the background; their contents and addresses stay as they are.
 
-    Nothing depends on it. Where the kernel has none to give, or is set to give none, small pages stay.
+    Nothing depends on it. If the kernel has no huge pages, or is set to give none, small pages stay.
     """
 
     def __init__(self) -> None:
         self._moving: list[Thread] = []
 
     def hold(self, arrays: Iterable[jax.Array]) -> None:
-        """Begins to move them. They may be used, donated and deleted meanwhile: a kernel refuses what is not there."""
+        """Begins to move arrays. They may be used, donated and deleted meanwhile: the kernel refuses addresses that are
+        gone.
+        """
         size = _page_bytes()
         if not size:
             return
         pages = sorted({page for start, end in _places(arrays) for page in range(start // size * size, end, size)})
         if pages:
             thread = Thread(target=_move, args=(pages, size), name="huge-pages", daemon=True)
-            with suppress(RuntimeError):  # there may be no more threads
+            with suppress(RuntimeError):  # no more threads can be started
                 thread.start()
                 self._moving.append(thread)
 
     def wait(self) -> None:
-        """Until all have been moved, so that what is timed then is timed as it will be."""
+        """Waits until all have been moved, so that later timings are representative."""
         while self._moving:
             self._moving.pop().join()
 
 
 def _page_bytes() -> int:
-    """The size of a huge page; 0: there are none to have."""
+    """Returns the size of a huge page in bytes; 0 if there are none."""
     if sys.platform != "linux":
         return 0
     try:
@@ -64,7 +66,7 @@ def _page_bytes() -> int:
 
 
 def _places(arrays: Iterable[jax.Array]) -> Iterator[tuple[int, int]]:
-    """Addresses that arrays of CPUs begin and end at. Arrays lie side by side: a page that two share is moved too."""
+    """Yields start and end addresses of CPU arrays. Arrays are adjacent: a page that two share is moved too."""
     for array in arrays:
         for shard in array.addressable_shards:
             if shard.device.platform == "cpu" and shard.data.nbytes >= _SMALLEST_BYTES:

@@ -16,7 +16,7 @@ _BLOCK = 128
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of rows of a step; zeros for those that did not ask."""
+    """Log-probabilities of a step's rows; zeros for rows that did not ask."""
 
     sampled: jax.Array  # f32 [num_rows]
     top_ids: jax.Array  # i32 [num_rows, MAX_LOGPROBS], most likely first
@@ -24,13 +24,13 @@ class Logprobs:
 
 
 def no_logprobs(*shape: int) -> Logprobs:
-    """Zeros for rows of these dimensions; the last is the vocabulary."""
+    """Returns zeros for rows of these dimensions; the last one is the vocabulary."""
     rows, width = shape[:-1], min(MAX_LOGPROBS, shape[-1])
     return Logprobs(jnp.zeros(rows), jnp.zeros((*rows, width), jnp.int32), jnp.zeros((*rows, width)))
 
 
 def logprobs_of(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    """Of the drawn tokens and the most likely ones, for those rows of `[num_rows, vocab]` that are to be scored."""
+    """Returns those of the drawn and the most likely tokens, for the rows of `[num_rows, vocab]` to be scored."""
     nothing = no_logprobs(*logits.shape)
     some = partial(jax.lax.platform_dependent, cuda=_of_all, default=_one_by_one)
     found: Logprobs = jax.lax.cond(jnp.any(is_scored), some, lambda *_: nothing, logits, token_ids, is_scored)
@@ -54,7 +54,7 @@ def _one_by_one(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -
 
 
 def _of_all(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    """A CUDA graph takes in branches, but no loops."""
+    """Scores all rows without a loop: a CUDA graph can contain branches, but no loops."""
     found = jax.vmap(_of_row)(logits, token_ids)
     asked: Logprobs = jax.tree.map(
         lambda rows: jnp.where(is_scored.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0), found
@@ -69,9 +69,10 @@ def _of_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab],
 
 
 def _top(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The largest of a row, in order, and where they are; of equal ones the first.
+    """Returns the largest values of a row, in order, and their indices; among equal ones the first.
 
-    They are in the blocks with the largest maxima, which are found much sooner. Blocks are kept in order, for equals.
+    They are in the blocks with the largest maxima, which are found much sooner. Blocks stay in order, so that ties
+    resolve the same way.
     """
     blocks = jnp.pad(logits, (0, -len(logits) % _BLOCK), constant_values=-jnp.inf).reshape(-1, _BLOCK)
     if len(blocks) <= count:

@@ -1,4 +1,4 @@
-"""What the replies of a step may continue with: one mask of tokens per row that a grammar constrains."""
+"""What the replies of a step may continue with: one token mask per grammar-constrained row."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.engine.structured import GrammarFailed, Matcher
 class MaskBuilder:
     """Fills the masks of plans, and follows the replies that need them through their grammars.
 
-    A matcher follows from its sequence's tokens: it stays where it is while the sequence is preempted or recomputed,
-    and for a resumed one it begins with the tokens of the earlier run.
+    A matcher follows from its sequence's tokens. It keeps its position while the sequence is preempted or recomputed,
+    and for a resumed sequence it begins with the tokens of the earlier run.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._num_words = _words(vocab_size)
-        # Where no token ends a reply, llguidance has one more than the vocabulary, which does.
+        # If no token ends a reply, llguidance adds one after the vocabulary that does.
         has_end = any(id_ < vocab_size for id_ in eos_token_ids)
         self._num_filled = _words(vocab_size if has_end else vocab_size + 1)
         self._eos_token_ids = eos_token_ids
@@ -32,9 +32,10 @@ class MaskBuilder:
         self._ended: list[tuple[Sequence, GrammarFailed | None]] = []
 
     def build(self, plan: StepPlan, newest: Mapping[Sequence, int]) -> np.ndarray:
-        """i32 `[num_drawn, words]`, a bit per token, set if it may be drawn; all are for a row without a grammar.
+        """Returns i32 `[num_drawn, words]`, a bit per token, set if it may be drawn; rows without a grammar have all
+        bits set.
 
-        `newest` has the token of each sequence that the host has read, and has not committed yet. One that ended with
+        `newest` has the token of each sequence that the host has read and not committed yet. A sequence that ended with
         it, or ends here (`take_ended`), has all bits set: what it draws is discarded.
         """
         rows, places = plan.sampled, [0, *accumulate(row.num_drawn for row in plan.sampled)]
@@ -56,12 +57,14 @@ class MaskBuilder:
         return np.ascontiguousarray(masks[:, : self._num_words])
 
     def _fill_behind(self, masks: np.ndarray, place: int, row: Row) -> None:
-        """The masks behind a row's drafts. Where its grammar does not have a draft, or fails at it, nothing may be
-        drawn: then nothing is, and the row that comes there without drafts finds out why.
+        """Fills the masks after a row's drafts.
+
+        If the grammar rejects a draft or fails at it, nothing may be drawn from there on. The row that gets there
+        without drafts then finds out why.
         """
         masks[place + 1 : place + row.num_drawn] = 0
         matcher = self._matchers[row.sequence]
-        if not matcher.may_guess:  # since it was planned, the reply has got another lexer
+        if not matcher.may_guess:  # the reply has switched to another lexer since planning
             return
         state = matcher.state.deep_copy()
         for behind, draft in enumerate(row.drafts, place + 1):
@@ -73,25 +76,28 @@ class MaskBuilder:
                 return
 
     def forced(self, sequence: Sequence) -> list[int]:
-        """The tokens that a sequence's grammar leaves no choice about, by the bytes that have to come next."""
+        """Returns the tokens that a sequence's grammar forces, by the bytes that have to come next."""
         state = self._guessing(sequence)
         return [] if state is None else list(state.compute_ff_tokens())
 
     def count_allowed(self, sequence: Sequence, drafts: Tokens[int]) -> int:
-        """How many of these may be tried: that a sequence's grammar lets follow."""
+        """Returns how many of these drafts a sequence's grammar lets follow."""
         state = self._guessing(sequence)
         return 0 if state is None else int(state.validate_tokens(list(drafts)))
 
     def _guessing(self, sequence: Sequence) -> LLMatcher | None:
-        """A copy of a sequence's matcher, behind its tokens, for text that may never come. None where nothing follows,
-        or the reply has a lexer of its own, which must see no other text: else guesses would decide when it is full.
+        """Returns a copy of a sequence's matcher, after its tokens, for text that may never come.
+
+        Returns None if nothing follows, or if the reply has a lexer of its own. That one must not see other text, or
+        guesses would decide when it is full.
         """
         matcher = self._behind(sequence, {})
         return matcher.state.deep_copy() if matcher is not None and matcher.may_guess else None
 
     def take_ended(self) -> list[tuple[Sequence, GrammarFailed | None]]:
-        """The sequences that grammars have ended since it was last asked: by a failure, or because nothing can follow
-        and no token says so.
+        """Returns the sequences that grammars have ended since the last call, and clears the list.
+
+        A grammar ends a sequence by a failure, or if nothing can follow and no token says so.
         """
         ended, self._ended = self._ended, []
         return ended
@@ -100,7 +106,7 @@ class MaskBuilder:
         self._matchers.pop(sequence, None)
 
     def _behind(self, sequence: Sequence, newest: Mapping[Sequence, int]) -> Matcher | None:
-        """A sequence's matcher, behind all of its tokens; None if nothing follows them."""
+        """Returns a sequence's matcher, after all of its tokens; None if nothing follows them."""
         try:
             return self._advanced(sequence, newest)
         except GrammarFailed as failure:
@@ -120,7 +126,7 @@ class MaskBuilder:
         return matcher
 
     def _renewed(self, sequence: Sequence, newest: Mapping[Sequence, int], failure: GrammarFailed) -> Matcher | None:
-        """Another matcher for a sequence whose own has failed; None if it ends with that."""
+        """Replaces a sequence's failed matcher; returns None if the sequence ends with the failure."""
         grammar = sequence.request.grammar
         while grammar is not None and (matcher := grammar.instead_of(self._matchers[sequence])) is not None:
             self._matchers[sequence] = matcher
@@ -142,7 +148,7 @@ class MaskBuilder:
         self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.strides[0], len(masks))
 
     def _fill_again(self, masks: np.ndarray, place: int, sequence: Sequence, newest: Mapping[Sequence, int]) -> None:
-        """The mask of a row whose matcher failed at it."""
+        """Fills the mask of a row whose matcher failed at it, with another matcher."""
         while (matcher := self._renewed(sequence, newest, self._matchers[sequence].failure())) is not None:
             self._fill(masks, [(matcher, place)])
             if not matcher.has_failed:
@@ -151,7 +157,7 @@ class MaskBuilder:
 
     @cached_property
     def _executor(self) -> LLExecutor:
-        """Threads for the masks of a step, once there is one that needs them."""
+        """Threads that compute a step's masks, created on first use."""
         return LLExecutor()
 
 

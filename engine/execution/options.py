@@ -1,4 +1,4 @@
-"""Packs what only some rows of a step ask for, and follows which batch slot's sampling state is whose."""
+"""Packs the options that only some rows of a step ask for, and tracks whose sampling state each batch slot has."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from penstock.engine.execution.sampling_state import SlotFill, slot_fill
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan
 
-MAX_WORD = 2**31 - 1  # no count of tokens comes near it: a larger bound means the same
+MAX_WORD = 2**31 - 1  # no token count comes near it: a larger bound means the same
 
 
 class HeadRow(NamedTuple):
-    """A row of the head: it samples after a token of the step, or scores the one that is known to follow."""
+    """A row of the head: it samples after a token of the step, or scores the known next token."""
 
     row: Row
-    token: int  # its place among the step's tokens
+    token: int  # its index among the step's tokens
     target: int  # the token to score, else NO_TARGET
-    draft: int  # the token before it, where that is a draft, else NO_DRAFT
+    draft: int  # the token before it if that is a draft, else NO_DRAFT
     output_index: int  # of the token it draws
-    is_adjusted: bool  # whether penalties, biases or restrictions change its logits: never where it scores a prompt
+    is_adjusted: bool  # whether penalties, biases or restrictions change its logits; never for prompt scoring
     is_scored: bool  # whether it wants log-probabilities
 
 
 def head_rows(plan: StepPlan) -> list[HeadRow]:
-    """In the order of the plan's rows; of each the tokens it scores first."""
+    """Returns the head's rows in the order of the plan's rows; for each, the tokens it scores come first."""
     found: list[HeadRow] = []
     end = 0
     for row in plan.rows:
@@ -55,12 +55,12 @@ class Options(NamedTuple):
     """The extended options of a step."""
 
     flat: np.ndarray
-    fills: tuple[SlotFill, ...]  # of batch slots whose holder is new
+    fills: tuple[SlotFill, ...]  # for batch slots with a new holder
     has_logprobs: bool
 
 
 class OptionsBuilder:
-    """Plans must come in the order in which they are dispatched."""
+    """Builds the options of plans, which must come in the order of their dispatch."""
 
     def __init__(self, geometry: Geometry, eos_token_ids: tuple[int, ...]) -> None:
         self._geometry = geometry
@@ -69,7 +69,7 @@ class OptionsBuilder:
         self._words: list[tuple[int, ...]] = [_NEUTRAL_WORDS] * geometry.max_num_seqs
 
     def build(self, rows: Rows[HeadRow], num_rows: int) -> Options | None:
-        """Of the bucket `num_rows` of the head, or of the loop of steps; None where no row asks for any."""
+        """Returns the options for the head's or the loop's bucket `num_rows`, or None if no row asks for any."""
         if not any(row.is_adjusted or row.is_scored for row in rows):
             return None
         flat, parts = neutral_options(self._geometry, num_rows)
@@ -78,7 +78,7 @@ class OptionsBuilder:
         return Options(flat, tuple(fills), any(row.is_scored for row in rows))
 
     def _follow(self, sequence: Sequence) -> SlotFill | None:
-        """The state of a sequence that samples for the first time since it started; later the device keeps it."""
+        """Returns the state of a sequence that samples first after its start; later the device keeps it."""
         slot, holder = sequence.batch_slot, (sequence, sequence.num_starts)
         if self._holders[slot] == holder:
             return None
@@ -103,14 +103,14 @@ class OptionsBuilder:
 
 
 def neutral_options(geometry: Geometry, num_rows: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The options of rows that ask for none, and views of their parts."""
+    """Returns the options of rows that ask for none, and views of their parts."""
     flat, parts = geometry.extended_layout(num_rows).empty()
     parts["words"][:] = (*_NEUTRAL_WORDS, NO_TARGET, NO_DRAFT, 0)
     return flat, parts
 
 
 def as_word(value: float) -> int:
-    """The bits of an f32, as the i32 that travels."""
+    """Returns the bits of an f32 as the i32 that is uploaded."""
     return int(struct.unpack("i", struct.pack("f", value))[0])
 
 

@@ -22,15 +22,15 @@ class Batch:
     num_tokens: int  # the token bucket
     num_rows: int  # the row bucket, 0 if nothing is sampled
     num_steps: int
-    num_sampled: int  # rows of the head, those included that only score
+    num_sampled: int  # rows of the head, including those that only score
     flat: np.ndarray
-    options: Options | None  # where a row asks for extended sampling
+    options: Options | None  # if a row asks for extended sampling
     stops: np.ndarray | None  # with several steps: when each row ends
-    places: tuple[int, ...] = ()  # of the head's rows that sample: where their masks go
+    places: tuple[int, ...] = ()  # of the head's sampling rows: where their masks go
 
 
 class _Mirror:
-    """Follows the page tables of running sequences in one group, one batch slot each, copying only what is new."""
+    """Mirrors one group's page tables of running sequences, a batch slot each, copying only what is new."""
 
     def __init__(self, group: int, num_slots: int, width: int) -> None:
         self.table = np.zeros((num_slots, width), np.int32)
@@ -64,7 +64,7 @@ class BatchBuilder:
             _Mirror(group, geometry.max_num_seqs, geometry.pages_per_seq) for group in range(geometry.num_groups)
         ]
         self._options = OptionsBuilder(geometry, eos_token_ids)
-        self._rows_in_flight: dict[Sequence, int] = {}  # where the last step samples each sequence's next token
+        self._rows_in_flight: dict[Sequence, int] = {}  # row in which the last step samples each sequence's next token
 
     def build(self, plan: StepPlan) -> Batch:
         num_tokens = self._geometry.token_bucket(plan.num_tokens)
@@ -137,7 +137,9 @@ class BatchBuilder:
 
 
 def _pack_states(plan: StepPlan, parts: dict[str, np.ndarray]) -> None:
-    """Of several steps in one dispatch, a row's first slot: when it goes on to another one is with its stops."""
+    """Packs the state slots. With several steps in one dispatch, these are the first; switches are packed with the
+    stops.
+    """
     first_tokens = parts["cu_q_lens"]
     parts["state_reads"][: len(plan.rows)] = [row.states.read for row in plan.rows]
     writes = [

@@ -30,20 +30,20 @@ from penstock.engine.stats import ReportProgress
 
 
 class InFlight:
-    """A dispatched step, or several decode steps, whose tokens are on their way to the host."""
+    """A dispatched step, or several decode steps, whose tokens are being copied to the host."""
 
     def __init__(self, tokens: jax.Array | None, logprobs: Logprobs | None, num_rows: int, marker: jax.Array) -> None:
         self._tokens = tokens
         self._logprobs = logprobs
         self._num_rows = num_rows
-        self._marker = marker  # an output of the step, for those that sample nothing
+        self._marker = marker  # an output of the step, to wait for if it samples nothing
         for array in jax.tree.leaves((tokens, logprobs)):
             array.copy_to_host_async()
 
     def token_ids(self) -> list[list[int]]:
-        """Waits for the step, and gives the token of each sampled row, for each of its steps.
+        """Waits for the step; returns the token of each sampled row, for each of its steps.
 
-        What failed on the device is raised here.
+        Raises what failed on the device.
         """
         if self._tokens is None:
             self._marker.block_until_ready()
@@ -52,7 +52,7 @@ class InFlight:
         return ids
 
     def logprobs(self) -> list[Logprobs] | None:
-        """For each of its steps, as numpy arrays, one row per sampled row; None if no row asked for any."""
+        """Returns numpy arrays for each of its steps, one row per sampled row; None if no row asked for any."""
         if self._tokens is None or self._logprobs is None:
             return None
         arrays: Logprobs = jax.tree.map(np.asarray, self._logprobs)
@@ -63,7 +63,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A step whose backbone is on its way; nothing is sampled yet."""
+    """A step whose backbone is dispatched and which has not sampled yet."""
 
     batch: Batch
     rows: jax.Array  # [max_rows, hidden]
@@ -74,7 +74,7 @@ class Runner:
     """A model, its caches of pages and states, and one compiled function per shape.
 
     A step is two calls: the backbone, compiled per token bucket, and the head with the sampler, compiled per bucket of
-    sampled rows; so the number of compilations is the sum of the buckets, not the product.
+    sampled rows. So the number of compilations is the sum of the buckets, not the product.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Runner:
         self._heads: dict[tuple[int, bool], Any] = {}  # compiled, by (row bucket, extended)
         self._fills: list[Any] = []  # compiled: one, or none yet
         self._loops: dict[tuple[int, int], Any] = {}  # compiled, by (row bucket, steps)
-        self._neutral_options: dict[int, jax.Array] = {}  # by row bucket, as the masks
+        self._neutral_options: dict[int, jax.Array] = {}  # by row bucket, like the masks
         self._open_masks: dict[int, jax.Array] = {}
         self._watch = CompileWatch()
         self._huge_pages = HugePages()
@@ -105,7 +105,7 @@ class Runner:
 
     @property
     def compiles_after_warmup(self) -> int:
-        """Compilations, of anything in this process, since `start_watch`."""
+        """Number of compilations of anything in this process since `start_watch`."""
         return self._watch.count
 
     def reset_cache(self) -> None:
@@ -121,7 +121,7 @@ class Runner:
         return self._geometry
 
     def compile_steps(self, progress: ReportProgress | None = None) -> None:
-        """Compiles every step there is, several at a time where that is safe."""
+        """Compiles every step, several at a time where that is safe."""
         geometry = self._geometry
         jobs: dict[str, Callable[[], Any]] = {
             f"{num_tokens} tokens": partial(self._backbone, num_tokens) for num_tokens in geometry.token_buckets
@@ -140,8 +140,9 @@ class Runner:
         self._run_side_by_side(jobs, progress)
 
     def _run_side_by_side(self, jobs: Mapping[str, Callable[[], Any]], progress: ReportProgress | None) -> None:
-        """On threads: compiling releases Python's lock most of the time. On one for TPUs: libtpu has crashed where two
-        compiled at once.
+        """Runs jobs on threads: compiling releases Python's GIL most of the time.
+
+        TPUs get one thread: libtpu has crashed when two compiled at once.
         """
         device = jax.devices()[0] if self._placement is None else self._placement.mesh.devices.flat[0]
         with ThreadPoolExecutor(1 if device.platform == "tpu" else num_processors()) as threads:
@@ -152,7 +153,7 @@ class Runner:
                     progress(done + 1, len(jobs), running[future])
 
     def start_watch(self) -> None:
-        """From here on, every compilation is counted."""
+        """Counts every compilation from here on."""
         self._watch.start()
 
     def dispatch(self, batch: Batch) -> InFlight:
@@ -162,9 +163,9 @@ class Runner:
         return self.finish(self.start(batch))
 
     def start(self, batch: Batch) -> Started:
-        """The first half of a step, up to the hidden states of the rows to sample; `finish` has to follow.
+        """Runs the first half of a step, up to the hidden states of the rows to sample; `finish` must follow.
 
-        What is to be sampled may depend on tokens of the step before, which the host reads in between.
+        Sampling may depend on tokens of the step before, which the host reads in between.
         """
         run = self._backbone(batch.num_tokens)
         rows, sampling, self._cache = run(self._params, self._cache, self._last_tokens, batch.flat)
@@ -172,8 +173,10 @@ class Runner:
         return Started(batch, rows, sampling)
 
     def finish(self, started: Started, masks: np.ndarray | None = None) -> InFlight:
-        """The second half: samples. `masks` are i32 `[rows that sample, mask_words]`, whose bits say which tokens a row
-        may draw: all ones, which is -1, for a row that is not constrained.
+        """Runs the second half of a step: sampling.
+
+        `masks` are i32 `[rows that sample, mask_words]`; their bits say which tokens a row may draw. A row without a
+        constraint has all ones, which is -1.
         """
         batch = started.batch
         if not batch.num_sampled:
@@ -195,7 +198,7 @@ class Runner:
         return InFlight(self._last_tokens, _asked_for(logprobs, batch), batch.num_sampled, started.rows)
 
     def compile_backbone(self, num_tokens: int) -> jax.stages.Compiled:
-        """The step of a token bucket, compiled: also for looking at what it became."""
+        """Returns the compiled step of a token bucket, also for inspection."""
         return self._steps.compile(self._steps.backbone(num_tokens, self._cache), num_tokens)
 
     def _backbone(self, num_tokens: int) -> Any:
@@ -235,13 +238,15 @@ class Runner:
         return InFlight(tokens, _asked_for(logprobs, batch), batch.num_sampled, tokens)
 
     def _neutral(self, num_rows: int) -> jax.Array:
-        """Options of rows that ask for none."""
+        """Returns the options of rows that ask for none."""
         if num_rows not in self._neutral_options:
             self._neutral_options[num_rows] = self._put(neutral_options(self._geometry, num_rows)[0])
         return self._neutral_options[num_rows]
 
     def _masks(self, num_rows: int, batch: Batch, masks: np.ndarray | None) -> jax.Array | np.ndarray:
-        """Padded with rows that may draw all; those that no row constrains lie on the device."""
+        """Returns masks padded with rows that may draw everything. If no row is constrained, they are kept on the
+        device.
+        """
         shape = (num_rows, self._geometry.mask_words)
         if masks is not None:
             padded = np.full(shape, -1, np.int32)

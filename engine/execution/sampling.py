@@ -1,7 +1,7 @@
 """Turns logits into tokens, on the device, each row by its own parameters.
 
-A token is drawn by inverting the distribution's cumulative sum at one uniform number that depends on (seed, output
-index) alone. So a row's token does not depend on what else is in the batch, and one random number per row is enough.
+A token is drawn by inverting the distribution's cumulative sum at one uniform number that depends only on (seed, output
+index). So a row's token does not depend on what else is in the batch, and one random number per row is enough.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _ARGMAX_BLOCK = 64
 
 
 class Survey(NamedTuple):
-    """What is asked of each row of logits, whatever its parameters."""
+    """Facts about each row of logits, whatever its parameters."""
 
     greedy: jax.Array  # i32 [num_rows]: its first maximum
-    is_sound: jax.Array  # bool [num_rows]: no logit is NaN or plus infinity; minus infinity is a token with no chance
+    is_sound: jax.Array  # bool [num_rows]: no logit is NaN or plus infinity; minus infinity has no chance
 
 
 def survey(logits: jax.Array, *, is_native: bool = False) -> Survey:
-    """Of f32 logits `[num_rows, vocab]`; `is_native`: by the CPU's kernel, which reads them once.
+    """Surveys f32 logits `[num_rows, vocab]`; with `is_native`, the CPU's kernel reads them once.
 
-    Soundness is asked of each logit, not of their maximum: XLA's maximum on CPU drops a NaN, from some shapes on.
+    Soundness is checked per logit, not by their maximum: XLA's maximum on CPU drops a NaN in some shapes.
     """
     if is_native:
         shape = logits.shape[:1]
@@ -52,15 +52,16 @@ def sample(
     rows: SamplingRows,
     vocab_size: int,
     *,
-    is_sound: jax.Array | None = None,  # bool [num_rows]: of the model's own logits; None: these are its own
+    is_sound: jax.Array | None = None,  # bool [num_rows]: of the model's own logits; None: `shares` are its own
     is_native: bool = False,  # as in `survey`
 ) -> jax.Array:
-    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_shares, num_rows, share]`: shares of the
-    vocabulary, one after the other, of which what lies behind `vocab_size` is padding.
+    """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_shares, num_rows, share]`.
 
-    Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Of equally likely tokens at
-    a filter's edge all are kept; of equal maxima greedy takes the first. A row whose logits are not sound gives
-    NOT_A_TOKEN, one without a token that may be drawn NOTHING_LEFT.
+    The shares are consecutive parts of the vocabulary; everything from `vocab_size` on is padding.
+
+    Filters apply in the order of Hugging Face's generate: temperature, top_k, top_p, min_p. Equally likely tokens at a
+    filter's edge are all kept; among equal maxima, greedy takes the first. A row with unsound logits gives NOT_A_TOKEN,
+    and a row without any allowed token gives NOTHING_LEFT.
     """
     on_tpu = partial(_sample_on_tpu, vocab_size=vocab_size)
     by_xla = partial(_sample_by_xla, vocab_size=vocab_size, is_native=is_native)
@@ -69,14 +70,14 @@ def sample(
 
 
 def joined(shares: jax.Array, vocab_size: int) -> jax.Array:
-    """The logits `[num_rows, vocab_size]` that lie in shares, without the padding."""
+    """Joins shares into logits `[num_rows, vocab_size]`, without the padding."""
     num_shares, num_rows, share = shares.shape
     logits = shares[0] if num_shares == 1 else shares.swapaxes(0, 1).reshape(num_rows, -1)
     return logits if num_shares * share == vocab_size else logits[:, :vocab_size]
 
 
 def greedy_tokens(top: jax.Array, found: Survey) -> jax.Array:
-    """Of rows whose maxima are `top`."""
+    """Returns the greedy tokens of rows whose maxima are `top`."""
     return jnp.where(found.is_sound, jnp.where(top > NEVER, found.greedy, NOTHING_LEFT), NOT_A_TOKEN)
 
 
@@ -103,9 +104,9 @@ def _sample_by_xla(shares: jax.Array, rows: SamplingRows, *, vocab_size: int, is
 
 
 def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
-    """The first maximum of each row: that of block maxima, then that within the block.
+    """Returns the first maximum of each row: the first best block, then the first best within it.
 
-    XLA on CPU finds a maximum many times faster than where it is.
+    XLA on CPU finds a maximum many times faster than its index.
     """
     blocks = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % _ARGMAX_BLOCK)), constant_values=-jnp.inf)
     blocks = blocks.reshape(logits.shape[0], -1, _ARGMAX_BLOCK)
@@ -126,11 +127,11 @@ def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array) -> jax.Array
 
 
 def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, otherwise: jax.Array) -> jax.Array:
-    """The first token with a weight whose cumulative weight exceeds `target` `[num_rows, 1]`, i32 `[num_rows]`.
+    """Returns the first weighted token whose cumulative weight exceeds `target` `[num_rows, 1]`, i32 `[num_rows]`.
 
-    The weight is asked for because the sums of a parallel scan are rounded each in its own way: one may grow by a hair
-    where the weight is 0. For the same reason there may be no such token, and also where a temperature next to 0 made
-    logits overflow: that row takes its `otherwise`.
+    The weight must be above 0 because each sum of a parallel scan rounds in its own way: one may grow slightly where
+    the weight is 0. For the same reason there may be no such token; nor is there one if a temperature close to 0 made
+    logits overflow. Such a row takes its `otherwise`.
     """
     vocab = weights.shape[-1]
     place = jnp.where((cumulative > target) & (weights > 0), jnp.arange(vocab, dtype=jnp.int32), vocab)
@@ -154,16 +155,16 @@ def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     def enough_mass(threshold: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(logits >= threshold, weights, 0.0), axis=-1, keepdims=True) >= wanted
 
-    # A top_p that f32 takes for 0 wants no mass at all, and still keeps the most likely token.
+    # A top_p that f32 rounds to 0 wants no mass at all, and still keeps the most likely token.
     kept = (logits >= jnp.minimum(_highest(enough_mass, logits), top)) | (rows.top_p[:, None] >= 1.0)
-    floor = top + jnp.log(rows.min_p)[:, None]  # -inf where min_p is 0
+    floor = top + jnp.log(rows.min_p)[:, None]  # -inf if min_p is 0
     return jnp.where(kept & (logits >= floor), logits, NEVER)
 
 
 def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
-    """The highest f32 threshold for which `holds`, one per row `[num_rows, 1]`, found by bisection over all floats.
+    """Returns the highest f32 threshold for which `holds`, per row `[num_rows, 1]`, by bisection over all floats.
 
-    `holds` is true for low thresholds, minus infinity among them, and false for high ones. 32 halvings of the integers
+    `holds` is true for low thresholds, minus infinity included, and false for high ones. 32 halvings of the integers
     that order floats are exact.
     """
 
@@ -177,6 +178,6 @@ def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.
     low = jnp.full(shape, 0x007FFFFF, jnp.uint32)  # minus infinity
     high = jnp.full(shape, 0xFF800000, jnp.uint32)  # plus infinity
     found = partial(jax.lax.fori_loop, 0, 32, halve)
-    # A CUDA graph takes in branches, but no loops: with one, the host would have to look where each step branches.
+    # A CUDA graph can contain branches, but no loops: with a loop, the host would have to read each step's branch.
     low, _ = jax.lax.platform_dependent((low, high), cuda=partial(found, unroll=True), default=found)
     return ordered_to_float(low)

@@ -1,4 +1,4 @@
-"""What rows of logits are sampled by, and the numbers that every form of sampling draws with."""
+"""Parameters that rows of logits are sampled with, and the random numbers that every form of sampling uses."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 
 NOT_A_TOKEN = -1
-"""Sampled where a logit is NaN or plus infinity: the model's numbers broke down for that row."""
+"""Sampled if a logit is NaN or plus infinity: the model's numbers broke down for that row."""
 
 NOTHING_LEFT = -2
-"""Sampled where every token is forbidden, by the request or by a model that gives minus infinity to all."""
+"""Sampled if every token is forbidden, by the request or by a model that gives minus infinity to all."""
 
 NEVER = -1e30
-"""The logit of a token that may not be drawn: softmax gives it exactly 0, and it stays finite when shifted."""
+"""The logit of a forbidden token: softmax gives it exactly 0, and it stays finite when shifted."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """What every sampled row carries."""
+    """Sampling parameters of every sampled row."""
 
     temperature: jax.Array  # f32 [num_rows]; 0 is greedy
     top_p: jax.Array  # f32 [num_rows]
@@ -31,7 +31,7 @@ class SamplingRows:
 
 
 def uniforms(rows: SamplingRows) -> jax.Array:
-    """f32 `[num_rows]` in [0, 1), each a function of its row's seed and output index alone."""
+    """Returns f32 `[num_rows]` in [0, 1), each a function of its row's seed and output index alone."""
     return jax.vmap(_uniform)(rows.seed, rows.output_index)
 
 

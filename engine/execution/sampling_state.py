@@ -1,4 +1,4 @@
-"""What sampling remembers of each running sequence: on the device, so that a step uploads none of it again."""
+"""What sampling remembers of each running sequence. It stays on the device, so that no step uploads it again."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from penstock.engine.execution.sampling_rows import NEVER
 IN_PROMPT = 1
 STOPS = 2
 GENERATED = 4
-"""Bits of a token's word: the third and all above count how often it was generated."""
+"""Bits of a token's word: the third and all above it count how often the token was generated."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class SamplingState:
-    """A row per batch slot, which means something while its holder's sampling options need it.
+    """A row per batch slot, valid only while its holder's sampling options need it.
 
     Everything follows from the holder's tokens and request: a row is written when the holder first samples after a
-    start, and then changed by what it samples.
+    start, and then updated by what it samples.
     """
 
     tokens: jax.Array  # u16 or u32 [num_slots, vocab]: IN_PROMPT, STOPS, and how often each was GENERATED
-    bias: jax.Array  # f32 [num_slots, vocab]: NEVER for what may not be drawn
+    bias: jax.Array  # f32 [num_slots, vocab]: NEVER for forbidden tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFill:
-    """One batch slot's row, as it starts."""
+    """The initial row of one batch slot."""
 
     slot: np.int32
     tokens: np.ndarray  # [vocab]
@@ -42,13 +42,13 @@ class SlotFill:
 
 
 def sampling_state(geometry: Geometry, make: Callable[[tuple[int, int], np.dtype[Any]], Any]) -> SamplingState:
-    """Of arrays that `make` gives for a shape and a type."""
+    """Builds a state of arrays that `make` returns for a shape and a type."""
     shape = (geometry.max_num_seqs, geometry.vocab_size)
     return SamplingState(tokens=make(shape, _word_type(geometry)), bias=make(shape, np.dtype(np.float32)))
 
 
 def state_bytes(geometry: Geometry) -> int:
-    """Of the state, on each device."""
+    """Returns the bytes of the state on each device."""
     per_token = _word_type(geometry).itemsize + np.dtype(np.float32).itemsize
     return geometry.max_num_seqs * geometry.vocab_size * per_token
 
@@ -63,7 +63,9 @@ def slot_fill(
     allowed: tuple[int, ...],
     bad: tuple[int, ...],
 ) -> SlotFill:
-    """For a sequence with these tokens. Where something is `allowed`, nothing else is; what is `bad` never is."""
+    """Returns the row for a sequence with these tokens. If `allowed` has tokens, no others are; `bad` ones never
+    are.
+    """
     tokens = np.zeros(geometry.vocab_size, _word_type(geometry))
     np.add.at(tokens, generated, GENERATED)
     tokens[prompt] |= IN_PROMPT
@@ -80,7 +82,7 @@ def slot_fill(
 
 
 def filled(state: SamplingState, slot: jax.Array, tokens: jax.Array, bias: jax.Array) -> SamplingState:
-    """The state with another row in one slot."""
+    """Returns the state with one slot's row replaced."""
     return SamplingState(
         tokens=jax.lax.dynamic_update_index_in_dim(state.tokens, tokens, slot, axis=0),
         bias=jax.lax.dynamic_update_index_in_dim(state.bias, bias, slot, axis=0),
@@ -88,7 +90,7 @@ def filled(state: SamplingState, slot: jax.Array, tokens: jax.Array, bias: jax.A
 
 
 def counted(state: SamplingState, slots: jax.Array, token_ids: jax.Array, is_counted: jax.Array) -> SamplingState:
-    """The state after rows sampled `token_ids`. What is not counted, or no token, is dropped."""
+    """Returns the state after rows sampled `token_ids`. Uncounted rows and invalid tokens are dropped."""
     num_slots = state.tokens.shape[0]
     places = jnp.where(is_counted & (token_ids >= 0), slots, num_slots)
     one = jnp.asarray(GENERATED, state.tokens.dtype)
@@ -96,5 +98,5 @@ def counted(state: SamplingState, slots: jax.Array, token_ids: jax.Array, is_cou
 
 
 def _word_type(geometry: Geometry) -> np.dtype[Any]:
-    """Two bytes where no count can pass them."""
+    """Returns the word type: two bytes if no count can exceed them."""
     return np.dtype(np.uint16 if geometry.max_model_len < 2**16 // GENERATED else np.uint32)

@@ -1,4 +1,4 @@
-"""The arrays of a model's states: how large they are, and where they lie."""
+"""The arrays of a model's states: their sizes, and where they are placed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.engine.models.attend import LayerCache
 from penstock.engine.sharding import Placement
 
 Arrays = tuple[tuple[CacheArray, ...], ...]
-"""Of each layer that keeps states, or of each kind of such layers."""
+"""Arrays of each layer that keeps states, or of each kind of such layers."""
 
 
 def state_arrays(model: ModelConfig, num_slots: int, *, is_stacked: bool) -> Arrays:
-    """With so many slots, slot 0 included: for each layer by itself or, stacked, for all layers of a kind together."""
+    """Returns the arrays for `num_slots`, slot 0 included, per layer or, stacked, for all layers of a kind."""
     return tuple(
         tuple(
             CacheArray(
@@ -34,13 +34,13 @@ def state_arrays(model: ModelConfig, num_slots: int, *, is_stacked: bool) -> Arr
 
 
 def slot_bytes(model: ModelConfig, placement: Placement | None) -> int:
-    """Of one slot in all layers, on each device."""
+    """Returns the bytes of one slot in all layers, on each device."""
     arrays: list[CacheArray] = jax.tree.leaves(state_arrays(model, 1, is_stacked=False))
     return sum(array.num_bytes // _num_shares(array, placement) for array in arrays)
 
 
 def init_states(arrays: Arrays, placement: Placement | None) -> tuple[LayerCache, ...]:
-    """All zeros; passed in, donated and returned by every step, as pages are."""
+    """Returns arrays of zeros. Like pages, every step takes, donates and returns them."""
     if not arrays:
         return ()
     if placement is None and jax.default_backend() != "tpu":
@@ -51,7 +51,7 @@ def init_states(arrays: Arrays, placement: Placement | None) -> tuple[LayerCache
 
 
 def abstract_states(arrays: Arrays, placement: Placement) -> tuple[LayerCache, ...]:
-    """The shapes, each with its place: for compiling without memory."""
+    """Returns the shapes, each with its placement: for compiling without memory."""
 
     def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
         place = _format(array, placement)
@@ -67,8 +67,11 @@ def _zeros(arrays: Any) -> tuple[LayerCache, ...]:
 
 
 def _format(array: CacheArray, placement: Placement | None) -> jax.sharding.Sharding | Format:
-    """On TPU slots stay the outermost axis: a kernel reads and writes one of them. The compiler would put another one
-    outside where that pads less, and copy the array into the kernel's order in each layer.
+    """Returns the format of an array. On TPU, slots stay the outermost axis, since a kernel reads and writes single
+    slots.
+
+    The compiler would put another axis outermost if that pads less, and copy the array into the kernel's order in each
+    layer.
     """
     device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
     sharding: jax.sharding.Sharding = SingleDeviceSharding(device)

@@ -1,4 +1,4 @@
-"""What warm-up measured, kept beside the compilations, so that the next start need not measure it again.
+"""Keeps what warm-up measured next to the compilations, so that the next start need not measure again.
 
 It holds for one machine, model, set of shapes and version of the code: any other has a file of its own.
 """
@@ -25,14 +25,14 @@ _SOURCES = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Step times, and what was decided from them: decode steps in one dispatch, by row bucket."""
+    """Step times, and the decision drawn from them: decode steps in one dispatch, by row bucket."""
 
     times: StepTimes
     loops: Mapping[int, int]
 
 
 class StepMemory:
-    """A file in `directory`, or none. `facts` are what step times depend on besides machine and code."""
+    """A file in `directory`, or none. `facts` are what step times depend on besides the machine and the code."""
 
     def __init__(self, directory: Path | None, *facts: object) -> None:
         self._path: Path | None = None
@@ -41,7 +41,7 @@ class StepMemory:
             self._path = directory / _FOLDER / f"{key}.json"
 
     def recall(self) -> Measured | None:
-        """What was kept last; None if there is nothing, or nothing that can be read."""
+        """Returns what was kept last; None if there is nothing readable."""
         if self._path is None:
             return None
         try:
@@ -55,7 +55,7 @@ class StepMemory:
             return None
 
     def keep(self, measured: Measured) -> None:
-        """Whole or not at all. A folder that can't be written to costs the next start its time, and no more."""
+        """Writes the file atomically. An unwritable folder only costs the next start its time."""
         if self._path is None:
             return
         times = measured.times
@@ -81,7 +81,7 @@ def _processor() -> str:
 
 
 def _code() -> str:
-    """The engine's sources, the C++ among them, and what compiles and runs them."""
+    """Returns a digest of the engine's sources, C++ included, and of the jax versions that compile and run them."""
     digest = hashlib.sha256(f"{jax.__version__} {jaxlib.version.__version__}".encode())
     for path in sorted(_SOURCES.rglob("*")):
         if path.suffix in (".py", ".cc", ".h"):

@@ -48,7 +48,7 @@ class Steps:
         self._has_places = placement is not None or self._device.platform == "tpu"
 
     def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
-        """Of a token bucket; `cache` is donated."""
+        """Lowers the backbone of a token bucket; `cache` is donated."""
         step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
         last_tokens = self._shape(self._geometry.max_rows)
         flat = self._shape(self._geometry.step_layout(num_tokens).size)
@@ -59,8 +59,9 @@ class Steps:
         return jitted.lower(self.params, cache, last_tokens, flat)
 
     def head(self, num_rows: int, *, is_extended: bool) -> jax.stages.Lowered:
-        """Of a row bucket, with all sampling options or only those that every step has. With all, the sampling state
-        is donated.
+        """Lowers the head of a row bucket, with all sampling options or only the basic ones.
+
+        With all options, the sampling state is donated.
         """
         function = _sample_extended_rows if is_extended else _sample_rows
         step = jax.jit(
@@ -76,7 +77,7 @@ class Steps:
         return step.lower(self.head_params, *rows, self._state(), self._options(num_rows), masks)
 
     def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
-        """Several decode steps of a row bucket; `cache` and the sampling state are donated."""
+        """Lowers several decode steps of a row bucket; `cache` and the sampling state are donated."""
         step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
         shardings = None
         if self._has_places:
@@ -92,14 +93,14 @@ class Steps:
         )
 
     def fill(self) -> jax.stages.Lowered:
-        """Of one batch slot's sampling state, which is donated."""
+        """Lowers filling one batch slot of the sampling state, which is donated."""
         state = self._state()
         rows = [self._shape(array.shape[1], dtype=array.dtype) for array in (state.tokens, state.bias)]
         step = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
         return step.lower(state, self._shape(), *rows)
 
     def _places(self, cache: Cache) -> Any:
-        """Where each array of the cache lies, and on TPU the order of its axes in memory: it comes back as it was."""
+        """Returns each cache array's placement and, on TPU, its axis order in memory: it must come back unchanged."""
         is_tpu = self._device.platform == "tpu"
         return jax.tree.map(lambda array: array.format if is_tpu else array.sharding, cache)
 
@@ -110,7 +111,7 @@ class Steps:
         return self._shape(self._geometry.extended_layout(num_rows).size)
 
     def compile(self, lowered: jax.stages.Lowered, num_tokens: int = 0) -> jax.stages.Compiled:
-        """`num_tokens` is that of a backbone, or of each step of a loop."""
+        """Compiles a step; `num_tokens` is that of a backbone, or of each step of a loop."""
         return compiled(lowered, self._device, overlaps=self.overlaps(num_tokens))
 
     def _shape(self, *shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
@@ -118,7 +119,9 @@ class Steps:
 
 
 def _in_two(module: _M) -> tuple[Params, Callable[[Params], _M]]:
-    """Its parameters, and what makes it of them: plain arrays pass into a compiled call several times faster."""
+    """Splits a module into its parameters and a rebuild function: plain arrays enter a compiled call several times
+    faster.
+    """
     graph, state = nnx.split(module)
     params, structure = jax.tree.flatten(state)
 
@@ -139,7 +142,9 @@ def _compute_hidden(
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed step
 ) -> tuple[jax.Array, jax.Array, Cache]:
-    """Hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the new cache."""
+    """Returns hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the
+    cache.
+    """
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
     ragged, lengths = inputs.ragged, lengths_at(inputs.positions, inputs.rope_lengths)
@@ -160,7 +165,7 @@ def _sample_rows(
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
 ) -> jax.Array:
-    """Samples the first `num_rows` rows. Tokens are i32 `[max_rows]`, so that the next step has one shape for all."""
+    """Samples the first `num_rows` rows. Returns i32 `[max_rows]`, so that the next step has one shape for all."""
     unembedding = rebuild(params)
     token_ids = sample_shares(
         unembedding(rows[:num_rows]),
@@ -184,7 +189,7 @@ def _sample_extended_rows(
     options: jax.Array,  # i32, packed
     masks: jax.Array,  # i32 [num_rows, mask_words]
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
-    """The same with all options."""
+    """Samples rows like `_sample_rows`, with all options."""
     unembedding = rebuild(params)
     token_ids, logprobs, state = sample_extended(
         unembedding(rows[:num_rows]),

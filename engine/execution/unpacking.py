@@ -19,15 +19,15 @@ from penstock.engine.models.recurrence import StateBatch
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the backbone and the head read of a step."""
+    """The inputs of a step's backbone and head."""
 
     token_ids: jax.Array  # i32 [num_tokens]
-    sources: jax.Array  # i32 [num_tokens]: the row of the last step that sampled this token, -1 for an uploaded id
+    sources: jax.Array  # i32 [num_tokens]: the last step's row that sampled this token, -1 for an uploaded id
     positions: jax.Array  # i32 [num_tokens]
-    rope_lengths: jax.Array  # i32 [num_tokens], or [0] if the model has no use for them
+    rope_lengths: jax.Array  # i32 [num_tokens], or [0] if the model does not use them
     ragged: GroupedBatch
     states: StateBatch | None  # None: the model keeps none
-    sampled: Wanted  # up to max_seqs: the tokens whose hidden state each sampled row takes
+    sampled: Wanted  # up to max_seqs: the token whose hidden state each sampled row takes
     sampling: jax.Array  # i32 [max_seqs, words]
 
 
@@ -54,13 +54,13 @@ def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
 
 def _unpack_states(parts: Mapping[str, jax.Array]) -> StateBatch:
     ends, numbers = parts["cu_q_lens"][1:], jnp.arange(parts["positions"].shape[0])
-    rows = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), ends.shape[0] - 1)  # of padding the last
+    rows = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), ends.shape[0] - 1)  # the last row for padding
     offsets = numbers - parts["cu_q_lens"][rows]
     return StateBatch(parts["state_reads"], parts["state_ends"], parts["state_writes"], rows, offsets)
 
 
 def lengths_at(positions: jax.Array, rope_lengths: jax.Array) -> jax.Array | None:
-    """Of the sequences of tokens at `positions`; None if the model has no use for them."""
+    """Returns the lengths of the sequences of tokens at `positions`; None if the model does not use them."""
     return jnp.maximum(positions + 1, rope_lengths) if rope_lengths.size else None
 
 

@@ -1,7 +1,7 @@
-"""Logits whose vocabulary lies on several devices.
+"""Sampling from logits whose vocabulary is split over several devices.
 
-Greedy rows exchange a maximum and its place. For all others each device is given some of the rows whole, by an
-all-to-all: an all-gather would write every logit to every device, and each would then do the work of all.
+Greedy rows exchange a maximum and its index. For other rows, an all-to-all gives each device some of the rows whole. An
+all-gather would write every logit to every device, and each would then do the work of all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.engine.sharding import Placement
 
 Found = TypeVar("Found")
 Work = Callable[[jax.Array, Any, Any], Found]
-"""Given logits `[num_shares, num_rows, share]`, as `sampling.sample` takes them, what belongs to their rows, and what
-belongs to none.
+"""Called with logits `[num_shares, num_rows, share]` in the form that `sampling.sample` takes, the inputs of their
+rows, and the common inputs.
 """
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 def sample_shares(
     logits: jax.Array, rows: SamplingRows, placement: Placement | None, vocab_size: int, *, is_native: bool = False
 ) -> jax.Array:
-    """`sampling.sample` of logits `[num_rows, vocab_rows]`, whose vocabulary `placement` splits."""
+    """Samples like `sampling.sample` from logits `[num_rows, vocab_rows]` whose vocabulary `placement` splits."""
     if placement is None:
         return sample(logits[None], rows, vocab_size, is_native=is_native)
 
@@ -51,9 +51,9 @@ def _sample(shares: jax.Array, rows: SamplingRows, _: None, *, vocab_size: int) 
 
 
 def by_rows(work: Work[Found], logits: jax.Array, of_rows: Any, common: Any, placement: Placement | None) -> Found:
-    """`work` of all rows, each of which one device has whole.
+    """Applies `work` to all rows; each device has some of them whole.
 
-    `logits` are `[num_rows, vocab_rows]`, and the arrays of `of_rows` and of what `work` returns have a leading axis of
+    `logits` are `[num_rows, vocab_rows]`. The arrays of `of_rows`, and of what `work` returns, have a leading axis of
     rows. All devices have `common`.
     """
     if placement is None:
@@ -94,7 +94,7 @@ def _greedily(logits: jax.Array, placement: Placement, vocab_size: int) -> jax.A
         tops, places, sound = (
             lax.all_gather(array, placement.replica) for array in (top, first + found.greedy, found.is_sound)
         )
-        best = jnp.argmax(tops, axis=0)  # of equal ones the first, whose places are lower
+        best = jnp.argmax(tops, axis=0)  # ties go to the first, which has the lower indices
         greedy = jnp.take_along_axis(places, best[None], axis=0)[0]
         return greedy_tokens(jnp.max(tops, axis=0), Survey(greedy, jnp.all(sound, axis=0)))
 

@@ -1,4 +1,4 @@
-"""Before the first request: every step is compiled and timed, and the times decide how steps are composed."""
+"""Warm-up: compiles and times every step before the first request; the times decide how steps are composed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.stats import ReportProgress
 
 LOOP_STEPS = 8
-"""Decode steps in one dispatch, where that pays."""
+"""Decode steps in one dispatch, if that pays."""
 
 LONGEST_LOOP_S = 0.01
-"""A longer dispatch would show in the stream, and make a new request wait."""
+"""A longer dispatch would show in the stream and make a new request wait."""
 
 _BRIEF_S = 0.05
-"""A step that was measured at an earlier start runs once more if it is no longer than this: so its first run is not a
-request's, and the shorter time is kept."""
+"""A step measured at an earlier start runs once more if it takes no longer than this. So its first run is not a
+request's, and the shorter time is kept.
+"""
 
 _FEW = (1, 4)
-"""Sampled rows, fewer than the smallest bucket has, whose steps are measured too: where drafts pay most."""
+"""Numbers of sampled rows below the smallest bucket whose steps are measured too: there drafts pay most."""
 
-_REPEATS = 3  # of which the shortest counts: other work on the machine only ever adds
-_ENOUGH_S = 0.2  # steps that take so long are not repeated
+_REPEATS = 3  # the shortest counts: other work on the machine only adds time
+_ENOUGH_S = 0.2  # steps that take this long are not repeated
 
 
 def warm_up(
@@ -41,9 +42,9 @@ def warm_up(
     prefill_share: float,
     memory: StepMemory,
 ) -> Pace:
-    """Compiles every step there is, runs each on padding, and measures those that no earlier start has measured.
+    """Compiles every step, runs each on padding, and measures those that no earlier start has measured.
 
-    `decode_steps` in one dispatch; where that is None, several for those row buckets where they are quicker and short.
+    `decode_steps` is the number in one dispatch. If it is None, row buckets get several if these are faster and short.
     """
     runner.compile_steps(progress)
     kept = memory.recall()
@@ -91,7 +92,9 @@ def measure_again(runner: Runner, kept: StepTimes) -> StepTimes:
 
 
 def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
-    """By row bucket: several where they stay short, if a lone sequence then decodes a tenth faster at least."""
+    """Returns the decode steps per row bucket: several where they stay short, if a lone sequence decodes a tenth
+    faster.
+    """
     short = [rows for rows, seconds in times.decode_s.items() if seconds * LOOP_STEPS <= LONGEST_LOOP_S]
     if not short:
         return {}
@@ -102,7 +105,9 @@ def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
 
 
 def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
-    """Seconds that one sequence takes for LOOP_STEPS tokens, in dispatches of `num_steps`, each waited for last."""
+    """Returns the seconds that one sequence takes for LOOP_STEPS tokens, in dispatches of `num_steps`; waits once, at
+    the end.
+    """
     batch = _decode_batch(runner.geometry, num_rows, num_steps=num_steps)
     start = time.perf_counter()
     for _ in range(max(1, LOOP_STEPS // num_steps)):
@@ -112,14 +117,16 @@ def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
 
 
 def _fastest_looped(runner: Runner, num_rows: int, num_steps: int) -> float:
-    """Seconds of one of several decode steps in a dispatch."""
+    """Returns the seconds of one of several decode steps in a dispatch."""
     num_tokens = max(1, LOOP_STEPS // num_steps) * num_steps
     time_decoding(runner, num_rows, num_steps)  # so that no first run is timed
     return min(time_decoding(runner, num_rows, num_steps) for _ in range(_REPEATS)) / num_tokens
 
 
 def _pair_s(runner: Runner, alone_s: float) -> float:
-    """How much longer than `alone_s` the smallest chunk takes at the end of the longest prompt, per query and key."""
+    """Returns how much longer than `alone_s` the smallest chunk takes at the longest prompt's end, per query and
+    key.
+    """
     geometry = runner.geometry
     count = geometry.token_buckets[0]
     context = geometry.max_model_len - count
@@ -131,7 +138,7 @@ def _pair_s(runner: Runner, alone_s: float) -> float:
 
 def _fastest(runner: Runner, batch: Batch) -> float:
     seconds: list[float] = []
-    while len(seconds) <= _REPEATS and sum(seconds[1:]) < _ENOUGH_S:  # the first run sets things up
+    while len(seconds) <= _REPEATS and sum(seconds[1:]) < _ENOUGH_S:  # the first run includes setup
         seconds.append(_seconds(runner, batch))
     return min(seconds)
 
@@ -143,7 +150,7 @@ def _seconds(runner: Runner, batch: Batch) -> float:
 
 
 def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batch:
-    """A chunk of one prompt after `context` other tokens, all of it in the sink page."""
+    """Returns a chunk of one prompt after `context` other tokens, all of it in the sink page."""
     flat, parts = geometry.step_layout(num_tokens).empty()
     parts["sources"][:] = -1
     parts["positions"][:] = context + np.arange(num_tokens)
@@ -156,7 +163,9 @@ def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batc
 def _decode_batch(
     geometry: Geometry, num_rows: int, *, num_seqs: int | None = None, num_steps: int = 1, extended: bool = False
 ) -> Batch:
-    """First tokens of so many sequences, in the sink page: as many as there are rows, or one with several steps."""
+    """Returns first tokens of `num_seqs` sequences in the sink page; by default one per row, or one with several
+    steps.
+    """
     if num_seqs is None:
         num_seqs = 1 if num_steps > 1 else num_rows
     flat, parts = geometry.step_layout(num_rows).empty()

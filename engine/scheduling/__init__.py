@@ -1,1 +1,1 @@
-"""What each step computes, decided on the host in plain Python: no jax, no numpy."""
+"""Decides what each step computes, on the host in plain Python: no jax, no numpy."""

@@ -1,4 +1,4 @@
-"""How many pages there are, or are needed, of each kind."""
+"""Numbers of pages by kind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Pages by kind. Two that are added, subtracted or compared are of as many kinds; an empty one counts as none of
-    any.
-    """
+    """Numbers of pages by kind. Operands must have the same number of kinds; an empty amount counts as zero of each."""
 
     counts: tuple[int, ...] = ()
 
@@ -35,15 +33,15 @@ class Amount:
         return any(self.counts)
 
     def fits(self, there: Amount) -> bool:
-        """Whether so many are `there`, of every kind."""
+        """Whether this amount is available in `there`, for every kind."""
         return all(map(le, self.counts, there.counts))
 
     def at_least(self, count: int) -> Amount:
-        """With so many of each kind where there would be fewer."""
+        """Returns the amount with each kind raised to at least `count`."""
         return Amount(tuple(max(count, own) for own in self.counts))
 
     def most(self, other: Amount) -> Amount:
-        """The larger of both, kind by kind."""
+        """Returns the maximum of both, kind by kind."""
         return Amount(tuple(map(max, self.counts, other.counts)))
 
 

@@ -1,7 +1,7 @@
-"""How much one step may hold, so that streams flow evenly: decided from measured step times.
+"""Limits how much one step may hold, from measured step times, so that streams flow evenly.
 
 Prompts are computed in chunks, in the same steps as decoding sequences (Agrawal et al., Sarathi-Serve, arXiv
-2403.02310). A chunk has no fixed size: it follows from how long the step would take with it and without.
+2403.02310). The size of a chunk is not fixed: it follows from the step's time with and without it.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 PROMPT_WEIGHT = 2
-"""A prompt that waits counts as so many sequences that decode: a first token is missed more than the next one."""
+"""A waiting prompt counts as this many decoding sequences: a missing first token hurts more than a late next one."""
 
 MIN_CHUNK = 16
-"""Tokens of a prompt that every step may compute, so that prompts advance whatever the times say."""
+"""Prompt tokens that every step may compute, so that prompts advance whatever the times say."""
 
 WORTH_IT = 1.2
-"""How many times the rate of tokens drafts have to promise: neither times nor chances are known exactly."""
+"""Factor by which drafts must raise the token rate: neither times nor chances are known exactly."""
 
 WAKE_S = 0.0005
-"""What it costs that host and device do not overlap, beside the host's own work: the way to the device and back, and
-threads that went to sleep meanwhile. Measured on CPU, on two cores."""
+"""Cost of not overlapping host and device, besides the host's own work: the round trip to the device, and threads that
+went to sleep meanwhile. Measured on a CPU with two cores.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds that steps take on the device, by bucket, short sequences assumed."""
+    """Seconds that steps take on the device, by bucket, for short sequences."""
 
     prompt_s: Mapping[int, float]  # by token bucket: one row is sampled
     decode_s: Mapping[int, float]  # by row bucket: each row is sampled
-    pair_s: float = 0.0  # what each pair of a query and a key before it adds
-    few_s: Mapping[int, float] = field(default_factory=dict)  # of steps that sample less than the smallest row bucket
-    loop_s: Mapping[int, float] = field(default_factory=dict)  # by row bucket: of one of several steps in a dispatch
+    pair_s: float = 0.0  # added by each pair of a query and an earlier key
+    few_s: Mapping[int, float] = field(default_factory=dict)  # steps that sample less than the smallest row bucket
+    loop_s: Mapping[int, float] = field(default_factory=dict)  # by row bucket: one of several steps in a dispatch
 
     @property
     def longest_s(self) -> float:
-        """A step that prompts fill."""
+        """Seconds of a step that prompts fill."""
         return max(self.prompt_s.values())
 
     def step_s(self, num_tokens: int, num_rows: int, num_pairs: int) -> float:
-        """A step of so many tokens, of which so many are sampled after."""
+        """Returns the seconds of a step with `num_tokens` tokens that samples `num_rows` rows."""
         tokens_s = self.prompt_s[_bucket(self.prompt_s, num_tokens)]
         return tokens_s + self.sampling_s(num_rows) + num_pairs * self.pair_s
 
@@ -48,8 +49,9 @@ class StepTimes:
         return self.decode_s[_bucket(self.decode_s, num_decoding)] + num_pairs * self.pair_s
 
     def sampled_s(self, num_sampled: int, num_pairs: int) -> float:
-        """Of a step that samples after each of its tokens; within the smallest bucket by what was measured there, since
-        kernels may skip padding.
+        """Returns the seconds of a step that samples after each of its tokens.
+
+        Within the smallest bucket it interpolates the times measured there, since kernels may skip padding.
         """
         smallest = min(self.decode_s)
         if num_sampled >= smallest or not self.few_s:
@@ -62,32 +64,37 @@ class StepTimes:
         raise AssertionError(f"{num_sampled} is below {smallest}, and no step of {measured} is larger")
 
     def sampling_s(self, num_decoding: int) -> float:
-        """The part of a decode step that its rows take and its tokens do not."""
+        """Returns the part of a decode step's time that its rows take and its tokens do not."""
         bucket = _bucket(self.decode_s, num_decoding)
         return max(0.0, self.decode_s[bucket] - self.prompt_s.get(bucket, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What bounds a step besides `max_batch_tokens`. By default nothing does."""
+    """Limits on a step besides `max_batch_tokens`. By default there are none."""
 
     times: StepTimes | None = None
-    prefill_share: float = 1.0  # of the longest step, which prompts may add to one in which sequences decode; 1: all
-    decode_steps: Mapping[int, int] = field(default_factory=dict)  # in one dispatch, by row bucket; 1 where not named
+    prefill_share: float = 1.0  # share of the longest step that prompts may add to a decoding step; 1: all
+    decode_steps: Mapping[int, int] = field(default_factory=dict)  # in one dispatch, by row bucket; default 1
 
     def max_steps(self, num_rows: int) -> int:
-        """Decode steps that one dispatch of so many rows may hold."""
+        """Returns the number of decode steps that one dispatch of `num_rows` rows may hold."""
         buckets = [bucket for bucket in self.decode_steps if bucket >= num_rows]
         return self.decode_steps[min(buckets)] if buckets else 1
 
     def foretold_s(self, num_tokens: int, num_rows: int, num_pairs: int) -> float | None:
-        """How long such a step will take; None if none was measured."""
+        """Returns the expected seconds of such a step, or None if nothing was measured."""
         return None if self.times is None else self.times.step_s(num_tokens, num_rows, num_pairs)
 
     def num_drafts(self, num_rows: int, num_pairs: int, chances: Sequence[float], host_s: float) -> int:
-        """How many drafted tokens to verify in a step of `num_rows` sequences that decode, `num_pairs` tokens long in
-        all: so many that tokens come at the highest rate. `chances` says how likely each is to count, falling, and
-        `host_s` how long the host works for a step: beside the device, unless drafts wait for what it drew.
+        """Returns the number of drafted tokens to verify in a step, chosen for the highest token rate.
+
+        Args:
+            num_rows: decoding sequences in the step.
+            num_pairs: their total length in tokens.
+            chances: probability that each draft counts, in descending order.
+            host_s: seconds that the host works for a step; these overlap with the device unless drafts wait for its
+                results.
         """
         best, best_rate, num_tokens = 0, num_rows / self._decoding_s(num_rows, num_pairs) * WORTH_IT, float(num_rows)
         for count, chance in enumerate(chances, 1):
@@ -99,7 +106,7 @@ class Pace:
         return best
 
     def _decoding_s(self, num_rows: int, num_pairs: int) -> float:
-        """Of a step without drafts. Where nothing was measured all steps take the same."""
+        """Returns the seconds of a step without drafts. If nothing was measured, all steps count the same."""
         if self.times is None:
             return 1.0
         looped_s = [seconds for bucket, seconds in sorted(self.times.loop_s.items()) if bucket >= num_rows]
@@ -108,15 +115,15 @@ class Pace:
         return self.times.sampled_s(num_rows, num_pairs)
 
     def _verifying_s(self, num_rows: int, num_pairs: int) -> float:
-        """Of a step with drafts on a device that waited for it."""
+        """Returns the seconds of a step with drafts, on a device that waited for it."""
         return 1.0 if self.times is None else self.times.sampled_s(num_rows, num_pairs) + WAKE_S
 
     def prompt_budget(self, decoding: Iterable[int], num_prompts: int) -> PromptBudget:
-        """For prompts, in a step in which sequences of these lengths decode.
+        """Returns the budget for prompts in a step in which sequences of these lengths decode.
 
-        A bound in time, not in proportion to the step: a decode step of few sequences is short, and prompts cut to
-        fit it come late without anybody noticing the gain. Waiting counts on both sides: nothing bounds the prompt
-        that finds two streams, and a burst is computed in full steps.
+        The limit is a time, not a proportion of the step. A decode step of few sequences is short; prompts cut to fit
+        it would come late, and nobody would notice the gain. Waiting counts on both sides: a prompt next to two streams
+        is not limited, and a burst is computed in full steps.
         """
         lengths = list(decoding)
         if not num_prompts or not lengths or self.times is None:
@@ -136,16 +143,16 @@ class PromptBudget:
     """What is left of one step for prompts."""
 
     times: StepTimes | None  # None: no limit
-    left_s: float  # for attention of prompts, and for a bucket's tokens
+    left_s: float  # for the prompts' attention and the bucket's tokens
     num_tokens: int  # in the step so far
-    num_prompt_tokens: int  # of those, prompt tokens
-    sampling_s: float = 0.0  # what the rows of sequences that decode take, which is not in `left_s` any more
-    num_free_rows: int = 0  # of the head, for tokens of prompts that are scored
+    num_prompt_tokens: int  # prompt tokens among them
+    sampling_s: float = 0.0  # taken by the rows of decoding sequences, already deducted from `left_s`
+    num_free_rows: int = 0  # head rows left for prompt tokens to score
 
     def tokens(self, context: int, *, are_scored: bool = False) -> int | None:
-        """How many tokens of a prompt may join of which `context` are computed already; None for no limit.
+        """Returns how many tokens of a prompt with `context` computed tokens may join, or None for no limit.
 
-        Where they are scored, each takes a row of the head.
+        If they are scored, each takes a row of the head.
         """
         if self.times is None:
             return None

@@ -1,4 +1,4 @@
-"""Who holds which page of the KV cache, and which pages can serve another sequence with the same prefix."""
+"""Tracks who holds which page of the KV cache, and which pages can serve other sequences with the same prefix."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _HASH_BYTES = 16
 
 
 class Prefix(NamedTuple):
-    """The beginning of a sequence, as far as the pool has it. "Full" groups are those without a window."""
+    """The part of a sequence's prefix that the pool has. "Full" groups are those without a window."""
 
-    pages: list[list[int]]  # that can be taken up, by group
-    num_matched: int  # pages in a row that all full groups have; more than in `pages` where a window's are gone
-    num_shared: Amount  # of these pages of the full groups, how many somebody holds
+    pages: list[list[int]]  # that can be acquired, by group
+    num_matched: int  # leading pages that all full groups have; more than in `pages` if pages of a window are gone
+    num_shared: Amount  # matched pages of the full groups that somebody holds
 
 
 class PagePool:
-    """All that sequences can hold: pages of each kind, with a prefix cache, and states.
+    """Everything that sequences can hold: pages of each kind, with a prefix cache, and states.
 
-    Pages are counted by a PageStore for each kind, and numbered within it. Held ones may be indexed, then several
-    sequences share them. Only full pages are indexed, by the group of layers whose keys and values they hold; their
-    content never changes while they are.
+    A PageStore for each kind counts its pages, which are numbered within it. Held pages may be indexed, so that several
+    sequences share them. Only full pages are indexed, by the layer group whose keys and values they hold; their content
+    never changes while they are indexed.
 
-    Of a model whose layers keep recurrent states, a prefix can be taken up where its pages end and a state is: those
-    are counted beside the pages, in `states`, by the same hashes. A state goes with its page.
+    If a model's layers keep recurrent states, a prefix can only be reused up to a page whose end has a state. These are
+    counted next to the pages, in `states`, by the same hashes. A state is dropped with its page.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class PagePool:
         num_pages: int | Sequence[int],  # of each kind, page 0 included
         page_size: int,
         *,
-        windows: tuple[int | None, ...] = (None,),  # of the groups of layers
-        kinds: tuple[int, ...] | None = None,  # of the pages of each group; None: they are of one kind
+        windows: tuple[int | None, ...] = (None,),  # by layer group
+        kinds: tuple[int, ...] | None = None,  # of each group's pages; None: all of one kind
         prefix_caching: bool = True,
-        num_states: int = 0,  # slots for them, slot 0 included; 0 for a model that has none
-        state_interval: int = 1,  # pages, at whose end a state is kept for other sequences
+        num_states: int = 0,  # state slots, slot 0 included; 0 for a model without states
+        state_interval: int = 1,  # pages between states kept for other sequences
     ) -> None:
         self.page_size = page_size
         self.needs = PageNeeds(page_size, windows, (0,) * len(windows) if kinds is None else kinds)
@@ -56,7 +56,7 @@ class PagePool:
 
     @property
     def num_pages(self) -> int:
-        """Of all kinds together, the sinks included."""
+        """Pages of all kinds together, the sinks included."""
         return sum(store.num_pages for store in self.stores)
 
     @property
@@ -66,7 +66,7 @@ class PagePool:
 
     @property
     def num_available(self) -> int:
-        """Of all kinds together."""
+        """Available pages of all kinds together."""
         return sum(store.num_available for store in self.stores)
 
     @property
@@ -79,22 +79,21 @@ class PagePool:
 
     @property
     def references(self) -> Amount:
-        """How many are held, each counted as often as it is."""
+        """References to pages of each kind, counted once per holder."""
         return Amount(tuple(sum(store.references) for store in self.stores))
 
     @property
     def cache_exits(self) -> Amount:
-        """How often pages have left those that are cached."""
+        """Number of times that pages of each kind have left the cache."""
         return Amount(tuple(store.num_cache_exits for store in self.stores))
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
-        """Hands out `count` pages for a group, evicting the least recently used cached ones of their kind where free
-        ones run out.
+        """Hands out `count` pages for a group, evicting least recently used cached pages of its kind if needed.
 
         The caller has checked `available`.
 
         Raises:
-            AssertionError: it has not. Nothing is handed out then.
+            AssertionError: there are too few. Nothing is handed out.
         """
         store = self._store(group)
         if count > store.num_available:
@@ -102,20 +101,19 @@ class PagePool:
         return [self._allocate_one(store) for _ in range(count)]
 
     def release(self, pages: Sequence[int], kind: int = 0) -> None:
-        """Gives up one reference to each page of a kind. Later ones are evicted first: prefixes outlive their tails."""
+        """Drops one reference to each page of a kind. Later pages are evicted first: prefixes outlive their tails."""
         self.stores[kind].release(pages)
 
     def find_prefix(self, hashes: Iterable[bytes]) -> Prefix:
-        """The indexed pages of the longest prefix that can be taken up; `hashes` are those of its pages.
+        """Returns the indexed pages of the longest reusable prefix, given the hashes of its pages.
 
-        Of a group with a window it takes those pages that the token behind the prefix sees, and has page 0 for those
-        before. Where the model keeps states, the prefix ends where one is. References are not taken: `acquire` does
-        that.
+        A group with a window needs only the pages that the token after the prefix sees, and has page 0 for earlier
+        ones. If the model keeps states, the prefix ends at a state. No references are taken: `acquire` does that.
         """
         found: list[list[int]] = [[] for _ in self._page_of]
         if not self.is_caching:
             return Prefix(found, 0, self._held_of(found))
-        in_a_row = [0] * len(found)  # pages that are there, up to the last one looked for
+        in_a_row = [0] * len(found)  # found pages in a row, up to the last one looked up
         length = num_matched = 0
         for digest in hashes:
             if not self.has_page(digest):
@@ -130,11 +128,11 @@ class PagePool:
         return Prefix(kept, num_matched, self._held_of(found))
 
     def has_page(self, digest: bytes) -> bool:
-        """Whether all full groups have this page indexed: a prefix without it ends before it."""
+        """Whether all full groups have this page indexed; a prefix without it ends before it."""
         return all(digest in self._page_of[group] for group in self._full_groups)
 
     def count_cached(self, pages: Iterable[int], kind: int = 0) -> int:
-        """How many of `pages` are cached, not held: acquiring those takes from what is available."""
+        """Counts the `pages` that are cached, not held: acquiring those takes from the available ones."""
         return sum(page in self.stores[kind].cached for page in pages)
 
     def acquire(self, pages: Sequence[int], kind: int = 0) -> None:
@@ -142,16 +140,16 @@ class PagePool:
         self.stores[kind].acquire(pages)
 
     def index(self, page: int, digest: bytes, group: int = 0) -> None:
-        """Makes a full held page findable by the hash of the tokens up to its end.
+        """Indexes a full held page under the hash of the tokens up to its end.
 
-        If another page has the same content already, that one stays the indexed one.
+        If another page already has the same content, that one stays indexed.
         """
         if self.is_caching and digest not in self._page_of[group]:
             self._page_of[group][digest] = page
             self._store(group).key_of[page] = group, digest
 
     def forget_contents(self) -> None:
-        """Drops the whole index, for when the content of pages and states was lost. Held ones stay held."""
+        """Drops the whole index after the content of pages and states was lost. Held ones stay held."""
         self.states.forget_contents()
         for store in self.stores:
             store.forget_contents()
@@ -159,11 +157,13 @@ class PagePool:
             pages.clear()
 
     def check(self) -> None:
-        """Proves the pool's invariants: every page is in exactly one state, the index is a bijection. So with the slots
-        for states; and whoever finds a state finds its page.
+        """Checks the pool's invariants: every page and state slot is in exactly one condition, and the index is a
+        bijection.
+
+        Every indexed state has its page indexed too.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: an invariant does not hold.
         """
         for kind, store in enumerate(self.stores):
             store.check()
@@ -179,7 +179,7 @@ class PagePool:
         return self.stores[self.needs.kinds[group]]
 
     def _held_of(self, found: list[list[int]]) -> Amount:
-        """How many of the full groups' pages somebody holds."""
+        """Returns the number of the full groups' pages that are held."""
         counts = [0] * len(self.stores)
         for group in self._full_groups:
             references = self._store(group).references
@@ -187,7 +187,7 @@ class PagePool:
         return Amount(tuple(counts))
 
     def _first_seen(self, group: int, num_pages: int) -> int:
-        """Of a prefix of so many pages, the first that the token behind it sees."""
+        """Returns the first page of a prefix of `num_pages` that the token after it sees."""
         return self.needs.first_seen(group, num_pages * self.page_size)
 
     def _kept(self, group: int, prefix: list[int]) -> list[int]:
@@ -199,18 +199,18 @@ class PagePool:
         if key is not None:
             group, digest = key
             del self._page_of[group][digest]
-            self.states.forget(digest)  # a prefix that ends there can't be taken up any more
+            self.states.forget(digest)  # a prefix that ends there can't be reused any more
         return page
 
 
 def root_hash(salt: str, rope_length: int = 0) -> bytes:
-    """What stands for the parent of a sequence's first page: keys of other frequencies are other content."""
+    """Returns the parent hash of a sequence's first page. Keys with other rotary frequencies are other content."""
     return blake2b(salt.encode(), digest_size=_HASH_BYTES, salt=rope_length.to_bytes(8)).digest()
 
 
 def page_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash of a page's tokens and of everything before them, 16 bytes.
+    """Returns a 16-byte hash of a page's tokens and of everything before them.
 
-    A cryptographic hash: a prompt crafted to collide must not read another prompt's keys and values.
+    The hash is cryptographic: a prompt crafted to collide must not read another prompt's keys and values.
     """
     return blake2b(parent + array("I", token_ids).tobytes(), digest_size=_HASH_BYTES).digest()

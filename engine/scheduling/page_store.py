@@ -1,4 +1,4 @@
-"""The pages of one kind: which are free, which are held, and which are kept because their content can be found."""
+"""The pages of one kind: free, held, or cached because their content can be found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 Key: TypeAlias = tuple[int, bytes]
-"""Of an indexed page: the group of layers, and the hash of everything up to its end."""
+"""Key of an indexed page: its layer group, and the hash of everything up to its end."""
 
 
 class PageStore:
@@ -21,7 +21,7 @@ class PageStore:
         self.num_pages = num_pages
         self.key_of: dict[int, Key] = {}  # of indexed pages
         self.references = [0] * num_pages
-        self.num_cache_exits = 0  # how often a page has left `cached`, taken up or evicted
+        self.num_cache_exits = 0  # how often a page has left `cached`, acquired or evicted
         self.free: deque[int] = deque(range(1, num_pages))
         self.cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
@@ -31,7 +31,7 @@ class PageStore:
         return len(self.free) + len(self.cached)
 
     def take(self) -> tuple[int, Key | None]:
-        """A page, free or else the least recently used cached one: then with the key that it had."""
+        """Returns a free page, or the least recently used cached page together with its former key."""
         key = None
         if self.free:
             page = self.free.popleft()
@@ -43,7 +43,7 @@ class PageStore:
         return page, key
 
     def release(self, pages: Sequence[int]) -> None:
-        """Gives up one reference to each page. Later pages are evicted first: prefixes outlive their tails."""
+        """Drops one reference to each page. Later pages are evicted first: prefixes outlive their tails."""
         for page in reversed(pages):
             self.references[page] -= 1
             if self.references[page] == 0:
@@ -68,10 +68,10 @@ class PageStore:
         self.key_of.clear()
 
     def check(self) -> None:
-        """Proves that every page is in exactly one state, and that those have keys that must.
+        """Checks that every page is in exactly one state, and has a key exactly if that state requires one.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: an invariant does not hold.
         """
         held = {page for page, count in enumerate(self.references) if count > 0}
         free, cached = set(self.free), set(self.cached)

@@ -20,30 +20,30 @@ UNPACED = Pace()
 
 
 class Drafts(Protocol):
-    """Who guesses how sequences go on."""
+    """Source of guesses at how sequences continue."""
 
     def propose(self, sequences: Collection[Sequence], pace: Pace, room: int) -> dict[Sequence, tuple[int, ...]]:
-        """The tokens that some of these may be followed by, `room` of them in all; where that pays.
+        """Returns draft tokens for some of these sequences, `room` in total, if that pays.
 
         Raises:
-            SequenceFailed: at one of them.
+            SequenceFailed: drafting failed for one of them.
         """
 
 
 class Scheduler:
     """Token-budget scheduling over a page pool.
 
-    There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives a token each to the
-    sequences that decode, then hands what is left of its budget to prompts, in order of (priority, arrival), except
-    that shorter ones of the same priority get up to half of it (`shares`). One that runs out of pages preempts the last
-    in that order; a preempted sequence keeps its tokens and is recomputed later.
-    A prompt whose pages are not there is passed by smaller ones behind it, until `Admission` says that it was enough.
-    One that outgrows what its keys' rotary frequencies are for, by the model's rule of lengths, is preempted as well.
+    There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives each decoding
+    sequence a token, then hands the rest of its budget to prompts in order of (priority, arrival), except that shorter
+    ones of the same priority get up to half of it (`shares`). A sequence that runs out of pages preempts the last in
+    that order; a preempted sequence keeps its tokens and is recomputed later. Smaller prompts may pass one whose pages
+    are not available, until `Admission` stops them. A sequence that outgrows the rotary frequencies of its keys, by the
+    model's length rule, is preempted as well.
 
-    A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, of those rows that the
-    sequences of the step leave free.
+    A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, out of the rows that the
+    step's sequences leave free.
 
-    Sequences of a step that failed are suspects: each then runs alone until a step of its own has succeeded.
+    Sequences of a failed step are suspects: each then runs alone until a step of its own has succeeded.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Scheduler:
         max_num_seqs: int,
         max_batch_tokens: int,
         max_model_len: int,
-        max_rows: int | None = None,  # of the head; None: one per sequence
+        max_rows: int | None = None,  # head rows; None: one per sequence
         length_rule: LengthRule | None = None,
     ) -> None:
         self._pool = pool
@@ -68,8 +68,8 @@ class Scheduler:
         self._suspects: set[Sequence] = set()
         self._free_batch_slots = list(range(max_num_seqs))
         self.num_preemptions = 0
-        self.num_queried_tokens = 0  # that were looked for in the prefix cache, of sequences that then started
-        self.num_found_tokens = 0  # of those
+        self.num_queried_tokens = 0  # looked up in the prefix cache for sequences that then started
+        self.num_found_tokens = 0  # tokens found among them
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def num_available_pages(self) -> int:
-        """Free ones of all kinds, and those that only the prefix cache holds."""
+        """Free pages of all kinds, and pages that only the prefix cache holds."""
         return self._pool.num_available
 
     def add(self, sequence: Sequence) -> None:
@@ -89,7 +89,7 @@ class Scheduler:
         insort(self._waiting, sequence, key=_rank)
 
     def finish(self, sequence: Sequence) -> None:
-        """Lets go of a sequence, wherever it is. Its pages are free for the next plan."""
+        """Removes a sequence, running or waiting. Its pages are free for the next plan."""
         if sequence.is_finished:
             return
         sequence.is_finished = True
@@ -101,13 +101,13 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def plan(self, pace: Pace = UNPACED, drafts: Drafts | None = None) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute. Counts its tokens as computed, drafts left out.
+        """Returns the next step, or None if there is nothing to compute. Counts its tokens as computed, except drafts.
 
-        Where all do nothing but decode, it verifies what `drafts` proposes. Without that, if nobody waits, it is as
-        many steps in one as `pace` allows.
+        If all sequences are decoding, the step verifies what `drafts` proposes. Without drafts, and if nobody waits, it
+        holds as many decode steps as `pace` allows.
 
         Raises:
-            SequenceFailed: let go of that sequence with `finish`, and plan again.
+            SequenceFailed: call `finish` for that sequence, and plan again.
         """
         chosen = {}
         if self._suspects:
@@ -129,9 +129,10 @@ class Scheduler:
         return StepPlan(rows, sum(row.num_tokens for row in rows), num_steps)
 
     def commit(self, row: Row, token_id: int | None, *, is_behind_draft: bool = False) -> None:
-        """Appends the token that a row sampled, None if it sampled none. Called once for each row of each step of a
-        plan, in order, unless its sequence finished meanwhile; then once for each of its drafts that turned out right,
-        with the token sampled behind that.
+        """Appends the token that a row sampled; None if it sampled none.
+
+        Call it once for each row of each step of a plan, in order, unless its sequence has finished meanwhile. Then
+        call it once for each accepted draft of the row, with the token sampled after it.
 
         A sequence that was preempted meanwhile takes its token like all others: it was computed from valid pages, and
         is part of what will be recomputed.
@@ -141,7 +142,7 @@ class Scheduler:
             sequence.token_ids.append(token_id)
             if not is_behind_draft:
                 sequence.num_in_flight -= 1
-            elif sequence.batch_slot >= 0:  # the keys and values of a draft count from here on, unless they are gone
+            elif sequence.batch_slot >= 0:  # a draft's keys and values count from here on, unless they are gone
                 sequence.num_computed += 1
         if row.num_scored:
             sequence.num_scored = max(sequence.num_scored, row.start + row.num_scored)
@@ -149,9 +150,9 @@ class Scheduler:
         self._pages.index_full(sequence)
 
     def roll_back(self, blamed: StepPlan, lost: StepPlan | None) -> None:
-        """Undoes what was not committed, the cache's content with it: every sequence is recomputed.
+        """Undoes everything uncommitted and drops the cache's content: every sequence is recomputed.
 
-        The sequences of `blamed`, the step that failed, become suspects; those of `lost`, the next one, do not.
+        The sequences of `blamed`, the failed step, become suspects; those of `lost`, the next step, do not.
         """
         for plan in (blamed, lost):
             for row in plan.rows if plan is not None else ():
@@ -165,10 +166,10 @@ class Scheduler:
         self._pool.forget_contents()
 
     def check(self) -> None:
-        """Proves that pages and sequences agree.
+        """Checks that pages and sequences agree.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: an invariant does not hold.
         """
         self._pages.check(self._running)
         if any(sequence.pages or sequence.states.held or sequence.batch_slot >= 0 for sequence in self._waiting):
@@ -180,7 +181,7 @@ class Scheduler:
             raise AssertionError(f"{len(self._running)} sequences run, the limit is {self._max_num_seqs}")
 
     def _choose(self, suspect: Sequence | None, pace: Pace) -> dict[Sequence, int]:
-        """How many tokens each chosen sequence computes; pages for them are held when this returns."""
+        """Returns how many tokens each chosen sequence computes; pages for them are held on return."""
         if suspect is not None:
             running = [suspect] if suspect.batch_slot >= 0 else []
         else:
@@ -190,12 +191,12 @@ class Scheduler:
         for sequence in running:
             num_tokens = sequence.num_tokens
             num_pending = num_tokens - sequence.num_computed
-            # Of no use if the token in flight is the last that is allowed.
+            # Skip it if the token in flight is its last allowed one.
             if num_pending and not (sequence.num_in_flight and num_tokens >= sequence.max_tokens):
                 (decoding if num_pending == 1 else prefilling).append(sequence)
         num_waiting = len(self._waiting) if suspect is None else 1 - len(running)
         prompts = pace.prompt_budget((sequence.num_tokens for sequence in decoding), len(prefilling) + num_waiting)
-        # One is for the token that each may sample.
+        # Each sequence keeps one row for the token that it may sample.
         prompts.num_free_rows = self._max_rows - len(decoding) - len(prefilling)
         chosen: dict[Sequence, int] = {}
         budget = self._continue_all(decoding, chosen, self._max_batch_tokens, prompts)
@@ -208,7 +209,7 @@ class Scheduler:
     def _share(
         self, prefilling: list[Sequence], chosen: dict[Sequence, int], budget: int, prompts: PromptBudget
     ) -> int:
-        """Chooses prompts that go before the first of those that run. Returns what is left of the budget."""
+        """Chooses prompts that go before the first running one. Returns the rest of the budget."""
         limit = prompts.tokens(prefilling[0].num_computed)
         shared = shares(
             prefilling, self._waiting, budget if limit is None else min(budget, limit), self._pool.page_size
@@ -227,7 +228,7 @@ class Scheduler:
         prompts: PromptBudget,
         shared: Mapping[Sequence, int] | None = None,
     ) -> int:
-        """Chooses those that are not chosen yet, each within its share. Returns what is left of the budget."""
+        """Continues running sequences that are not chosen yet, each within its share. Returns the remaining budget."""
         for sequence in running:
             if sequence in chosen:
                 continue
@@ -246,9 +247,9 @@ class Scheduler:
         prompts: PromptBudget,
         shared: Mapping[Sequence, int] | None = None,
     ) -> int:
-        """Starts and chooses waiting sequences: `suspect` alone, those with a share, or all in the order of rank.
+        """Starts and chooses waiting sequences: `suspect` alone, those with a share, or all in order of rank.
 
-        Returns what is left of the budget.
+        Returns the rest of the budget.
         """
         waiting = [sequence for sequence in self._waiting if suspect in (None, sequence)]
         if shared is not None:
@@ -260,7 +261,7 @@ class Scheduler:
         for sequence in waiting:
             if not self._has_place(budget, prompts) or admission.is_closed:
                 break
-            if sequence.num_in_flight:  # its token is there in the next step: until then it is not passed
+            if sequence.num_in_flight:  # its token arrives with the next step; until then others may not pass it
                 break
             most = budget if shared is None else min(budget, shared.get(sequence, 0))
             try:
@@ -280,15 +281,16 @@ class Scheduler:
         return budget
 
     def _has_place(self, budget: int, prompts: PromptBudget) -> bool:
-        """Whether a step has one for another sequence, pages aside."""
+        """Whether the step has room for another sequence, pages aside."""
         return bool(budget and prompts.num_free_rows) and len(self._running) < self._max_num_seqs
 
     def _continue(self, sequence: Sequence, chosen: dict[Sequence, int], budget: int, prompts: PromptBudget) -> int:
-        """Chooses a running sequence if it finds pages. Returns what that takes of the budget: less than nothing where
-        it preempted others that had been chosen.
+        """Chooses a running sequence if it gets pages. Returns the budget that this takes.
+
+        The result is negative if it preempted sequences that had been chosen.
         """
         count = _chunk(sequence, budget, prompts) if sequence.num_pending > 1 else min(1, budget)
-        if sequence.batch_slot < 0 or not count:  # without a batch slot it was preempted a moment ago
+        if sequence.batch_slot < 0 or not count:  # without a batch slot: just preempted
             return 0
         if self._rope_length(sequence) != sequence.rope_length:
             self._preempt(sequence)
@@ -303,8 +305,9 @@ class Scheduler:
         return count - returned
 
     def _draft(self, chosen: dict[Sequence, int], pace: Pace, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
-        """What chosen sequences may go on with, if their newest tokens are all known; pages for it are held when this
-        returns. For drafts nobody is preempted.
+        """Returns drafts for chosen sequences, if their newest tokens are all known; pages for them are held on return.
+
+        Nobody is preempted for drafts.
         """
         room = min(self._max_rows, self._max_batch_tokens) - len(chosen)
         if room <= 0 or any(sequence.num_pending > 1 or sequence.num_in_flight for sequence in chosen):
@@ -313,11 +316,11 @@ class Scheduler:
         return {sequence: some for sequence, tokens in proposed.items() if (some := self._verifiable(sequence, tokens))}
 
     def _verifiable(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """The first of these drafts, as many as find memory and as the sequence may be long."""
+        """Returns the first drafts, as many as get memory and as the sequence's length limit allows."""
         return drafts[: self._pages.hold_for_drafts(sequence, self._num_sampled(sequence, 1 + len(drafts)) - 1)]
 
     def _num_steps(self, chosen: dict[Sequence, int], max_steps: int) -> int:
-        """How many decode steps may run in one go: 1 or `max_steps`; pages for them are held when this returns."""
+        """Returns how many decode steps one dispatch may hold, 1 or `max_steps`; pages for them are held on return."""
         if max_steps == 1 or self._waiting or self._suspects:
             return 1
         for sequence, count in chosen.items():
@@ -335,22 +338,22 @@ class Scheduler:
         return max_steps
 
     def _num_sampled(self, sequence: Sequence, num_steps: int) -> int:
-        """What a chosen sequence samples in so many steps, if it gets to its end in the first."""
+        """Returns how many tokens a chosen sequence samples in `num_steps`, if it reaches its end in the first."""
         if self._length_rule is not None and self._length_rule.switches and not sequence.rope_length:
             num_steps = min(num_steps, self._length_rule.original + 1 - sequence.num_tokens)
         return min(num_steps, sequence.max_tokens - sequence.num_tokens)
 
     def _rope_length(self, sequence: Sequence) -> int:
-        """What its keys' frequencies depend on, if they are computed from now on."""
+        """Returns the length that determines a sequence's rotary frequencies if its keys are computed from now on."""
         rule = self._length_rule
         return 0 if rule is None else rule.rope_length(sequence.num_prompt, sequence.num_tokens)
 
     def _hold_pages(self, sequence: Sequence, num_tokens: int, chosen: dict[Sequence, int]) -> int:
         """Gives `sequence` pages for its first `num_tokens` tokens, preempting from the back, itself if it is the last.
 
-        A lone one gets what there is: pages that windows will have passed are not there yet.
+        A lone sequence gets what is available: pages that its windows will move past are not free yet.
 
-        Returns how many tokens of budget the preempted ones gave back.
+        Returns how many tokens of budget the preempted sequences gave back.
         """
         self._pages.let_pass(sequence)
         returned = 0
@@ -408,11 +411,11 @@ class Scheduler:
 
 
 def _chunk(sequence: Sequence, budget: int, prompts: PromptBudget) -> int:
-    """How many of a prompt's tokens the step takes; 0 if the budget is spent."""
+    """Returns how many of a prompt's tokens the step takes; 0 if the budget is spent."""
     context = sequence.num_computed
     limit = prompts.tokens(context, are_scored=sequence.num_unscored > 0)
     count = min(sequence.num_pending, budget if limit is None else min(budget, limit))
-    if sequence.num_unscored:  # each of its tokens takes a row; one row it has anyway
+    if sequence.num_unscored:  # each of its tokens takes a row; it already has one
         count = min(count, prompts.num_free_rows + 1)
         prompts.num_free_rows -= max(0, count - 1)
     prompts.take(count, context)

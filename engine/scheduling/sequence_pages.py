@@ -1,4 +1,4 @@
-"""What sequences get and give back as their tokens are computed: pages, and slots for states where a model has such."""
+"""Hands pages and state slots to sequences as their tokens are computed, and takes them back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from penstock.engine.scheduling.sequence_states import SequenceStates
 from penstock.engine.scheduling.step_plan import Row
 
 LOOKAHEAD_PAGES = 4
-"""A sequence is admitted only if every running one could still grow by this many pages: fewer preempt it at once."""
+"""A sequence is admitted only if every running one could still grow by this many pages. With fewer, those would preempt
+it at once.
+"""
 
 
 class SequencePages:
-    """Moves pages between the pool and the tables of running sequences, which grow by a page of each group at a time.
-    What is there, and what is missing, are amounts of each kind of page: the first kind that runs out decides. What
-    else a sequence holds is counted here too: its states (`SequenceStates`).
+    """Moves pages between the pool and the tables of running sequences, which grow by one page of each group at a time.
 
-    It says what is missing and whether there is enough; who goes without is the scheduler's decision.
+    Available and missing pages are amounts by kind: the first kind that runs out decides. A sequence's states are
+    counted here too (`SequenceStates`).
+
+    This class says what is missing and whether there is enough; the scheduler decides who goes without.
     """
 
     def __init__(self, pool: PagePool, max_batch_tokens: int) -> None:
@@ -41,7 +44,7 @@ class SequencePages:
         return self._pool.available
 
     def look_up(self, sequence: Sequence) -> Lookup:
-        """Finds what is known of a waiting sequence's beginning. Costs as much as its prefix is long."""
+        """Finds the cached part of a waiting sequence's prefix. The cost grows with the prefix's length."""
         size, num_usable = self._page_size, _num_usable(sequence)
         found = self._pool.find_prefix(sequence.page_hash(i, size) for i in range(num_usable // size))
         pages = self.most(sequence, sequence.num_tokens + 1)
@@ -58,20 +61,22 @@ class SequencePages:
         return sequence.lookup
 
     def _in_full_groups(self, counts: Iterable[int]) -> Amount:
-        """Of pages counted by group: what a window passes is replaced, whoever else holds it."""
+        """Sums page counts of the full groups only: pages that a window moves past are replaced, whoever else holds
+        them.
+        """
         windows = self._needs.windows
         return self._needs.by_kind(
             count if window is None else 0 for count, window in zip(counts, windows, strict=True)
         )
 
     def _num_held(self, pages: list[int], kind: int) -> int:
-        """Of these indexed pages, those that others hold: what is cached is taken from those that are available."""
+        """Returns how many of these indexed pages others hold; cached pages would come out of the available ones."""
         return len(pages) - self._pool.count_cached(pages, kind)
 
     def least_to_admit(self, sequence: Sequence) -> Amount | None:
-        """Pages that a waiting sequence takes at least, by its last look-up; None if another one could say anything.
+        """Returns the fewest pages that a waiting sequence takes, by its last look-up; None if that is outdated.
 
-        Costs the same however long the prefix is.
+        The cost does not depend on the prefix's length.
         """
         lookup, size = sequence.lookup, self._page_size
         if lookup is None or lookup.num_usable != _num_usable(sequence):
@@ -82,7 +87,9 @@ class SequencePages:
         return lookup.least(self._pool.cache_exits)
 
     def start(self, sequence: Sequence, cached: list[list[int]]) -> None:
-        """Takes up the pages of a prefix, and a state: so much is computed. The caller has checked `has_state`."""
+        """Acquires the pages of a prefix, and a state; their tokens count as computed. The caller has checked
+        `has_state`.
+        """
         num_matched = 0 if sequence.lookup is None else sequence.lookup.num_matched
         sequence.lookup = None
         sequence.pages = PageTable(cached)
@@ -95,11 +102,11 @@ class SequencePages:
 
     @property
     def has_state(self) -> bool:
-        """Whether a waiting sequence would find a slot for its state."""
+        """Whether a waiting sequence would get a slot for its state."""
         return self._states.has_one
 
     def route(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """The rows of a plan with the states that they read and write; their tokens count as computed already."""
+        """Returns the rows of a plan with the states that they read and write; their tokens count as computed."""
         return self._states.route(rows)
 
     def release(self, sequence: Sequence) -> None:
@@ -109,21 +116,21 @@ class SequencePages:
         sequence.pages, sequence.num_indexed, sequence.num_computed = PageTable(), 0, 0
 
     def capacity(self, sequence: Sequence) -> int:
-        """Tokens that the pages of `sequence` hold, those that its windows have passed counted too."""
+        """Returns how many tokens the pages of `sequence` hold, including those that its windows have moved past."""
         return sequence.pages.num_places * self._page_size
 
     def reach(self, sequence: Sequence) -> int:
-        """Its capacity, were it given all pages that are there."""
+        """Returns the capacity that `sequence` would have with all available pages."""
         places: int = min(map(floordiv, self._pool.available.counts, self._groups_by_kind))
         return self.capacity(sequence) + places * self._page_size
 
     def missing(self, sequence: Sequence, num_tokens: int) -> Amount:
-        """Pages, of all groups, that `sequence` lacks for its first `num_tokens` tokens."""
+        """Returns the pages that `sequence` lacks for its first `num_tokens` tokens, in all groups."""
         places = self._missing_places(sequence, num_tokens)
         return Amount(tuple(places * num_groups for num_groups in self._groups_by_kind))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
-        """Gives `sequence` the pages that it lacks for so many tokens; the caller has checked that they are there."""
+        """Gives `sequence` the pages that it lacks for `num_tokens`; the caller has checked that they are available."""
         places = self._missing_places(sequence, num_tokens)
         if places:
             sequence.pages.extend([self._pool.allocate(places, group) for group in range(self._needs.num_groups)])
@@ -132,9 +139,9 @@ class SequencePages:
         return max(0, self._needs.pages_for(num_tokens) - sequence.pages.num_places)
 
     def let_pass(self, sequence: Sequence) -> None:
-        """Gives back the pages that none of the tokens still to be computed sees. They stay findable.
+        """Releases the pages that no token still to be computed sees. They stay indexed.
 
-        A step that is under way may read them yet: whoever gets them writes to them in a later one.
+        A step in flight may still read them: their next holder writes to them in a later step.
         """
         if not self._needs.has_windows:
             return
@@ -145,20 +152,18 @@ class SequencePages:
                 self._pool.release(sequence.pages.pass_by(group, first), kind)
 
     def index_full(self, sequence: Sequence) -> None:
-        """Makes pages findable whose tokens are all known, and computed for certain."""
+        """Indexes pages whose tokens are all known and certainly computed."""
         size = self._page_size
         num_full = sequence.num_certain // size
         for i in range(sequence.num_indexed, num_full):
             for group, pages in enumerate(sequence.pages.groups):
-                if pages[i]:  # else its window had passed before all of its tokens were known
+                if pages[i]:  # 0 if its window had moved past before all of its tokens were known
                     self._pool.index(pages[i], sequence.page_hash(i, size), group)
             sequence.num_indexed = i + 1
         self._states.index_full(sequence)
 
     def hold_for_drafts(self, sequence: Sequence, count: int) -> int:
-        """Gives a sequence what it needs for so many drafts behind its next token, or for as many as find it. Returns
-        how many those are.
-        """
+        """Gives a sequence memory for up to `count` drafts after its next token. Returns how many fit."""
         count = min(count, self.reach(sequence) - sequence.num_computed - 1)
         count = max(0, self._states.room_for_drafts(count))
         if count:
@@ -167,17 +172,18 @@ class SequencePages:
         return count
 
     def most(self, sequence: Sequence, num_tokens: int) -> Amount:
-        """Pages that a sequence holds at once, at most, until it has `num_tokens` tokens."""
+        """Returns the most pages that a sequence holds at once until it has `num_tokens` tokens."""
         return self._needs.held(num_tokens, min(sequence.num_pending, self._max_batch_tokens))
 
     def fits_alone(self, sequence: Sequence) -> bool:
-        """Whether a sequence that nobody runs beside can be computed, in steps as small as pages allow."""
+        """Whether the sequence can be computed alone, in steps as small as pages require."""
         return self._needs.held(sequence.num_tokens + 1, 1).fits(self._pool.available)
 
     def to_grow(self, sequence: Sequence) -> Amount:
-        """Pages that a sequence will still need: for all its pending tokens, and up to the look-ahead for new ones.
+        """Returns the pages that a sequence will still need for its pending tokens and, up to the look-ahead, for new
+        ones.
 
-        Of a waiting one, on top of those that it starts with.
+        For a waiting sequence they come on top of those that it starts with.
         """
         num_tokens = sequence.num_tokens
         end = min(num_tokens + LOOKAHEAD_PAGES * self._page_size, max(num_tokens, sequence.max_tokens))
@@ -188,11 +194,10 @@ class SequencePages:
         return self._needs.by_kind(sequence.pages.num_held)
 
     def check(self, running: list[Sequence]) -> None:
-        """Proves that the pool and the tables agree, and that each page which is yet to be seen or written is held; so
-        with states.
+        """Checks that the pool and the tables agree, and that each page or state still to be read or written is held.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: an invariant does not hold.
         """
         self._pool.check()
         self._states.check(running)
@@ -214,9 +219,9 @@ class SequencePages:
 
 
 def _num_usable(sequence: Sequence) -> int:
-    """Of a waiting sequence's tokens, how many may come from cached pages.
+    """Returns how many of a waiting sequence's tokens may come from cached pages.
 
-    Of a cached token there are keys and values, but no hidden state to score the next one by. And the last token has to
-    be computed to sample the next one: shared pages are never written.
+    A cached token has keys and values, but no hidden state to score the next token with. And the last token has to be
+    computed to sample the next one: shared pages are never written.
     """
     return sequence.num_scored if sequence.num_unscored else len(sequence.token_ids) - 1

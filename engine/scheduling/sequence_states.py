@@ -1,4 +1,4 @@
-"""Which state slots sequences get and give back as their tokens are computed."""
+"""Hands state slots to sequences as their tokens are computed, and takes them back."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from penstock.engine.scheduling.step_plan import Row
 
 
 class SequenceStates:
-    """Moves slots between the pool and the tables of running sequences. Of a model without states it moves none.
+    """Moves slots between the pool and the tables of running sequences. For a model without states it does nothing.
 
-    A running sequence has one slot that it goes on in, whatever it computes: nobody is preempted for a state. On top of
-    that it gets slots that happen to be there: for states at ends of pages, which the prefix cache may give to others
-    (at every `state_interval` pages, at the last page that a copy of the prompt could take up, and where the pages of
-    this prompt and those of an earlier one parted), and for states behind drafts.
+    A running sequence has one slot that it continues in, whatever it computes: nobody is preempted for a state. It gets
+    further slots only if some are free. They serve states behind drafts, and states at page ends, which the prefix
+    cache may hand to other sequences. Those are kept at every `state_interval` pages, at the last page that a copy of
+    the prompt could reuse, and where this prompt's pages diverged from an earlier prompt's.
 
-    A state that is to be kept is not written over: the sequence goes on in another slot, and nothing is ever copied. It
-    is indexed once the sequence has gone on, or ends: the slot that a sequence is going to write is never another's to
-    read.
+    A state to be kept is not overwritten: the sequence continues in another slot, and nothing is ever copied. It is
+    indexed once the sequence has moved on, or ends, so a slot that a sequence is going to write is never read by
+    another.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -40,10 +40,10 @@ class SequenceStates:
         return not self.are_used or self._states.num_available > 0
 
     def start(self, sequence: Sequence, digest: bytes | None, branch: int) -> None:
-        """Gives a starting sequence its slot. It goes on from the state behind the tokens of `digest`, if it found a
-        prefix. `branch` is how many of its pages are there, with their states or without.
+        """Gives a starting sequence its slot; the caller has checked `has_one`.
 
-        The caller has checked `has_one`.
+        If it found a prefix, it continues from the state after the tokens of `digest`. `branch` is the number of its
+        pages that were matched, with or without their states.
         """
         if not self.are_used:
             return
@@ -58,13 +58,13 @@ class SequenceStates:
         self._states.acquire(source)
         if self._states.num_available:
             table.source, table.held[sequence.num_computed] = source, self._states.allocate()
-        else:  # it was the only one that nobody held, so nobody else reads it
+        else:  # it was the only slot that nobody held, so nobody else reads it
             self._states.unindex(source)
             table.held[sequence.num_computed] = source
 
     def release(self, sequence: Sequence) -> None:
-        num_hashed = len(sequence.page_hashes) * self._page_size  # to make more could fail, and it has to be let go of
-        if not sequence.states.source:  # else it never ran, and its slot has nothing
+        num_hashed = len(sequence.page_hashes) * self._page_size  # hashing more could fail; a release must not
+        if not sequence.states.source:  # otherwise it never ran, and its slot is empty
             for position in sequence.states.held:
                 if position <= num_hashed and self._is_known(sequence, position):
                     self._index(sequence, position)
@@ -73,23 +73,23 @@ class SequenceStates:
         sequence.states = StateTable()
 
     def room_for_drafts(self, count: int) -> int:
-        """How many of so many drafts find a slot each."""
+        """Returns how many of `count` drafts get a slot each."""
         return min(count, self._states.num_available) if self.are_used else count
 
     def hold_drafts(self, sequence: Sequence, count: int) -> None:
-        """For so many drafts behind its next token; the caller has checked that there is room."""
+        """Takes slots for `count` drafts after the next token; the caller has checked that there is room."""
         if self.are_used:
             self._settle(sequence, sequence.num_computed)
             for number in range(1, count + 1):
                 sequence.states.held[sequence.num_computed + 1 + number] = self._states.allocate()
 
     def route(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """The rows of one plan, whose tokens count as computed, with the states that they read and write."""
+        """Returns the rows of one plan, whose tokens count as computed, with the states that they read and write."""
         rows = tuple(rows)
         if not self.are_used:
             return rows
         routed = tuple(row._replace(states=self._path(row)) for row in rows)
-        for row in rows:  # now that all slots of the step are handed out
+        for row in rows:  # only after all slots of the step are handed out
             table = row.sequence.states
             if table.source:
                 self._states.release(table.source)
@@ -97,17 +97,17 @@ class SequenceStates:
         return routed
 
     def index_full(self, sequence: Sequence) -> None:
-        """Makes states findable that a sequence has left behind, at ends of pages whose tokens are known."""
+        """Indexes states that a sequence has moved past, at page ends whose tokens are known."""
         held, now = sequence.states.held, sequence.num_computed
         for position in [position for position in held if position < now and self._is_known(sequence, position)]:
             self._index(sequence, position)
             self._states.release(held.pop(position))
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Proves that the pool and the tables agree, and that each running sequence has a state to go on from.
+        """Checks that the pool and the tables agree, and that each running sequence has a state to continue from.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: an invariant does not hold.
         """
         running = tuple(running)
         slots = [slot for sequence in running for slot in sequence.states.slots]
@@ -121,7 +121,7 @@ class SequenceStates:
                 raise AssertionError(f"no state behind {sequence.num_computed} tokens in {sequence.states.held}")
 
     def _path(self, row: Row) -> RowStates:
-        """Of one row. In several steps of one dispatch it changes its slot once."""
+        """Returns the states of one row. In several steps of one dispatch it changes its slot at most once."""
         sequence, start = row.sequence, row.start
         held, num_drafts = sequence.states.held, len(row.drafts)
         end = start + row.num_tokens - num_drafts + max(0, row.num_sampled - 1)
@@ -141,19 +141,20 @@ class SequenceStates:
         return RowStates(read, (*writes, *behind))
 
     def _writable(self, sequence: Sequence, start: int) -> int:
-        """The slot that a sequence goes on in: that which has its state now, unless this is to be kept and another slot
-        is there.
+        """Returns the slot that a sequence continues in: its current one, unless that is to be kept and another is
+        available.
         """
         if self._is_kept(sequence, start) and self._states.num_available:
             return self._states.allocate()
         return sequence.states.held.pop(start)
 
     def _settle(self, sequence: Sequence, now: int) -> None:
-        """Gives back what a sequence needs no more, once its next token is the one at `now`: states behind drafts that
-        were wrong, or that others followed.
+        """Releases the states that a sequence no longer needs once its next token is the one at `now`.
+
+        These are states behind drafts that were wrong, or that others followed.
         """
         held = sequence.states.held
-        if len(held) == 1:  # which is the one to go on from
+        if len(held) == 1:  # the one to continue from
             return
         for other in [other for other in held if other > now or (other < now and not self._is_kept(sequence, other))]:
             self._states.release(held.pop(other))
@@ -165,11 +166,11 @@ class SequenceStates:
         return number % self._interval == 0 or number in sequence.states.marks
 
     def _is_known(self, sequence: Sequence, position: int) -> bool:
-        """Whether the state behind so many tokens is to be kept, and is that of tokens which are known."""
+        """Whether the state after `position` tokens is to be kept, and all these tokens are known."""
         return position <= sequence.num_certain and self._is_kept(sequence, position)
 
     def _kept_between(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        """Numbers of tokens, above `start` and below `end`, behind which the state is kept."""
+        """Returns the token counts between `start` and `end`, both excluded, after which the state is kept."""
         step, size = self._interval * self._page_size, self._page_size
         if not self._is_caching or end - start == 1:
             return []
@@ -177,7 +178,7 @@ class SequenceStates:
         return sorted(position for position in found if start < position < end)
 
     def _index(self, sequence: Sequence, position: int) -> None:
-        """Unless its page can't be found: then nobody gets as far."""
+        """Indexes a state, unless its page is not indexed: then no look-up gets that far."""
         digest = sequence.page_hash(position // self._page_size - 1, self._page_size)
         if self._pool.has_page(digest):
             self._states.index(sequence.states.held[position], digest)

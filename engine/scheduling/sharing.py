@@ -1,4 +1,4 @@
-"""How prompts share a step, so that a short one does not wait until a long one is computed."""
+"""How prompts share a step, so that a short one does not wait for a long one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 def shares(
     running: Collection[Sequence], waiting: Iterable[Sequence], budget: int, page_size: int
 ) -> dict[Sequence, int]:
-    """Tokens of prompts that go before the first that runs, in the order of their turns.
+    """Returns the tokens of prompts that go before the first running one, in the order of their turns.
 
-    First come prompts of a higher priority. Of what they leave, the first that runs gets at least half. Those of its
-    own priority that have fewer tokens left share the rest, the shortest first. So a short prompt waits for no long
-    one, and a stream of short ones makes a long one take twice as long at most: the shortest remaining time goes first,
-    with a floor for who would starve. All others wait for their turn by rank.
+    Prompts of a higher priority come first. Of the rest, the first running prompt gets at least half. Prompts of its
+    own priority with fewer tokens left share what remains, the shortest first. So a short prompt never waits for a long
+    one, and a stream of short ones at most doubles the time of a long one: shortest remaining time first, with a floor
+    against starvation. All others wait for their turn by rank.
 
-    What shares the pages that a running prompt computes next is left to wait for them: it finds them in the prefix
-    cache then, and computing them twice would help nobody.
+    A prompt that shares the pages that a running one computes next waits for them: it will find them in the prefix
+    cache, and computing them twice would help nobody.
 
     Args:
-        running: prompts that run, by rank, at least one; some of their tokens are computed.
+        running: running prompts, by rank, at least one; some of their tokens are computed.
         waiting: sequences that do not run.
         budget: tokens that prompts may take of the step.
         page_size: tokens of a page.
 
     Raises:
-        SequenceFailed: at one of them.
+        SequenceFailed: hashing the pages of one of them failed.
     """
     first, *others = running
     shared: dict[Sequence, int] = {}
@@ -62,7 +62,7 @@ def _is_shorter(sequence: Sequence, first: Sequence) -> bool:
 
 
 def _waits_for_pages(sequence: Sequence, running: Iterable[Sequence], page_size: int) -> bool:
-    """Whether the next page that one of `running` fills is this one's too, which does not run."""
+    """Whether `sequence` does not run and its page at that place equals the next one that a `running` prompt fills."""
     if sequence.batch_slot >= 0:
         return False
     for other in running:

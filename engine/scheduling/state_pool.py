@@ -1,4 +1,4 @@
-"""Who holds which state slot, and which states can serve another sequence with the same prefix."""
+"""Tracks who holds which state slot, and which states can serve other sequences with the same prefix."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections import OrderedDict, deque
 
 
 class StatePool:
-    """Slots for recurrent states: what layers keep of all of a sequence's tokens together, of one size however many.
+    """Slots for recurrent states. A state summarizes all tokens of a sequence in a fixed size.
 
-    Slot 0 is the sink, as page 0 is: it is never handed out. Every other slot is in exactly one of three conditions:
-    held (one or more references), cached (no reference, but indexed), or free. An indexed slot has the state behind the
-    tokens that its hash stands for, and nothing is written to it while it is indexed. A pool of a model without such
-    layers has no slots, and no sequence asks it for one.
+    Like page 0, slot 0 is the sink: it is never handed out. Every other slot is in exactly one of three conditions:
+    held (one or more references), cached (no reference, but indexed), or free. An indexed slot has the state after the
+    tokens that its hash stands for, and is not written while it is indexed. The pool of a model without such layers has
+    no slots, and no sequence asks for one.
     """
 
     def __init__(self, num_slots: int) -> None:
-        """`num_slots` counts the sink; 0 for none at all."""
+        """Starts with all slots free. `num_slots` includes the sink; 0 means no slots at all."""
         self.num_slots = num_slots
         self._free: deque[int] = deque(range(1, num_slots))
         self._references = [0] * num_slots
-        self._key_of: dict[int, bytes] = {}  # indexed slot -> hash of the tokens behind which its state is
+        self._key_of: dict[int, bytes] = {}  # indexed slot -> hash of the tokens that its state follows
         self._slot_of: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
@@ -42,11 +42,11 @@ class StatePool:
 
     @property
     def indexed(self) -> frozenset[bytes]:
-        """The hashes of all states that can be found."""
+        """The hashes of all indexed states."""
         return frozenset(self._slot_of)
 
     def allocate(self) -> int:
-        """Hands out a slot, for which the least recently used cached state goes if none is free.
+        """Hands out a slot, evicting the least recently used cached state if none is free.
 
         Raises:
             AssertionError: none is available; the caller has checked that.
@@ -65,7 +65,7 @@ class StatePool:
         self._cached.pop(slot, None)
 
     def release(self, slot: int) -> None:
-        """Gives up one reference."""
+        """Drops one reference."""
         self._references[slot] -= 1
         if self._references[slot] == 0:
             if slot in self._key_of:
@@ -74,17 +74,17 @@ class StatePool:
                 self._free.append(slot)
 
     def find(self, digest: bytes) -> int:
-        """The slot with the state behind these tokens; 0 if there is none."""
+        """Returns the slot with the state after these tokens, or 0 if there is none."""
         return self._slot_of.get(digest, 0)
 
     def index(self, slot: int, digest: bytes) -> None:
-        """Makes the state in a held slot findable, unless another slot has it already."""
+        """Indexes the state in a held slot, unless another slot already has it."""
         if digest not in self._slot_of:
             self._slot_of[digest] = slot
             self._key_of[slot] = digest
 
     def unindex(self, slot: int) -> None:
-        """Takes a slot out of the index: it may be written to, and is free if nobody holds it."""
+        """Removes a slot from the index: it may then be written, and becomes free if nobody holds it."""
         digest = self._key_of.pop(slot, None)
         if digest is not None:
             del self._slot_of[digest]
@@ -93,20 +93,20 @@ class StatePool:
             self._free.append(slot)
 
     def forget(self, digest: bytes) -> None:
-        """What is behind these tokens is of no more use: one of their pages is gone."""
+        """Drops the state after these tokens: one of their pages is gone, so it has no more use."""
         if digest in self._slot_of:
             self.unindex(self._slot_of[digest])
 
     def forget_contents(self) -> None:
-        """Drops the whole index, for when what the slots hold was lost. Held slots stay held."""
+        """Drops the whole index after the slots' content was lost. Held slots stay held."""
         for slot in list(self._key_of):
             self.unindex(slot)
 
     def check(self) -> None:
-        """Proves the pool's invariants: every slot is in exactly one condition, the index is a bijection.
+        """Checks the pool's invariants: every slot is in exactly one condition, the index is a bijection.
 
         Raises:
-            AssertionError: what does not hold.
+            AssertionError: an invariant does not hold.
         """
         held = [slot for slot, count in enumerate(self._references) if count > 0]
         if sorted([*self._free, *self._cached, *held]) != list(range(1, self.num_slots)):

@@ -6,34 +6,33 @@ from typing import NamedTuple
 
 
 class StateTable:
-    """Which slot has the state behind how many of a sequence's tokens.
+    """Maps numbers of a sequence's tokens to the slots with the state after them.
 
-    While it runs, a sequence holds the state behind its `num_computed` tokens: the next step begins with that. It may
-    hold others: behind fewer tokens, those that are to be indexed once all of these are known; behind more, one for
-    each draft that is being verified.
+    A running sequence holds the state after its `num_computed` tokens: the next step begins with it. It may hold states
+    after fewer tokens, to be indexed once all of these are known, and after more, one for each draft being verified.
     """
 
     __slots__ = ("held", "marks", "source")
 
     def __init__(self) -> None:
         self.held: dict[int, int] = {}  # number of tokens -> slot
-        self.source = 0  # the slot that its first step reads, of a prefix that was found; 0: none, or no more
-        self.marks: frozenset[int] = frozenset()  # numbers of pages behind which its state is worth keeping
+        self.source = 0  # slot of a found prefix, read by the first step; 0: none, or already read
+        self.marks: frozenset[int] = frozenset()  # page counts after which its state is worth keeping
 
     @property
     def slots(self) -> list[int]:
-        """All that it has a reference to."""
+        """All slots that it has a reference to."""
         return [*self.held.values(), *([self.source] if self.source else [])]
 
 
 class RowStates(NamedTuple):
-    """What a row begins with, and where what it gets to is kept.
+    """The state that a row starts from, and where the states that it reaches are kept.
 
-    In one step no slot is read by one row and written by another, nor written by two.
+    Within one step, no slot is read by one row and written by another, nor written by two.
     """
 
-    read: int = 0  # the slot that has the state before its first token; at position 0 that state is zero
-    writes: tuple[tuple[int, int], ...] = ()  # behind so many of its tokens, ascending: the slot that is written
+    read: int = 0  # slot with the state before its first token; at position 0 that state is zero
+    writes: tuple[tuple[int, int], ...] = ()  # (number of its tokens, slot written after them), ascending
 
     @property
     def last(self) -> int:

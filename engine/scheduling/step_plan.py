@@ -1,4 +1,4 @@
-"""What a step computes, as values: made by the scheduler, read by whoever packs, runs and commits it."""
+"""What a step computes, as values made by the scheduler and read by the code that packs, runs and commits it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from penstock.engine.scheduling.state_table import NO_STATES, RowStates
 class Row(NamedTuple):
     """The tokens `[start, start + num_tokens)` of one sequence, computed in one step.
 
-    With `drafts`, they are its last token, which the host knows, and then those: guesses at what it goes on with, each
-    of which is verified by the token drawn before it. A row with drafts samples behind each of its tokens.
+    With `drafts`, these are its last token, which the host knows, followed by the drafts. Each draft is a guess that is
+    verified by the token drawn before it. A row with drafts samples after each of its tokens.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
-    num_known: int  # of those tokens, how many exist and the host knows; a further one is in flight
-    num_sampled: int  # 0 if the row does not reach the sequence's end, else 1, or up to the plan's steps
-    output_index: int  # of the first token it samples, counted from the first generated one
-    num_scored: int = 0  # of its first tokens, so many have the log-probability of the one after them computed
+    num_known: int  # tokens among them that the host knows; one more may be in flight
+    num_sampled: int  # 0 if the row does not reach the sequence's end, otherwise 1 up to the plan's steps
+    output_index: int  # of the first token it samples, counted from the first generated token
+    num_scored: int = 0  # number of leading tokens that score the token after them
     drafts: tuple[int, ...] = ()
     states: RowStates = NO_STATES
 
     @property
     def num_drawn(self) -> int:
-        """Rows of the head that draw a token for it, in each step of its plan."""
+        """Number of head rows that draw a token for it, in each step of its plan."""
         return 1 + len(self.drafts) if self.num_sampled else 0
 
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 class StepPlan:
     """One step, or several decode steps of the same rows in one dispatch.
 
-    Its rows keep what was true when it was planned, of the first of these steps; their sequences move on.
+    Its rows keep what was true at planning, for the first of these steps; their sequences move on.
     """
 
     rows: tuple[Row, ...]
@@ -50,12 +50,13 @@ class StepPlan:
 
     @property
     def has_drafts(self) -> bool:
-        """Then how far its sequences get is known with its results alone: nothing can be planned before those."""
+        """Whether it has drafts. If so, nothing can be planned before its results show how far its sequences get."""
         return any(row.drafts for row in self.rows)
 
     def places(self) -> Iterator[tuple[Row, int]]:
-        """Its rows, each with the place of the first token that it draws among the rows of the head. Those that score
-        come before, those that draw behind its drafts come after.
+        """Yields its rows, each with the place of its first drawn token among the rows of the head.
+
+        Its scoring rows come before that place; those that draw after its drafts follow it.
         """
         place = 0
         for row in self.rows:
@@ -65,12 +66,15 @@ class StepPlan:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether what a row may draw depends on the tokens before, which the host has to see first."""
+        """Whether what a row may draw depends on earlier tokens that the host has to see first."""
         return any(row.num_sampled and row.sequence.is_constrained for row in self.rows)
 
 
 def row_of(sequence: Sequence, num_tokens: int, num_sampled: int, drafts: tuple[int, ...] = ()) -> Row:
-    """Of its next `num_tokens` tokens; it samples if they reach its end, and then computes the drafts behind it."""
+    """Returns the row for a sequence's next `num_tokens` tokens.
+
+    If they reach its end, the row samples, and then also computes the drafts after it.
+    """
     start, num_known = sequence.num_computed, len(sequence.token_ids)
     end, all_tokens = start + num_tokens, num_known + sequence.num_in_flight
     return Row(
