@@ -1,4 +1,4 @@
-"""What the TPU chips have, per device as JAX counts them: a chip of v5e and v6e, half a chip of TPU7x."""
+"""Data of TPU chips, per device as JAX counts them: a chip of v5e and v6e, half a chip of TPU7x."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ SOURCE = (
 @dataclass(frozen=True, slots=True)
 class Chip:
     name: str
-    hbm_bytes: int  # that a program can use
+    hbm_bytes: int  # usable by a program
     hbm_bytes_per_s: float
     bf16_flops_per_s: float
-    bf16_flops_per_cycle: int  # of all matrix units: each multiplies and adds a square of its size
-    link_bytes_per_s: float  # of one link of the interconnect, one way
+    bf16_flops_per_cycle: int  # of all matrix units: each multiplies and adds a square of its size per cycle
+    link_bytes_per_s: float  # of one interconnect link, one way
     hop_s: float = 1e-6
     devices_per_chip: int = 1
-    chips_on_one_host: int = 8  # of the largest slice that is one machine's; hosts of larger slices have HOST_CHIPS
+    chips_on_one_host: int = 8  # in the largest single-host slice; hosts of larger slices have HOST_CHIPS
 
     @property
     def clock_hz(self) -> float:
-        """Of the cycles in which the compiler estimates."""
+        """Clock of the cycles in the compiler's estimates."""
         return self.bf16_flops_per_s / self.bf16_flops_per_cycle
 
     def host_devices(self, num_devices: int) -> int:
-        """Of a slice of so many, those on each of its hosts."""
+        """Returns the devices per host in a slice of `num_devices`."""
         alone = self.chips_on_one_host * self.devices_per_chip
         return num_devices if num_devices <= alone else HOST_CHIPS * self.devices_per_chip
 
@@ -38,9 +38,10 @@ class Chip:
 HOST_CHIPS = 4
 _GIB = 2**30
 # A device has four matrix units, of 128 x 128 on v5e and 256 x 256 on the others. Versions of v6e's page say two and
-# four, and TPU7x's says nothing; but of a matmul of 16,384 x 16,384 x 16,384 libtpu 0.0.42.1 expects 408,750 and
-# 444,834 FLOPs a cycle, and two units have 262,144. Of v5e it expects 120,892 of 131,072. Clocks are then 1.50, 1.75
-# and 2.20 GHz; for TPU7x libtpu itself seems to take 1.90: its `optimal_seconds` are those of 0.86 of the peak.
+# four, and TPU7x's page says nothing. But for a matmul of 16,384 x 16,384 x 16,384 libtpu 0.0.42.1 expects 408,750 and
+# 444,834 FLOPs a cycle, and two units have only 262,144. For v5e it expects 120,892 of 131,072. This gives clocks of
+# 1.50, 1.75 and 2.20 GHz. For TPU7x libtpu itself seems to assume 1.90: its `optimal_seconds` correspond to 0.86 of the
+# peak.
 _OF_128, _OF_256 = 4 * 2 * 128**2, 4 * 2 * 256**2
 CHIPS = {
     "v5e": Chip("v5e", int(15.75 * _GIB), 8.19e11, 1.97e14, _OF_128, 4.5e10),

@@ -1,7 +1,7 @@
-"""The functions of a step, compiled for devices that are not there, and what became of them.
+"""Compiles the functions of a step for devices that are not there, and analyses the result.
 
-What is learnt of a function is kept in a folder, by the text that is compiled and by the versions of all that looks at
-it: a plan that differs from an earlier one in a few functions compiles those.
+The results are kept in a folder, keyed by the compiled text and the versions of all code that analyses it. A plan that
+differs from an earlier one in a few functions compiles only those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.engine.planning.links import LinkTime, link_time
 
 ALL_OPTIONS = "head, all options"
 WRITING = ("backbone", "loop")
-"""Kinds of functions that take the KV cache and give it back."""
+"""Kinds of functions that take the KV cache and return it."""
 
 _FOLDER = "plans"
 
@@ -42,22 +42,22 @@ class Bucket:
 
     kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
     size: int  # tokens, or sampled rows
-    compile_s: float  # of one that was kept, what it took then
-    compile_cpu_s: float  # of all threads of its process: what does not change when others use the machine
+    compile_s: float  # for a kept one, the time it took then
+    compile_cpu_s: float  # of all threads of its process: independent of other load on the machine
     is_kept: bool  # from an earlier plan
     temporary_bytes: int
-    output_bytes: int  # that alias no argument
+    output_bytes: int  # of results that alias no argument
     code_bytes: int
     aliased_bytes: int
-    traffic: Traffic  # with none of the options that a row may ask for: greedy sampling
-    full_traffic: Traffic  # with every branch that costs the most
-    layer_collectives: dict[str, float]  # in the loop over layers, of each of them
-    layer: LayerCycles | None  # of an iteration of that loop, in a backbone
-    links: LinkTime | None  # of a run of a backbone or a loop
+    traffic: Traffic  # with greedy sampling and no other options
+    full_traffic: Traffic  # with the most expensive branches
+    layer_collectives: dict[str, float]  # per layer, in the loop over layers
+    layer: LayerCycles | None  # per iteration of that loop, in a backbone
+    links: LinkTime | None  # per run of a backbone or a loop
 
     @property
     def step_bytes(self) -> int:
-        """Beside its arguments, while it runs."""
+        """Bytes that it takes besides its arguments while it runs."""
         return self.temporary_bytes + self.output_bytes
 
 
@@ -67,25 +67,27 @@ class Compiler:
 
     chip: Chip
     topology: str
-    device: jax.Device  # one of them
+    device: jax.Device  # one of the devices
     num_devices: int  # of a replica
     steps: Steps
     cache: Cache  # abstract
-    num_page_kinds: int  # of its first arrays, where those hold all layers
+    num_page_kinds: int  # number of leading arrays, if those hold all layers
     cache_bytes: int  # of its pages, on each device
     decode_steps: int
     pattern_length: int  # layers in an iteration of the largest loop over them
-    directory: Path | None  # for what is learnt; None: it is not kept
+    directory: Path | None  # for the results; None: not kept
 
     @property
     def _array_bytes(self) -> int:
-        """Of the pages' largest array on a device, where that holds all layers, else of all their arrays. Of several
-        kinds of pages that of the kind whose array is smallest.
+        """Bytes of the pages' largest array on a device if that holds all layers, otherwise of all their arrays.
+
+        With several kinds of pages, it is the kind whose largest array is smallest.
         """
         return min(map(_largest, self.cache[: self.num_page_kinds])) if self.steps.is_stacked else self.cache_bytes
 
     def compile(self, kind: str, size: int) -> Bucket:
-        """One function, or what is kept of it. No other thread may compile: libtpu has crashed where two did.
+        """Compiles one function, or returns what is kept of it. No other thread may compile: libtpu has crashed when
+        two did.
 
         Raises:
             ConfigError: it does not fit the device's memory.
@@ -103,7 +105,7 @@ class Compiler:
         return self.steps.head(size, is_extended=kind != "head")
 
     def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
-        """Compiles one function, and looks at what it became."""
+        """Compiles one function and analyses the result."""
         num_tokens = size if kind in WRITING else 0
         start, cpu_start = time.perf_counter(), time.process_time()
         try:
@@ -145,7 +147,7 @@ class Compiler:
         return {name: count / self.pattern_length for name, count in busiest.items()}
 
     def _path(self, kind: str, size: int, lowered: jax.stages.Lowered) -> Path | None:
-        """Named by all that a Bucket follows from."""
+        """Returns a path named after everything that a Bucket depends on."""
         if self.directory is None:
             return None
         facts = [kind, str(size), self.topology, str(self.cache_bytes), str(self.pattern_length), _versions()]
@@ -156,14 +158,14 @@ class Compiler:
 
 
 def _largest(pages: LayerCache) -> int:
-    """Bytes of the largest of these arrays on a device."""
+    """Returns the bytes of the largest of these arrays on a device."""
     leaves = jax.tree.leaves(pages)
     largest: int = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
     return largest
 
 
 def _recalled(path: Path | None) -> Bucket | None:
-    """What was kept; None if there is nothing, or nothing that can be read."""
+    """Returns what was kept; None if there is nothing readable."""
     if path is None:
         return None
     try:
@@ -180,13 +182,13 @@ def _recalled(path: Path | None) -> Bucket | None:
 
 
 def _keep(path: Path | None, bucket: Bucket) -> None:
-    """Whole or not at all. A folder that cannot be written to costs the next plan its time, and no more."""
+    """Writes the file atomically. An unwritable folder only costs the next plan its time."""
     if path is not None:
         kept_files.keep_if_possible(path, json.dumps(dataclasses.asdict(bucket)).encode())
 
 
 def _versions() -> str:
-    """Of the compiler, and of the code that reads what it prints and sets its options."""
+    """Returns the versions of the compiler and of the code that sets its options and reads its output."""
     sources = [
         Path(__file__),
         Path(__file__).with_name("hlo.py"),

@@ -1,11 +1,11 @@
-"""What libtpu's compiler expects the work of a layer to take, by what it is for, from the HLO of a compiled step.
+"""The cycles that libtpu's compiler expects for the work of a layer, by category, from the HLO of a compiled step.
 
 An instruction is one of
 
-- matmul: it holds a dot or a convolution, with all that was fused into it;
-- attention: a Pallas kernel, of which the compiler has no estimate, so that its cycles are left out here;
+- matmul: it contains a dot or a convolution, with everything fused into it;
+- attention: a Pallas kernel; the compiler has no estimate for these, so their cycles are left out here;
 - collective: no estimate either;
-- rest: everything else. What does next to nothing has about 2,100 cycles: those that it takes to start it.
+- rest: everything else. An instruction that does next to nothing has about 2,100 cycles, the cost of starting it.
 
 A loop within the layer counts as often as its condition says, and a conditional as the branch with the most bytes.
 """
@@ -22,24 +22,24 @@ _MATMULS = {"dot", "convolution"}
 
 @dataclass(frozen=True, slots=True)
 class LayerCycles:
-    """Of one iteration of the loop over layers, on one device."""
+    """Cycles of one iteration of the loop over layers, on one device."""
 
     matmul: int = 0
     rest: int = 0
-    num_rest: int = 0  # instructions that `rest` is of, each as often as it runs
+    num_rest: int = 0  # instructions in `rest`, each as often as it runs
     num_kernels: int = 0  # Pallas kernels
     num_collectives: int = 0
 
     @property
     def rest_share(self) -> float:
-        """Of what has an estimate, if anything has: attention left out, which would make it smaller."""
+        """The share of `rest` in everything with an estimate, or 0. Including attention would make it smaller."""
         return self.rest / (self.matmul + self.rest) if self.matmul or self.rest else 0.0
 
 
 def layer_cycles(program: Program, cache_bytes: int) -> LayerCycles | None:
-    """Of the loop in a stacked step whose body takes longest; None where layers are in no loop.
+    """Returns the cycles of the loop whose body takes longest in a stacked step; None if layers are in no loop.
 
-    `cache_bytes` is that of the KV cache's largest array on one device.
+    `cache_bytes` is the size of the KV cache's largest array on one device.
     """
     bodies = (program.runs(body, cache_bytes, dearest=True) for body in program.loops())
     found = (_of(program, body) for body in bodies)

@@ -1,25 +1,25 @@
-"""What a compiled step does, read from its HLO: bytes to and from HBM, cycles, collectives, copies of the cache.
+"""Analyses a compiled step from its HLO: bytes to and from HBM, cycles, collectives, copies of the cache.
 
 XLA's own `bytes accessed` counts a prefetch into VMEM twice, a loop's body once, and a Pallas call not at all. Here
-every instruction is counted as often as it runs, with those of its operands and results that lie in HBM:
+every instruction is counted as often as it runs, with its operands and results in HBM:
 
 - An array whose layout names a memory space (`S(1)` is VMEM) is not in HBM.
-- A fusion reads of an operand what it takes: where it only slices or gathers from it, the slices; and it writes of a
-  result that it updates in place the update.
-- A loop runs as often as its condition says. Of a conditional the cheapest branch is counted, which for sampling is
-  the greedy one, or the dearest, where every option is used.
-- The KV cache as the operand of a kernel counts nothing, nor does another array that a kernel updates in place, as the
-  scales beside the pages: the planner knows how much of them each kernel moves, and adds that. A kernel that updates
-  nothing and does not state what it accesses reads the cache where an operand is as large.
-- Of a kernel that states how many bytes it accesses, as those for quantized weights do, that much counts at most, less
-  what of it is in VMEM: given the weights of all layers, it reads one's.
+- A fusion counts what it reads of an operand: if it only slices or gathers from it, the slices. Of a result that it
+  updates in place, it counts the update.
+- A loop runs as often as its condition says. A conditional counts as its cheapest branch, which for sampling is the
+  greedy one, or as its most expensive branch, if every option is used.
+- The KV cache as the operand of a kernel counts nothing. Nor do other arrays that a kernel updates in place, such as
+  the scales next to the pages: the planner knows how much of them each kernel moves, and adds it. A kernel that updates
+  nothing and does not state its accesses reads the cache if an operand is as large.
+- A kernel that states how many bytes it accesses, as those for quantized weights do, counts at most that, less the part
+  in VMEM: given the weights of all layers, it reads those of one.
 - The kernel of the gated delta rule updates states in place, and states what it moves of them: as many as a step may
-  write, there and back.
-- Nor do the experts that a grouped matmul is given: it reads those that have rows, as its own program says, so that the
-  planner adds as many as are to be expected. The kernel for quantized ones states what it accesses without them.
+  write, read and written back.
+- The experts of a grouped matmul count nothing either: it reads those that have rows, as its own program says, so the
+  planner adds the expected number. The kernel for quantized experts states its accesses without them.
 
-Cycles are those that libtpu's compiler expects, which it writes beside most instructions, waiting for memory included.
-Kernels, collectives and sorts have no estimate, and copies that run beside other work (`copy-start`, `slice-start`)
+Cycles are those that libtpu's compiler expects, waiting for memory included; it writes them next to most instructions.
+Kernels, collectives and sorts have no estimate, and copies that run next to other work (`copy-start`, `slice-start`)
 have none of their own: they count nothing.
 """
 
@@ -42,7 +42,7 @@ _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _STATED_BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
 _STATED_FLOPS = re.compile(r'"flops":"(\d+)"')
-_ALIASES = re.compile(r"\{(\d*)\}: \((\d+), \{\}")  # a result, none where there is one, and its operand
+_ALIASES = re.compile(r"\{(\d*)\}: \((\d+), \{\}")  # a result's index, empty if there is only one, and its operand
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
 
 _FREE = {
@@ -52,7 +52,7 @@ _FREE = {
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
-_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # by opcode: which operand holds the update
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # by opcode: index of the operand with the update
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 _HOST = {"send", "recv", "infeed", "outfeed", "send-done", "recv-done"}
 
@@ -73,8 +73,8 @@ class Instruction:
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
-    cycles: int = 0  # that the compiler expects; 0: it has no estimate
-    stated_bytes: int = 0  # that a kernel says it accesses; 0: it does not say
+    cycles: int = 0  # expected by the compiler; 0: no estimate
+    stated_bytes: int = 0  # stated by a kernel; 0: not stated
     stated_flops: int = 0
 
     @property
@@ -84,7 +84,7 @@ class Instruction:
 
     @property
     def is_collective(self) -> bool:
-        """Of a pair, its start."""
+        """Whether it is a collective or, in a pair, the start of one."""
         return self.opcode.removesuffix("-start") in COLLECTIVES
 
     @property
@@ -93,7 +93,7 @@ class Instruction:
 
     @property
     def is_grouped_matmul(self) -> bool:
-        """Whether it is what libtpu makes of `ragged_dot`: its last operand are the matrices of all groups."""
+        """Whether it is libtpu's form of `ragged_dot`: its last operand holds the matrices of all groups."""
         return self.opcode == "custom-call" and "ragged_dot_tiling=" in self.attributes
 
     @property
@@ -108,7 +108,7 @@ class Instruction:
 
     @property
     def updated(self) -> dict[int, int]:
-        """Of a kernel, the results that are operands updated in place, and which they are."""
+        """The results of a kernel that update operands in place, with the index of each operand."""
         _, _, after = self.attributes.partition("output_to_operand_aliasing={")
         return {int(result or 0): int(operand) for result, operand in _ALIASES.findall(after.partition("}}")[0])}
 
@@ -144,7 +144,7 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An instruction that holds no others to run, and how often it runs."""
+    """An instruction that contains no others to run, and how often it runs."""
 
     instruction: Instruction
     computation: Computation
@@ -153,19 +153,19 @@ class Run:
 
 @dataclass(slots=True)
 class Traffic:
-    """Of one run of a program, on one device."""
+    """Traffic of one run of a program, on one device."""
 
     read_bytes: int = 0
     written_bytes: int = 0
     collectives: dict[str, int] = field(default_factory=dict)  # how often each kind runs
-    collective_bytes: int = 0  # of their results
+    collective_bytes: int = 0  # in their results
     host_transfers: int = 0
-    cache_copies: int = 0  # instructions that write as many bytes as the cache's array has, not in place
+    cache_copies: int = 0  # instructions that write as many bytes as the cache's array, not in place
     grouped_matmuls: int = 0  # those whose experts are in HBM
-    quantized_grouped_matmuls: int = 0  # those by the kernel for experts that are held as codes
-    cycles: int = 0  # that the compiler expects, of all but kernels and collectives
-    kernel_bytes: int = 0  # of those read and written, what kernels move: without pages and experts
-    kernel_flops: int = 0  # that kernels state, but for attention and grouped matmuls, whose shapes do not say
+    quantized_grouped_matmuls: int = 0  # calls of the kernel for quantized experts
+    cycles: int = 0  # expected by the compiler, without kernels and collectives
+    kernel_bytes: int = 0  # part of those bytes that kernels move, without pages and experts
+    kernel_flops: int = 0  # stated by kernels, except attention and grouped matmuls, whose shapes do not say
 
     def add(self, other: Traffic, times: int = 1) -> None:
         self.read_bytes += times * other.read_bytes
@@ -187,7 +187,7 @@ class Traffic:
 
 
 class Program:
-    """The text of an optimised HLO module, as `compiled.as_text()` gives it."""
+    """The text of an optimised HLO module, from `compiled.as_text()`."""
 
     def __init__(self, text: str) -> None:
         self._computations: dict[str, Computation] = {}
@@ -195,15 +195,21 @@ class Program:
         self._parse(text)
 
     def traffic(self, cache_bytes: int, *, dearest: bool = False) -> Traffic:
-        """`cache_bytes`: of the KV cache's largest array on one device; `dearest`: of conditionals' branches."""
+        """Returns the traffic of one run.
+
+        `cache_bytes` is the size of the KV cache's largest array on one device. With `dearest`, conditionals count as
+        their most expensive branch.
+        """
         return self._of(self.entry, cache_bytes, dearest=dearest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
-        """Of one iteration of each loop at this depth: at 1 a layer of a step, at 2 a layer in a loop of steps."""
+        """Returns the traffic per iteration of each loop at a depth: at 1 a layer of a step, at 2 a layer in a loop of
+        steps.
+        """
         return [self._of(body, cache_bytes) for body in self.loops(depth)]
 
     def loops(self, depth: int = 1) -> list[Computation]:
-        """The bodies of those at this depth."""
+        """Returns the bodies of the loops at this depth."""
         computations = [self.entry]
         for _ in range(depth):
             loops = [i for one in computations for i in one.instructions.values() if i.opcode == "while"]
@@ -211,7 +217,9 @@ class Program:
         return computations
 
     def runs(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Iterator[Run]:
-        """What runs where `computation` runs once; of a conditional the branch with the fewest bytes, or the most."""
+        """Yields what runs when `computation` runs once; a conditional runs the branch with the fewest bytes, or the
+        most.
+        """
         for instruction in computation.instructions.values():
             times, inner = 1, None
             if instruction.opcode == "while":
@@ -236,14 +244,14 @@ class Program:
         return self._computations[loop.called["body"]]
 
     def collective(self, instruction: Instruction) -> Instruction | None:
-        """What it begins: a collective, or one that SparseCores do beside the program."""
+        """Returns the collective that it starts, itself or on SparseCores next to the program, or None."""
         if instruction.opcode != "call-start":
             return instruction if instruction.is_collective else None
         held = self._computations[instruction.called["to_apply"]].instructions.values()
         return next((inner for inner in held if inner.is_collective), None)
 
     def called(self, instruction: Instruction) -> list[Computation]:
-        """Those it is made of, as a fusion is, or applies to each element."""
+        """Returns the computations that it consists of, as a fusion does, or applies to each element."""
         names = (instruction.called.get(kind, "") for kind in ("calls", "to_apply"))
         return [self._computations[name] for name in names if name in self._computations]
 
@@ -268,7 +276,7 @@ class Program:
             if instruction.is_grouped_matmul and place == len(instruction.operands) - 1:
                 grouped_matmuls += 1
                 continue
-            is_cache = source.hbm_bytes >= cache_bytes and not instruction.stated_bytes  # or as large a stack of codes
+            is_cache = source.hbm_bytes >= cache_bytes and not instruction.stated_bytes  # or a stack of codes as large
             if instruction.opcode == "custom-call" and (is_cache or place in updated.values()):
                 is_attention = True
                 continue
@@ -278,7 +286,7 @@ class Program:
             others = (array for i, array in enumerate(instruction.results) if i not in updated)
             writes = sum(array.num_bytes for array in others if array.is_in_hbm and array.num_bytes < cache_bytes)
         if instruction.stated_bytes:
-            states = updated if instruction.is_delta_rule else {}  # a step's share of them is stated, wherever they are
+            states = updated if instruction.is_delta_rule else {}  # a step's share of states is stated, wherever it is
             stated = instruction.stated_bytes - self._in_vmem(instruction, computation, states) - writes
             reads = max(stated, 0) if instruction.is_delta_rule else min(reads, max(stated, 0))
         return Traffic(
@@ -296,7 +304,7 @@ class Program:
         )
 
     def _in_vmem(self, instruction: Instruction, computation: Computation, but: Mapping[int, int]) -> int:
-        """Bytes of its operands and results, but of those results, which are those operands."""
+        """Returns the VMEM bytes of its operands and results, except the pairs of results and operands in `but`."""
         found, left_out = computation.instructions, but.values()
         arrays = [array for place, array in enumerate(instruction.results) if place not in but]
         for place, name in enumerate(instruction.operands):
@@ -305,8 +313,8 @@ class Program:
         return sum(array.num_bytes for array in arrays if not array.is_in_hbm)
 
     def _taken(self, instruction: Instruction, place: int, full: int) -> int:
-        """How many bytes an instruction reads of the operand at `place`."""
-        if instruction.opcode == "slice-start":  # its results: the operand, the slice, a flag
+        """Returns how many bytes an instruction reads of the operand at `place`."""
+        if instruction.opcode == "slice-start":  # its results are the operand, the slice and a flag
             return instruction.results[1].num_bytes
         if instruction.opcode in _SLICES:
             return instruction.result_bytes if place == 0 else full
@@ -323,7 +331,7 @@ class Program:
         total = 0
         for user in computation.users(name):
             is_passed_on = user.opcode in ("copy", "fusion") and user.result_bytes == full
-            if user.opcode in _VIEWS or is_passed_on:  # inside a fusion, what nothing takes is not computed
+            if user.opcode in _VIEWS or is_passed_on:  # inside a fusion, unused values are not computed
                 total += self._taken_inside(computation, user.name, full)
             else:
                 total += sum(self._taken(user, i, full) for i, operand in enumerate(user.operands) if operand == name)
@@ -356,7 +364,7 @@ class Program:
         return self._root_written(inner, inner.root) if inner is not None else root.result_bytes
 
     def trips(self, loop: Instruction) -> int:
-        """From the condition `i < n` that a scan or a counted loop has; 1 where it depends on data."""
+        """Returns a loop's trip count from the condition `i < n` of a scan or counted loop; 1 if it depends on data."""
         condition = self._computations[loop.called["condition"]]
         for instruction in condition.instructions.values():
             if instruction.opcode == "constant" and instruction.result_bytes == 4:
@@ -402,7 +410,7 @@ def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
 
 
 def _number(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """0 where it is not found."""
+    """Returns the number that the pattern finds, or 0."""
     found = pattern.search(text, start)
     return 0 if found is None else int(found[1])
 
@@ -428,7 +436,7 @@ def _branches(instruction: Instruction) -> list[str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that opens at or after `start` closes."""
+    """Returns the index where the first parenthesis from `start` on closes."""
     depth = 0
     for place in range(start, len(text)):
         if text[place] == "(":

@@ -1,4 +1,4 @@
-"""A model laid out on a slice: split, sized, with its pages, and ready to be compiled."""
+"""Lays a model out on a slice: splits and sizes it, gives it pages, and prepares it for compiling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.engine.sharded_linears import prepare_for_tpu
 class Layout:
     deployment: Deployment
     chip: Chip
-    num_devices: int  # of the slice
+    num_devices: int  # in the slice
     spec: CacheSpec
     geometry: Geometry
     weight_bytes: int  # on each device
@@ -36,11 +36,11 @@ class Layout:
 
 
 def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
-    """Nothing is compiled yet, and no weights are there: this takes seconds.
+    """Lays a model out without compiling or loading weights; this takes seconds.
 
     Raises:
-        ConfigError: libtpu is missing, the topology is unknown, the model cannot be split so over the devices of one
-            host, or weights and pages do not fit.
+        ConfigError: libtpu is missing, the topology is unknown, the model cannot be split this way over one host's
+            devices, or weights and pages do not fit.
     """
     chip, devices = chip_of(topology), devices_of(topology)
     _check_hosts(config, chip, topology, len(devices))
@@ -51,7 +51,7 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
     weight_bytes = held_bytes(deployment.model, placement)
     abstract = abstract_model(deployment.model, placement, stacked=attention.is_stacked)
     unpadded_bytes = device_bytes(abstract)
-    abstract = prepare_for_tpu(abstract, placement)  # which changes it
+    abstract = prepare_for_tpu(abstract, placement)  # modifies it
     lane_padding_bytes = device_bytes(abstract) - unpadded_bytes
     free = chip.hbm_bytes - weight_bytes - lane_padding_bytes
     if free < deployment.sampling_bytes + 2 * deployment.page_bytes:

@@ -1,8 +1,8 @@
 """How long the collectives of a compiled step take, and how long it waits for them, from the order of its HLO.
 
-Links carry one collective after the other. One that is not of a pair of start and done is waited for; of a pair, what
-runs between them takes from the wait as many cycles as the compiler expects of it, so nothing is hidden by kernels, of
-which it expects none. Bytes travel around a ring, both ways at once, as in `roofline.py`.
+Links carry one collective after another. A collective that is not a pair of start and done is waited for in full. For a
+pair, the expected cycles of what runs between start and done reduce the wait; kernels have no estimate, so they hide
+nothing. Bytes travel around a ring, both ways at once, as in `roofline.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from penstock.engine.planning.roofline import all_reduce_s
 
 @dataclass(frozen=True, slots=True)
 class LinkTime:
-    """Of one run, in seconds."""
+    """Link times of one run."""
 
     seconds: float  # of all collectives
-    waited_s: float  # of which nothing else was computed
+    waited_s: float  # part of it in which nothing else was computed
 
     @property
     def hidden_share(self) -> float:
@@ -27,7 +27,7 @@ class LinkTime:
 
 
 def link_time(program: Program, computation: Computation, chip: Chip, num_devices: int) -> LinkTime:
-    """Of `computation` with the loops in it; all of its collectives are of `num_devices`. Branches are left out."""
+    """Returns the link time of `computation` with its loops, for collectives over `num_devices`; skips branches."""
     schedule = _Schedule(program, chip, num_devices)
     schedule.run(computation)
     return LinkTime(schedule.links_s, schedule.waited_s)
@@ -40,7 +40,7 @@ class _Schedule:
         self.links_s = self.waited_s = 0.0
         self._program, self._chip, self._num_devices = program, chip, num_devices
         self._now_s = self._links_free_s = 0.0
-        self._ends_s: dict[str, float] = {}  # of collectives that travel, by the names of their starts
+        self._ends_s: dict[str, float] = {}  # of collectives in flight, by the names of their starts
 
     def run(self, computation: Computation) -> None:
         for instruction in computation.instructions.values():
@@ -75,7 +75,10 @@ class _Schedule:
         self.waited_s += wait_s
 
     def _seconds(self, collective: Instruction) -> float:
-        """An all-reduce is a reduce-scatter and an all-gather; nothing else takes longer than one of these."""
+        """Returns the seconds of a collective.
+
+        An all-reduce is a reduce-scatter and an all-gather; nothing else takes longer than one of these.
+        """
         kind, num_bytes = collective.opcode.removesuffix("-start"), collective.results[-1].num_bytes
         if kind == "reduce-scatter":  # its result is a device's share
             num_bytes *= self._num_devices

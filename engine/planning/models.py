@@ -1,4 +1,4 @@
-"""The model that a plan is made for: a preset's name, a checkpoint's folder or file, or a config.json alone."""
+"""The model to plan for: a preset's name, a checkpoint's folder or file, or a config.json alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from penstock.engine.planning.presets import PRESETS, preset
 
 
 def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> ModelConfig:
-    """Weights need not be there, not even for a folder; where they are, their headers say which are quantized.
+    """Returns the configuration of the model to plan for.
+
+    Weights need not be there, not even in a folder; if they are, their headers say which are quantized.
 
     Raises:
         ConfigError: there is no such preset, folder or file, or the model is not supported.

@@ -1,4 +1,4 @@
-"""What a model would be on a slice of TPUs: compiled for it bucket by bucket, with no TPU and no weights."""
+"""Plans a model for a slice of TPUs: compiles it bucket by bucket, without a TPU and without weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.engine.stats import ReportProgress
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Numbers are per device unless they say otherwise."""
+    """The plan of a model. Numbers are per device unless they say otherwise."""
 
     topology: str
     tensor: int
@@ -40,26 +40,26 @@ class Plan:
     kind_bytes: tuple[int, ...]  # of a page of each kind
     needs: PageNeeds  # of a sequence, in pages
     pages: Amount  # of each kind, page 0 included
-    most_pages: Amount  # that all sequences together could fill
+    most_pages: Amount  # most that all sequences together could fill
     max_model_len: int
     cache_bytes: int
-    num_states: int  # slots for states, slot 0 included; 0 where no layer keeps any
-    slot_bytes: int  # of one of them
-    state_interval: int  # pages, at whose end the prefix cache keeps one
+    num_states: int  # state slots, slot 0 included; 0 if no layer keeps states
+    slot_bytes: int  # per state slot
+    state_interval: int  # pages between states that the prefix cache keeps
     weight_bytes: int
-    lane_padding_bytes: int  # beside them, of weights whose rows are no whole tiles
-    vocab_padding_bytes: int  # of them, where the devices do not divide the vocabulary
-    sampling_bytes: int  # what sampling remembers of each batch slot
+    lane_padding_bytes: int  # on top, for weights whose rows are not whole tiles
+    vocab_padding_bytes: int  # part of the weights, if the devices do not divide the vocabulary
+    sampling_bytes: int  # sampling state of all batch slots
     buckets: tuple[Bucket, ...]
-    compile_s: float  # until all of them were there
+    compile_s: float  # until all of them were compiled
     decode: tuple[Step, ...]  # greedy
     decode_filtered: tuple[Step, ...]  # with temperature and all filters
-    decode_all_options: tuple[Step, ...]  # with penalties, biases, masks, drafts and log-probabilities as well
+    decode_all_options: tuple[Step, ...]  # also with penalties, biases, masks, drafts and log-probabilities
     prefill: Step
 
     @property
     def temporary_bytes(self) -> int:
-        """Of the function that needs the most beside its arguments."""
+        """Most bytes that any function needs besides its arguments."""
         return max((bucket.step_bytes for bucket in self.buckets), default=0)
 
     @property
@@ -81,24 +81,22 @@ class Plan:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page of each kind together."""
+        """Bytes of one page of every kind together."""
         return sum(self.kind_bytes)
 
     @property
     def num_pages(self) -> int:
-        """Of all kinds together, each with a page 0."""
+        """Number of pages of all kinds together, each with a page 0."""
         return self.pages.total
 
     @property
     def max_pages(self) -> int:
-        """That all sequences together could fill, of all kinds."""
+        """Most pages that all sequences together could fill, of all kinds."""
         return self.most_pages.total
 
     @property
     def spare_pages(self) -> int:
-        """That `num_pages` could ask for beside those there are, and sequences could use: of one kind, where there are
-        no others.
-        """
+        """Additional pages that `num_pages` could ask for and sequences could use, if there is only one kind."""
         if len(self.kind_bytes) > 1:
             return 0
         return max(0, min(self.spare_bytes // self.page_bytes, self.max_pages - self.num_pages))
@@ -109,22 +107,23 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """That the pages of one replica hold together, while no window has passed any; of kinds of pages that windows
-        bound there need not be as many.
+        """Tokens that the pages of one replica hold together while no window has moved past any.
+
+        Kinds of pages that windows bound need not hold as many.
         """
         return self.needs.spans(self.usable_pages) * self.page_size
 
     def sequence_bytes(self, num_tokens: int) -> int:
-        """Of the pages that a decoding sequence of so many tokens holds, where windows have passed the others."""
+        """Returns the page bytes of a decoding sequence of `num_tokens`, without pages that windows have moved past."""
         return sum(map(mul, self.needs.held(num_tokens, 1).counts, self.kind_bytes))
 
     def num_sequences(self, num_tokens: int) -> int:
-        """Of that length, whose pages are there at once."""
+        """Returns the number of sequences of that length whose pages fit at once."""
         return self.needs.sequences(self.usable_pages, num_tokens)
 
     @property
     def cache_is_aliased(self) -> bool:
-        """In every step, and copied in none."""
+        """Whether every step aliases the cache and none copies it."""
         steps = [bucket for bucket in self.buckets if bucket.kind in WRITING]
         kept = self.cache_bytes + self.state_bytes
         return all(b.aliased_bytes >= kept and b.traffic.cache_copies == 0 for b in steps)
@@ -142,9 +141,9 @@ def plan(
 ) -> Plan:
     """Compiles every bucket of `config` for `topology`, and estimates what a step costs.
 
-    `context` is the length of the sequences in the estimates. `only` restricts the sizes that
-    are compiled, of tokens and of rows; what estimates need of others is then missing. With several
-    `processes` they compile side by side; each is started anew and imports the caller's main module.
+    `context` is the length of the sequences in the estimates. `only` restricts the compiled sizes, of tokens and of
+    rows; estimates that need others are then missing. With several `processes`, functions compile in parallel; each
+    process is started anew and imports the caller's main module.
 
     Raises:
         ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`
@@ -219,7 +218,7 @@ def _check_fit(made: Plan) -> None:
 
 
 def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -> list[tuple[str, int]]:
-    """What a worker compiles when it starts."""
+    """Returns the functions that a worker compiles when it starts."""
     sizes = [
         ("backbone", geometry.token_buckets),
         ("head", geometry.row_buckets),
@@ -230,14 +229,14 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
 
 
 class _Estimates:
-    """Decode steps of batches whose pages are there at once."""
+    """Estimates of steps whose pages fit at once."""
 
     def __init__(self, deployment: Deployment, chip: Chip, layout: Layout, buckets: tuple[Bucket, ...]) -> None:
         self._deployment, self._chip, self._layout = deployment, chip, layout
         self._found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
 
     def decode(self, context: int, *, filtered: bool = False, all_options: bool = False) -> tuple[Step, ...]:
-        """By what rows ask for: nothing, filters, or every option."""
+        """Estimates decode steps in which rows ask for nothing, for filters, or for every option."""
         fitting = self._deployment.needs.sequences(usable(self._layout.spec), context + 1)
         most = min(self._deployment.config.max_num_seqs, fitting)
         steps = []
@@ -253,14 +252,14 @@ class _Estimates:
         return tuple(steps)
 
     def prefill(self) -> Step:
-        """Of a prompt that fills the largest step."""
+        """Estimates the step of a prompt that fills the largest bucket."""
         num_tokens = max(self._layout.geometry.token_buckets)
         backbone, head = self._found.get(("backbone", num_tokens)), self._least("head", 1)
         programs = () if backbone is None or head is None else (backbone.traffic, head.traffic)
         return prefill_step(self._deployment, self._chip, num_tokens, programs, _waited_s(backbone))
 
     def _least(self, kind: str, rows: int) -> Bucket | None:
-        """The smallest that has so many rows."""
+        """Returns the smallest bucket with at least `rows` rows, or None."""
         sizes = [size for of, size in self._found if of == kind and size >= rows]
         return self._found[kind, min(sizes)] if sizes else None
 

@@ -1,13 +1,13 @@
-"""How long steps of a planned replica take, from what the compiler made of them. Nothing here was measured.
+"""How long steps of a planned replica take, from the compiler's output. Nothing here was measured.
 
-A step padded to its bucket takes the longer of its roofline and of the cycles that the compiler expects, with kernels,
-and then its collectives, as `roofline.py` has it:
+A step padded to its bucket takes the longer of its roofline and of the compiler's expected cycles with kernels,
+followed by its collectives, as in `roofline.py`:
 
 - Bytes: those of the bucket's backbone and head, counted from their HLO; the pages that kernels move, for the contexts
-  that rows have; the experts of a grouped matmul. A chunk of a prompt reads its context once, and writes its tokens.
-  Where the compiler cannot print a program, its weights once stand for the HLO.
-  Rows are sampled with temperature and filters, as most checkpoints ask for; those of a loop of steps are counted
-  as greedy ones, but for what devices tell each other.
+  of the rows; the experts of a grouped matmul. A chunk of a prompt reads its context once, and writes its tokens. If
+  the compiler cannot print a program, reading its weights once stands for the HLO. Rows are sampled with temperature
+  and filters, as most checkpoints recommend. Rows in a loop of steps count as greedy ones, except for their exchange
+  between devices.
 - Cycles: those of the same programs.
 - FLOPs: of all tokens and rows of the buckets, padding included, and of the keys that the real tokens see.
 
@@ -45,14 +45,14 @@ from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 
 HOST_STEP_S, HOST_ROW_S = 60e-6, 6e-6
-"""Of the host, for a step and for each of its rows; half of it before the dispatch, half with the results."""
+"""Host time for a step and for each of its rows; half of it before the dispatch, half with the results."""
 
 
 class PlannedSteps:
     """The `StepTiming` of one replica."""
 
     def __init__(self, plan: Plan, deployment: Deployment) -> None:
-        """`deployment` is what `plan` was made of, with all of its buckets."""
+        """Prepares the timing; `deployment` is what `plan` was made from, with all of its buckets."""
         self.geometry: Geometry = deployment.geometry(plan.max_model_len)
         self._deployment, self._chip, self._loop_steps = deployment, plan.chip, plan.decode_steps
         self._model, self._devices = deployment.model, plan.tensor * plan.expert
@@ -61,7 +61,7 @@ class PlannedSteps:
             for bucket in plan.buckets
         }
         self._links = {(bucket.kind, bucket.size): bucket.links for bucket in plan.buckets}
-        self._features: Counter[int | None] = Counter()  # of all heads of all layers, by the layers' windows
+        self._features: Counter[int | None] = Counter()  # of all layers' heads, by the layers' windows
         for attention in self._model.attentions:
             self._features[attention.sliding_window] += attention.num_mixed
         self._token_bytes = kv_token_bytes(self._model, deployment.kv_dtype) // self._devices
@@ -74,7 +74,7 @@ class PlannedSteps:
     def step_s(self, shape: StepShape) -> float:
         num_rows = self.geometry.row_bucket(shape.num_sampled) if shape.num_sampled else 0
         num_tokens = num_rows if shape.num_steps > 1 else self.geometry.token_bucket(shape.num_tokens)
-        later = shape.num_steps // 2  # half-way through them, contexts are as much longer
+        later = shape.num_steps // 2  # half-way through the steps, contexts are longer by this
         is_loop = shape.num_steps > 1
         pages = sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
         attention = Load(pages, self._key_flops * sum(self._mean_keys(start + later, n) for start, n in shape.chunks))
@@ -91,7 +91,7 @@ class PlannedSteps:
         return shape.num_steps * work.time(self._chip).seconds
 
     def _waited_s(self, num_tokens: int, is_loop: bool) -> float:
-        """For collectives of a step; for all that they carry, where the program is not known."""
+        """Returns the wait for a step's collectives; their full time if the program is not known."""
         found = self._links.get(("loop" if is_loop else "backbone", num_tokens))
         if found is None:
             return collective_s(self._model, num_tokens, self._devices, self._chip)
@@ -104,7 +104,7 @@ class PlannedSteps:
         return 0.5 * (HOST_STEP_S + HOST_ROW_S * len(shape.chunks)) * shape.num_steps
 
     def pace(self, config: EngineConfig) -> Pace:
-        """What the warm-up of such a replica would find."""
+        """Returns what the warm-up of such a replica would find."""
         geometry = self.geometry
         prompt_s = {size: self.step_s(StepShape(((0, size),), 1)) for size in geometry.token_buckets}
         decode_s = {size: self.step_s(StepShape(((1, 1),) * size, size)) for size in geometry.row_buckets}
@@ -123,7 +123,7 @@ class PlannedSteps:
         return Programs.of([self._traffic[size] for size in sizes], weight_bytes)
 
     def _expert_load(self, size: int, num_tokens: int, is_loop: bool) -> Load:
-        """Of so many tokens in a step of `size`."""
+        """Returns the expert load of `num_tokens` tokens in a step of `size`."""
         traffic = self._traffic["loop" if is_loop else "backbone", size]
         return expert_load(self._deployment, num_tokens, traffic, self._loop_steps if is_loop else 1)
 
@@ -131,13 +131,15 @@ class PlannedSteps:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices
 
     def _mean_keys(self, start: int, count: int) -> float:
-        """By the tokens of a chunk, themselves included; the mean over the features of all layers' heads."""
+        """Returns the keys that a chunk's tokens see, themselves included, averaged over the features of all layers'
+        heads.
+        """
         total = sum(features * keys_seen(window, start, count) for window, features in self._features.items())
         return total / self._features.total()
 
 
 def planned_replicas(plan: Plan, model: ModelConfig, config: EngineConfig, slices: int = 1) -> list[Replica]:
-    """Those of so many slices of `plan`, which was made of this model and these settings."""
+    """Returns the replicas of `slices` slices of `plan`, which was made from this model and these settings."""
     deployment = deploy(config, model, devices_of(plan.topology))
     timing = PlannedSteps(plan, deployment)
     pace = timing.pace(config)
@@ -166,8 +168,8 @@ def _replica(plan: Plan, deployment: Deployment, timing: PlannedSteps, pace: Pac
 
 
 def keys_seen(window: int | None, start: int, count: int) -> int:
-    """Of tokens `[start, start + count)`, in a layer with that window."""
+    """Returns the keys seen by tokens `[start, start + count)` in a layer with that window."""
     if window is None:
         return count * start + count * (count + 1) // 2
-    short = min(count, max(0, window - start))  # those that see less than the window has
+    short = min(count, max(0, window - start))  # tokens that see less than a full window
     return short * start + short * (short + 1) // 2 + (count - short) * window

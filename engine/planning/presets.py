@@ -1,13 +1,16 @@
 """Geometries of well-known models, for planning without a checkpoint.
 
-From the config.json of each as its authors published it: of Qwen3, Qwen3-30B-A3B (Qwen), Llama-3.1-8B and
-Llama-3.3-70B-Instruct (meta-llama), Mixtral-8x7B-v0.1 (mistralai), gemma-3-27b-it (google; its `text_config`, what it
-leaves out being what `transformers` has for it), gpt-oss-20b and gpt-oss-120b (openai, with experts in mxfp4). Of
-Qwen3.6 (Qwen; the text part, which is all that is served) from the model cards, and what these leave out, such as the
-convolution's width and norms, from what `transformers` has for `qwen3_5_text` and `qwen3_5_moe_text`. Those of
+Most are from the config.json that the authors published: Qwen3, Qwen3-30B-A3B (Qwen), Llama-3.1-8B and
+Llama-3.3-70B-Instruct (meta-llama), Mixtral-8x7B-v0.1 (mistralai), gemma-3-27b-it (google; its `text_config`, with
+defaults from `transformers`), gpt-oss-20b and gpt-oss-120b (openai, with experts in mxfp4).
+
+Qwen3.6 (Qwen; the text part, which is all that is served) is from the model cards. What these leave out, such as the
+convolution's width and norms, is from `transformers`' `qwen3_5_text` and `qwen3_5_moe_text`.
+
 gemma-4-31B and gemma-4-26B-A4B (google; `text_config`) are as several public projects quote them, since neither was at
-hand; ropes, and all that they do not quote, are what `transformers` has. A test holds the numbers of parameters that
-follow from them to those published.
+hand. Ropes, and everything else that those do not quote, are from `transformers`.
+
+A test compares the resulting numbers of parameters with the published ones.
 """
 
 from __future__ import annotations
@@ -147,15 +150,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpt-oss-120b": _gpt_oss(36, 128),
     }
 )
-"""Fields of config.json by the model's name."""
+"""Fields of config.json by model name."""
 
 
 def preset(name: str, dtype: str = "bfloat16", weights: str = "auto") -> ModelConfig | None:
-    """The geometry of that name, whatever its case, with weights as published, or quantized as the setting `weights`
-    says; None if there is no such preset.
+    """Returns the preset with that name, ignoring case, or None if there is none.
+
+    Its weights are as published, or quantized as the setting `weights` says.
 
     Raises:
-        ConfigError: `weights` is for a model that is published quantized.
+        ConfigError: `weights` is set for a model that is published quantized.
     """
     for known, fields in PRESETS.items():
         if known.lower() == name.lower():

@@ -19,12 +19,12 @@ from penstock.engine.stats import worth_trying
 
 @dataclass(slots=True)
 class Served:
-    """What became of one request. Seconds of the virtual clock."""
+    """What became of one request, in seconds of the virtual clock."""
 
     request: TracedRequest
     number: int  # among all requests
-    stamps_s: array[float] = field(default_factory=lambda: array("d"))  # when each token was there
-    num_cached: int = 0  # tokens of the prompt that the prefix cache saved
+    stamps_s: array[float] = field(default_factory=lambda: array("d"))  # when each token came
+    num_cached: int = 0  # prompt tokens that the prefix cache saved
 
     @property
     def is_complete(self) -> bool:
@@ -42,22 +42,26 @@ class _InFlight(NamedTuple):
 
 
 class Replica:
-    """Plays `Engine.step` and the loop around it: a step is dispatched while the one before it runs, and planned as
-    late as `StepClock` says; then the results of that one are committed.
+    """Simulates `Engine.step` and the loop around it.
 
-    A turn is two events, as others of a fleet may come in between: `begin` plans and dispatches, `commit` is when the
-    results of the step before have become outputs.
+    A step is dispatched while the one before it runs, and planned as late as `StepClock` says; then the results of the
+    step before are committed.
+
+    A turn is two events, because other replicas' events may come in between: `begin` plans and dispatches, `commit` is
+    when the results of the step before have become outputs.
     """
 
     def __init__(
         self, scheduler: Scheduler, pace: Pace, timing: StepTiming, max_num_seqs: int, *, takes_all: bool = False
     ) -> None:
-        """With `takes_all` whatever comes waits in the engine; else it takes what can run, as a worker does."""
+        """Starts an idle replica. With `takes_all`, every request waits in the engine; otherwise it takes what can run,
+        as a worker does.
+        """
         self.scheduler = scheduler
         self.now_s = 0.0
-        self.busy_s = 0.0  # that the device computed
-        self.num_steps = 0  # of the device: a dispatch may hold several
-        self.num_rows = 0  # of those steps together: sequences that were computed in them
+        self.busy_s = 0.0  # the device's computing time
+        self.num_steps = 0  # the device's steps: a dispatch may hold several
+        self.num_rows = 0  # sequences computed in all those steps together
         self.served: list[Served] = []
         self._pace, self._timing, self._max_num_seqs, self._takes_all = pace, timing, max_num_seqs, takes_all
         self._clock = StepClock(lambda: self.now_s)
@@ -74,7 +78,7 @@ class Replica:
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes one more request, as `EngineDriver.spare` says it."""
+        """Whether it takes one more request, by the rule of `EngineDriver.spare`."""
         free = self._max_num_seqs - len(self._active)
         return self._takes_all or worth_trying(self._num_waiting, self._num_pages, free) > 0
 
@@ -85,10 +89,10 @@ class Replica:
         self._active[sequence] = served
         self.served.append(served)
         self.scheduler.add(sequence)
-        self._num_waiting += self._num_waiting > 0  # one at a time, while another waits
+        self._num_waiting += self._num_waiting > 0  # one at a time while another waits
 
     def begin(self, now_s: float) -> float:
-        """Plans and dispatches a step. Returns when the outputs of the one before it will be there."""
+        """Plans and dispatches a step. Returns when the outputs of the step before will be ready."""
         self.now_s = now_s
         self._clock.begin(is_idle=self._in_flight is None)
         plan = self.scheduler.plan(self._pace)
@@ -104,7 +108,9 @@ class Replica:
         return self.now_s
 
     def commit(self) -> float:
-        """The results become outputs. Returns when the next turn begins, if there is work and none comes first."""
+        """Turns the results into outputs. Returns when the next turn begins, if there is work and no request comes
+        first.
+        """
         ending, self._ending = self._ending, None
         if ending is not None:
             for step in range(ending.shape.num_steps):

@@ -12,7 +12,7 @@ from penstock.engine.planning.roofline import Step
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """What `penstock plan --json` prints. Sizes in bytes and times in seconds, per device; rates per replica."""
+    """Returns what `penstock plan --json` prints: sizes in bytes and times in seconds per device, rates per replica."""
     return {
         "topology": plan.topology,
         "tensor_parallel": plan.tensor,

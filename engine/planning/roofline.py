@@ -1,35 +1,34 @@
-"""What a step takes: bytes over bandwidth, matmuls over peak, the compiler's cycles, and links between devices.
+"""How long a step takes: bytes over bandwidth, matmuls over peak, the compiler's cycles, and links between devices.
 
-Formulas, so that they can be checked by hand, per device, with n devices of one replica:
+The formulas can be checked by hand. They are per device, with n devices of one replica:
 
-- Weights that a step reads: all that a device holds once, but of an embedding that is not tied to the head only a row
-  per token. Quantized ones count the bytes of their codes, scales and zeros; what n does not divide, such as a router,
-  counts whole on each device. The head has as many rows as tokens, and where n does not divide those, as many as make
-  each share a multiple of 128. Of E experts, of which a token chooses k, a step of t tokens reads
-  E (1 - (1 - k / E)^t): as many different ones as are to be expected where the router prefers none.
+- Weights that a step reads: all that a device holds once, except that an embedding not tied to the head counts one row
+  per token. Quantized weights count the bytes of their codes, scales and zeros. Weights that n does not divide, such as
+  a router, count whole on each device. The head has as many rows as tokens, padded if necessary so that each share is a
+  multiple of 128. With E experts, of which a token chooses k, a step of t tokens reads E (1 - (1 - k / E)^t) of them:
+  the expected number of distinct ones if the router prefers none.
 - KV of a token: layers x KV heads x 2 x (head_dim x bytes of an element, and 4 for the scale of 8-bit ones) / n, each
-  layer with its own. A layer with a window reads no more tokens of a sequence than it has. One that has no keys and
-  values of its own reads those of another, and writes none.
-- States of layers that keep such are read once and written once in a decode step; a prompt's are written.
-- FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled
-  rows; of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
-- An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops; there
-  are two per layer, of tokens x hidden x bytes of an element, and one behind the embedding. Where the compiler prints
-  the program, collectives are its own, and those that travel while others are computed count as long as they are
-  waited for (`links.py`).
-- Logits of r rows and v tokens: greedy rows gather three words of each device, n - 1 hops each time. Others are
-  exchanged around the ring, both ways at once: a quarter of what gathering would take, 4 r v / 4 bytes over two links;
-  and then their tokens are gathered.
-- At the roofline a step takes the longer of bytes / bandwidth and FLOPs / peak, of all it moves and computes.
-- Beside it stands what the compiler expects: cycles / clock of all that XLA made of the step, which have the time that
-  it waits for memory in them, and kernels, which have no cycles and run between XLA's fusions. Each kind of kernel
-  takes the longer of bytes / bandwidth and FLOPs / peak: of attention the pages that it reads and writes, and the FLOPs
-  above; of grouped matmuls the experts that have rows, and 2 x tokens x k x parameters of an expert / n; of others the
-  bytes that they move and the FLOPs that they state.
-- A step takes the longer of the roofline and of cycles / clock + kernels, and then the collectives, which wait for it.
-  Both have the whole step in them, so they are not added. A copy that runs beside other work, such as a prefetch into
-  VMEM, has no cycles, and counts at the roofline. Where the compiler cannot print a program, or wrote no cycles, the
-  roofline is all there is.
+  layer with its own values. A layer with a window reads at most that many tokens of a sequence. A layer without keys
+  and values of its own reads those of another, and writes none.
+- States of layers that keep them are read once and written once in a decode step; a prompt's are written.
+- FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled rows;
+  of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
+- An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops. There
+  are two per layer, of tokens x hidden x bytes of an element, and one after the embedding. If the compiler prints the
+  program, its own collectives count, and those that overlap with compute count only the wait for them (`links.py`).
+- Logits of r rows and v tokens: for greedy rows, each device's three words are gathered, n - 1 hops each time. Other
+  rows are exchanged around the ring, both ways at once: a quarter of what gathering would take, 4 r v / 4 bytes over
+  two links; then their tokens are gathered.
+- At the roofline a step takes the longer of bytes / bandwidth and FLOPs / peak, over everything it moves and computes.
+- The second estimate is the compiler's: cycles / clock of all XLA code in the step, waiting for memory included, plus
+  kernels, which have no cycles and run between XLA's fusions. Each kind of kernel takes the longer of bytes / bandwidth
+  and FLOPs / peak. Attention has the pages that it reads and writes, and the FLOPs above. Grouped matmuls have the
+  experts that have rows, and 2 x tokens x k x parameters of an expert / n. Others have the bytes that they move and the
+  FLOPs that they state.
+- A step takes the longer of the roofline and of cycles / clock + kernels, followed by the collectives, which wait for
+  it. Both estimates cover the whole step, so they are not added. A copy that runs next to other work, such as a
+  prefetch into VMEM, has no cycles and counts at the roofline. If the compiler cannot print a program, or wrote no
+  cycles, only the roofline counts.
 """
 
 from __future__ import annotations
@@ -54,24 +53,24 @@ from penstock.engine.scheduling.amounts import Amount
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of kernels of one kind in a step, on each device."""
+    """Work of the kernels of one kind in a step, on each device."""
 
     num_bytes: float = 0.0  # to and from HBM
     flops: float = 0.0
 
     def seconds(self, chip: Chip) -> float:
-        """At the roofline."""
+        """Returns the time at the roofline."""
         return max(self.num_bytes / chip.hbm_bytes_per_s, self.flops / chip.bf16_flops_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What a step takes, in seconds."""
+    """The parts of a step's time, in seconds."""
 
     memory_s: float  # of all bytes
     compute_s: float  # of all FLOPs
-    xla_s: float  # of all but kernels and collectives, as the compiler expects; 0: it does not say
-    kernels_s: float  # beside `xla_s`, and 0 where that is
+    xla_s: float  # of all but kernels and collectives, as the compiler expects; 0: unknown
+    kernels_s: float  # on top of `xla_s`; 0 if that is 0
     collective_s: float
 
     @property
@@ -81,16 +80,17 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Those of one step, on each device, as their HLO has them: without pages, attention's FLOPs, and experts."""
+    """The programs of one step, on each device, by their HLO: without pages, attention's FLOPs, and experts."""
 
     num_bytes: float  # to and from HBM
-    cycles: float  # of what XLA made; 0: they are not known of all programs
+    cycles: float  # of XLA's code; 0: not known for all programs
     kernels: Load
 
     @classmethod
     def of(cls, programs: Sequence[Traffic], weight_bytes: int, num_steps: int = 1) -> Programs:
-        """`weight_bytes`, what a step reads of the weights, stand for programs that the compiler could not print;
-        `num_steps` run in one dispatch of them.
+        """Sums up the programs of a dispatch of `num_steps` steps.
+
+        `weight_bytes`, what a step reads of the weights, replaces programs that the compiler could not print.
         """
         is_counted = bool(programs) and all(program.hbm_bytes for program in programs)
         if not is_counted:
@@ -107,11 +107,11 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Of one step, on each device."""
+    """The work of one step, on each device."""
 
     programs: Programs
     attention: Load  # of pages
-    experts: Load  # of grouped matmuls, those that have rows
+    experts: Load  # of grouped matmuls, for experts that have rows
     flops: float  # of all matmuls, attention's and experts' included
     collective_s: float
 
@@ -132,12 +132,12 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Per device."""
+    """A step's figures, per device."""
 
     num_tokens: int
     context: int
-    ideal_bytes: int  # weights once, live KV once, new KV once, states there and back
-    counted_bytes: int  # from the compiled HLO, with the pages and experts that kernels move
+    ideal_bytes: int  # weights once, live KV once, new KV once, states read and written
+    counted_bytes: int  # from the compiled HLO, plus pages and experts that kernels move
     flops: float
     time: StepTime
 
@@ -151,7 +151,7 @@ class Step:
 
     @property
     def overhead(self) -> float:
-        """Bytes counted over the ideal."""
+        """Counted bytes over ideal bytes."""
         return self.counted_bytes / self.ideal_bytes
 
 
@@ -166,8 +166,10 @@ def decode_step(
     is_drawn: bool = False,
     waited_s: float | None = None,
 ) -> Step:
-    """`batch` sequences of `context` tokens each make one token more: with temperature or other options where it
-    `is_drawn`, else greedily. `waited_s` is what the backbone waits for links; None: for all that they carry.
+    """Estimates a step in which `batch` sequences of `context` tokens each generate one token.
+
+    If it `is_drawn`, rows use temperature or other options; otherwise they are greedy. `waited_s` is how long the
+    backbone waits for links; None: the full time of what they carry.
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
@@ -192,8 +194,9 @@ def prefill_step(
     programs: Sequence[Traffic] = (),
     waited_s: float | None = None,
 ) -> Step:
-    """One prompt of `num_tokens` in one step: the time to its first token, with nothing else to do. `programs` are the
-    backbone and the head, where they were compiled; `waited_s` as in `decode_step`.
+    """Estimates one prompt of `num_tokens` in one step: the time to its first token on an idle engine.
+
+    `programs` are the backbone and the head, if they were compiled; `waited_s` is that of `decode_step`.
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, num_tokens, deployment.placement)
@@ -215,7 +218,9 @@ def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes
 
 
 def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> Load:
-    """Of the grouped matmuls of a step of so many tokens. `num_steps` run in one dispatch of `program`."""
+    """Returns the load of a step's grouped matmuls for `num_tokens`; `num_steps` steps run in one dispatch of
+    `program`.
+    """
     plain, quantized = program.grouped_matmuls // num_steps, program.quantized_grouped_matmuls // num_steps
     if not plain and not quantized:
         return Load()
@@ -227,12 +232,14 @@ def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_s
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
-    """Of one token in all layers that keep any, over all devices of a replica."""
+    """Returns the KV bytes of one token in all layers that keep any, over all devices of a replica."""
     return sum(_layer_bytes(attention, kv_dtype) for attention in model.kept)
 
 
 def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
-    """Of those of a sequence's tokens that its last one sees, in all layers, over all devices of a replica."""
+    """Returns the KV bytes of the tokens that a sequence's last token sees, in all layers, over all devices of a
+    replica.
+    """
     return sum(
         _layer_bytes(attention, kv_dtype) * min(num_tokens, attention.sliding_window or num_tokens)
         for attention in model.attentions
@@ -240,12 +247,14 @@ def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int
 
 
 def _layer_bytes(attention: AttentionConfig, kv_dtype: str) -> int:
-    """Of a token that a layer reads."""
+    """Returns the KV bytes of a token that a layer reads."""
     return 2 * attention.num_kv_heads * kv_head_bytes(attention.head_dim, kv_dtype)
 
 
 def kv_bytes_moved(deployment: Deployment, context: int) -> int:
-    """On each device, for a token that decodes behind `context` others: of whole rows of pages, as they are padded."""
+    """Returns the KV bytes that a token decoding after `context` others moves on each device, in whole padded page
+    rows.
+    """
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
     kinds = deployment.cache_spec(Amount((2,) * len(deployment.kind_bytes))).kinds
     groups = layer_groups(deployment.model)
@@ -264,27 +273,27 @@ def kv_bytes_moved(deployment: Deployment, context: int) -> int:
 
 
 def _pairs(num_tokens: int, window: int) -> int:
-    """Of a prompt's tokens with those that they see, themselves included."""
+    """Returns the number of pairs of a prompt's tokens with the tokens that they see, themselves included."""
     short = min(num_tokens, window)
     return short * (short + 1) // 2 + (num_tokens - short) * short
 
 
 def _mean_keys(model: ModelConfig, seen: Callable[[int], int]) -> int:
-    """Over the features of all layers' heads, of what is seen with a layer's window."""
+    """Returns the mean of the keys seen with each layer's window, weighted by the features of the layers' heads."""
     features = [attention.num_mixed for attention in model.attentions]
     counts = [seen(attention.sliding_window or sys.maxsize) for attention in model.attentions]
     return round(statistics.fmean(counts, features))
 
 
 def step_flops(model: ModelConfig, num_tokens: int, num_rows: int, num_keys_seen: int) -> float:
-    """Over all devices of a replica."""
+    """Returns the FLOPs over all devices of a replica."""
     matmuls = 2 * matmul_parameters(model, lambda mixture: mixture.num_chosen) * num_tokens
     head = 2 * model.vocab_rows * model.hidden_size * num_rows
     return float(matmuls + head) + attention_flops(model, num_keys_seen)
 
 
 def attention_flops(model: ModelConfig, num_keys_seen: float) -> float:
-    """Over all devices of a replica."""
+    """Returns the FLOPs over all devices of a replica."""
     return 4.0 * num_keys_seen * sum(attention.num_mixed for attention in model.attentions)
 
 
@@ -300,7 +309,7 @@ def all_reduce_s(num_bytes: int, devices: int, chip: Chip) -> float:
 
 
 def logits_s(model: ModelConfig, num_rows: int, devices: int, chip: Chip, *, is_drawn: bool = False) -> float:
-    """Of what devices tell each other of the logits of so many rows."""
+    """Returns the seconds that devices take to exchange the logits of `num_rows` rows."""
     if devices == 1:
         return 0.0
     word = (devices - 1) / devices * 4 * num_rows / (2 * chip.link_bytes_per_s) + (devices - 1) * chip.hop_s

@@ -1,7 +1,8 @@
-"""The functions of a plan, compiled in turn, or side by side in processes of their own.
+"""Compiles the functions of a plan in turn, or in parallel processes.
 
-Threads would share what a process has imported and traced, but libtpu has crashed where two of them compiled at once.
-A process lays the model out for itself, as abstract arrays and devices cannot be sent to it: that takes seconds.
+Threads would share what a process has imported and traced, but libtpu has crashed when two of them compiled at once.
+Each process lays the model out for itself, because abstract arrays and devices cannot be sent to it: that takes
+seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from penstock.engine.planning.layout import lay_out
 from penstock.engine.stats import ReportProgress
 
 Function = tuple[str, int]
-"""Kind and size."""
+"""Kind and size of a function."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """All that a layout follows from."""
+    """Everything that a layout depends on."""
 
     model: ModelConfig
     topology: str
@@ -36,7 +37,7 @@ class Source:
 def compiled_in_turn(
     compiler: Compiler, functions: Sequence[Function], progress: ReportProgress | None
 ) -> tuple[Bucket, ...]:
-    """Raises ConfigError if one does not fit the device's memory."""
+    """Compiles the functions one by one. Raises ConfigError if one does not fit the device's memory."""
     made: list[Bucket] = []
     for kind, size in functions:
         _report(progress, len(made), len(functions), (kind, size))
@@ -47,7 +48,9 @@ def compiled_in_turn(
 def compiled_by_processes(
     source: Source, functions: Sequence[Function], processes: int, progress: ReportProgress | None
 ) -> tuple[Bucket, ...]:
-    """By so many processes at most. What is done by the time that one fails, is kept if the config says so.
+    """Compiles the functions in at most `processes` processes.
+
+    If one fails, the others' results up to then are kept if the config says so.
 
     Raises:
         ConfigError: a function does not fit the device's memory.

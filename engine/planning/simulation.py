@@ -1,8 +1,8 @@
-"""A fleet on a virtual clock: requests come as a trace says, into one queue, and replicas take what they have room for.
+"""A fleet on a virtual clock: a trace's requests enter one queue, and replicas take what they have capacity for.
 
-Simulated are the scheduler, the pages with their prefix cache, and the order of steps. A request is with a replica as
-soon as that has room: Redis, tokenizers and the way of tokens to a client take no time. Who waits for requests is
-served in turn, as Redis serves readers that block.
+The simulation covers the scheduler, the pages with their prefix cache, and the order of steps. A replica gets a request
+as soon as it has capacity: Redis, tokenizers and sending tokens to clients take no time. Replicas that wait for
+requests are served in turn, as Redis serves blocking readers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REPORT_EVERY = 1000  # events
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of seconds; 0 of none."""
+    """Percentiles of seconds; 0 if there are no values."""
 
     p50: float
     p90: float
@@ -36,20 +36,21 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a fleet, or of one replica in it. Rates count from the first arrival of all to the last token of all.
+    """Figures of a fleet, or of one of its replicas. Rates are over the time from the first arrival of all to the last
+    token of all.
 
-    TTFT: from the arrival to the first token, the wait in the queue included. ITL: between two tokens of one request;
-    several of one dispatch come at once.
+    TTFT runs from the arrival to the first token, the wait in the queue included. ITL is the time between two tokens of
+    one request; the tokens of one dispatch come at once.
     """
 
     requests: int
     prompt_tokens: int
-    cached_tokens: int  # of the prompts, that the prefix cache saved
+    cached_tokens: int  # prompt tokens that the prefix cache saved
     output_tokens: int
     output_tokens_per_s: float
     ttft_s: Percentiles
     itl_s: Percentiles
-    utilisation: float  # part of the time that devices computed
+    utilisation: float  # share of the time that devices computed
     steps: int
     sequences_per_step: float
     preemptions: int
@@ -58,7 +59,7 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Simulated:
     seconds: float  # from the first arrival to the last token
-    longest_queue: int  # requests that waited for a replica with room, at once
+    longest_queue: int  # most requests that waited for a replica at once
     total: Figures
     replicas: tuple[Figures, ...]
 
@@ -67,7 +68,7 @@ def simulate(trace: Trace, replicas: Sequence[Replica], progress: ReportProgress
     """Runs all requests to their ends. The same trace and replicas give the same figures.
 
     Args:
-        trace: whose requests fit the replicas (`Trace.check`).
+        trace: requests that fit the replicas (`Trace.check`).
         replicas: new ones.
         progress: called with how many requests have come.
     """
@@ -84,7 +85,7 @@ def simulate(trace: Trace, replicas: Sequence[Replica], progress: ReportProgress
 
 
 class _Fleet:
-    """Events in the order of time; of one moment, arrivals come first and commits before plans."""
+    """Events in time order; at the same moment, arrivals come first, and commits before plans."""
 
     def __init__(self, trace: Trace, replicas: Sequence[Replica]) -> None:
         self.longest_queue = 0
@@ -92,9 +93,9 @@ class _Fleet:
         self._coming = deque(Served(request, number) for number, request in enumerate(trace.requests))
         self._queue: deque[Served] = deque()
         self._replicas = replicas
-        self._turns = deque(range(len(replicas)))  # who takes the next request, if it has room
+        self._turns = deque(range(len(replicas)))  # order in which replicas with capacity take requests
         self._idle = set(self._turns)
-        self._events: list[tuple[float, bool, int]] = []  # when, whether a turn begins, whose
+        self._events: list[tuple[float, bool, int]] = []  # time, whether a turn begins, replica
 
     def run(self, progress: ReportProgress | None) -> None:
         count, total = 0, len(self._coming)

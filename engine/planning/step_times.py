@@ -1,4 +1,4 @@
-"""What decides how long a step takes, and who knows it."""
+"""What determines how long a step takes, and the interface that says so."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from penstock.engine.scheduling.step_plan import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What the time of a step depends on. Without drafts: nobody speculates."""
+    """What the time of a step depends on. There are no drafts: nothing speculates."""
 
-    chunks: tuple[tuple[int, int], ...]  # of each row, how many tokens its sequence has computed, and it computes
+    chunks: tuple[tuple[int, int], ...]  # per row: tokens that its sequence has computed, tokens that it computes
     num_sampled: int  # rows
-    num_steps: int = 1  # that run in this dispatch
+    num_steps: int = 1  # in this dispatch
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepShape:
-        """Several decode steps in one dispatch end with the last of the rows."""
+        """Returns the shape of a plan. Several decode steps in one dispatch end with the last of their rows."""
         num_steps = max(row.num_sampled for row in plan.rows) if plan.num_steps > 1 else 1
         return cls(tuple((row.start, row.num_tokens) for row in plan.rows), len(plan.sampled), num_steps)
 
     @property
     def num_tokens(self) -> int:
-        """Of one step."""
+        """Number of tokens of one step."""
         return sum(count for _, count in self.chunks)
 
     @property
     def num_pairs(self) -> int:
-        """Of its tokens with those before it, in the first of its steps."""
+        """Number of pairs of its tokens with earlier ones, in the first of its steps."""
         return sum(start * count for start, count in self.chunks)
 
 
 class StepTiming(Protocol):
-    """Of one device, or of those that share a model."""
+    """Timing of one device, or of the devices that share a model."""
 
     def step_s(self, shape: StepShape) -> float:
-        """Seconds from when it begins with the step to its results."""
+        """Returns the seconds from the device's start of the step to its results."""
 
     def plan_s(self, shape: StepShape) -> float:
-        """Seconds of the host before the step is dispatched."""
+        """Returns the host's seconds before the step is dispatched."""
 
     def commit_s(self, shape: StepShape) -> float:
-        """Seconds of the host from the results to the outputs. The device may be at the next step meanwhile."""
+        """Returns the host's seconds from the results to the outputs. The device may run the next step meanwhile."""

@@ -1,4 +1,4 @@
-"""Abstract devices of a TPU slice, from libtpu alone: what compiling ahead of time needs."""
+"""Abstract devices of a TPU slice, from libtpu alone, for compiling ahead of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = ("v5e:2x2", "v5e:2x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1", "v5e:1x1"
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # do not ask the cloud's metadata server which TPU this machine has
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling touches no device: another process may do so too, or serve
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # compiling touches no device, so another process may compile or serve too
 }
 
 
@@ -26,10 +26,10 @@ def has_libtpu() -> bool:
 
 
 def chip_of(topology: str) -> Chip:
-    """The chip that a topology such as `v6e:2x2` names.
+    """Returns the chip that a topology such as `v6e:2x2` names.
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: the chip is unknown.
     """
     chip = CHIPS.get(topology.partition(":")[0])
     if chip is None:
@@ -38,7 +38,7 @@ def chip_of(topology: str) -> Chip:
 
 
 def devices_of(topology: str) -> Sequence[jax.Device]:
-    """Raises ConfigError if libtpu is not installed, or knows no such topology."""
+    """Returns the devices of a topology. Raises ConfigError if libtpu is not installed or does not know it."""
     chip_of(topology)
     if not has_libtpu():
         raise ConfigError(
@@ -50,7 +50,7 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
     from jax.experimental import topologies  # after the environment is set
 
     is_one_chip = set(topology.partition(":")[2].split("x")) == {"1"}
-    host = {"chips_per_host_bounds": (1, 1, 1)} if is_one_chip else {}  # else a host has four
+    host = {"chips_per_host_bounds": (1, 1, 1)} if is_one_chip else {}  # by default a host has four
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology, **host).devices
     except Exception as error:  # libtpu's errors have no common type

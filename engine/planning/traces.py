@@ -1,11 +1,11 @@
-"""What a fleet is to be sized for: requests as they came, one JSON object a line.
+"""The trace of requests that a fleet is sized for, one JSON object a line.
 
     {"arrival_s": 0.35, "prompt_tokens": 812, "output_tokens": 120}
     {"arrival_s": 0.41, "prompt_tokens": 930, "output_tokens": 64, "prefix_id": "support", "prefix_tokens": 700}
 
-`arrival_s` counts from any beginning, and lines may be in any order. `max_tokens` is what the request allows for its
-output, where that is more than came: the scheduler does not know the end of such a one beforehand. Prompts of one
-`prefix_id` are the same up to `prefix_tokens`, as far as both go.
+`arrival_s` counts from any origin, and lines may be in any order. `max_tokens` is the request's limit on its output, if
+that is more than it generated: then the scheduler does not know its end beforehand. Prompts with the same `prefix_id`
+have the same tokens up to `prefix_tokens`, as far as both go.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from penstock.engine.errors import ConfigError, shown
 _REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
 _FIELDS = (*_REQUIRED, "max_tokens", "prefix_id", "prefix_tokens")
 _MAX_S = 1e9
-_MAX_TOKENS = 2**24  # of one request: more than any model takes, and memory for a list of them
-_OWN_IDS = 2**31  # from here on token ids belong to one request alone, below to a prefix
+_MAX_TOKENS = 2**24  # of one request: more than any model takes, and a list of them still fits into memory
+_OWN_IDS = 2**31  # token ids from here on belong to one request alone, lower ones to a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One line."""
+    """One line of a trace."""
 
     arrival_s: float
     num_prompt: int
     num_output: int
     max_tokens: int
-    prefix: int = 0  # a number for each prefix_id; its first `num_prefix` tokens are those of all that have it
+    prefix: int = 0  # number of its prefix_id; requests with the same one share their first tokens
     num_prefix: int = 0
     line: int = 0
 
     def prompt_ids(self, number: int) -> tuple[int, ...]:
-        """Token ids that are nobody else's, but for the prefix. `number` is the request's among all."""
+        """Returns token ids that no other request has, except in the prefix. `number` is the request's index in the
+        trace.
+        """
         return (self.prefix,) * self.num_prefix + (_OWN_IDS + number,) * (self.num_prompt - self.num_prefix)
 
     @staticmethod
@@ -48,13 +50,13 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order in which they come."""
+    """Requests in order of arrival."""
 
     requests: tuple[TracedRequest, ...]
     source: str = "the trace"
 
     def check(self, max_model_len: int) -> None:
-        """Raises ConfigError if a request is longer than a sequence can be; the message has its line."""
+        """Raises ConfigError if a request is longer than a sequence can be; the message names its line."""
         for request in self.requests:
             if request.num_prompt + request.num_output > max_model_len:
                 raise ConfigError(
@@ -64,7 +66,9 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises ConfigError where the file cannot be read, or a line is wrong; the message names that and the value."""
+    """Reads a trace. Raises ConfigError if the file is unreadable or a line is wrong; the message names the line and
+    value.
+    """
     try:
         if not path.is_file():
             raise ConfigError(f"--trace {path} is no file")

@@ -1,7 +1,7 @@
-"""What each device holds of a model's weights, and what a step reads of them, counted array by array.
+"""Counts, array by array, what each device holds of a model's weights and what a step reads of them.
 
-An array that is quantized counts the bytes of the arrays that hold it, and one that the devices do not divide counts
-whole on each of them, as `Placement` lays it out.
+A quantized array counts the bytes of the arrays that hold it. An array that the devices do not divide counts whole on
+each of them, as `Placement` lays it out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NumExperts = Callable[[ExpertsConfig], float]
 
 
 def device_bytes(model: nnx.Module) -> int:
-    """Of the parameters of an abstract model, as they lie on each device: with what is padded at loading."""
+    """Returns the bytes of an abstract model's parameters on each device, including padding added at loading."""
     arrays: list[jax.ShapeDtypeStruct] = jax.tree.leaves(nnx.state(model))
     return sum(_shard_bytes(array) for array in arrays)
 
@@ -42,14 +42,14 @@ def _num_bytes(array: jax.ShapeDtypeStruct) -> int:
 
 
 def held_bytes(model: ModelConfig, placement: Placement | None) -> int:
-    """Of all weights, on each device. `placement` is that of `model`; None: on one device."""
+    """Returns the bytes of all weights on each device. `placement` is that of `model`; None: on one device."""
     return round(_layer_bytes(model, placement, None) + sum(_outer_bytes(model, placement).values()))
 
 
 def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement | None) -> int:
-    """What one step of `num_tokens` reads of the weights, on the device that reads the most."""
+    """Returns what one step of `num_tokens` reads of the weights, on the device that reads the most."""
     outer = _outer_bytes(model, placement)
-    # Of tables that are no head, a row per token.
+    # Tables that are not a head are read one row per token.
     tables = outer["per_layer_embedding"] + (0 if model.tie_word_embeddings else outer["embedding"])
     features = model.hidden_size + (0 if model.per_layer is None else model.per_layer.num_layers * model.per_layer.size)
     rows = num_tokens * features * int(jnp.dtype(model.dtype).itemsize)
@@ -60,8 +60,9 @@ def step_weight_bytes(model: ModelConfig, num_tokens: int, placement: Placement 
 def grouped_matmul_bytes(
     model: ModelConfig, num_tokens: int, placement: Placement | None, num_matmuls: int, *, quantized: bool = False
 ) -> int:
-    """What that many grouped matmuls read of their experts in a step: in the model's type, or `quantized`, by the
-    kernel for codes, with their scales and all that is padded.
+    """Returns what `num_matmuls` grouped matmuls read of their experts in a step.
+
+    Experts are in the model's type or, if `quantized`, read by the kernel for codes, with their scales and all padding.
     """
     num_all, total = 0, 0.0
     for block, count in Counter(model.blocks).items():
@@ -76,7 +77,7 @@ def grouped_matmul_bytes(
 def _expert_bytes(
     block: BlockConfig, model: ModelConfig, placement: Placement | None, *, quantized: bool
 ) -> tuple[int, ...]:
-    """Of each matrix of a layer's experts, those of all that a device holds."""
+    """Returns the bytes of each matrix of a layer's experts, over all experts that a device holds."""
     block = block if quantized else replace(block, packed=())
     shards = dict(_shards(layer_shapes(block, model), ("blocks", 0), placement))
     if not quantized:
@@ -92,27 +93,28 @@ def _expert_bytes(
 
 
 def _in_whole_lanes(path: ParamPath, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """A device's kernel of experts as `prepare_for_tpu` pads it."""
+    """Returns a device's kernel of experts as `prepare_for_tpu` pads it."""
     inside = logical_axes(path, len(kernel.shape)).index("expert_mlp")
     shape = [-(-size // LANES) * LANES if place == inside else size for place, size in enumerate(kernel.shape)]
     return jax.ShapeDtypeStruct(shape, kernel.dtype)  # type: ignore[no-untyped-call]
 
 
 def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
-    """That at least one of `num_tokens` tokens chooses."""
+    """Returns the expected number of experts that at least one of `num_tokens` tokens chooses."""
     share = mixture.num_chosen / mixture.num_experts
     return mixture.num_experts * (1 - (1 - share) ** num_tokens)
 
 
 def vocab_padding_bytes(model: ModelConfig, placement: Placement | None) -> int:
-    """In embedding and head, on each device."""
+    """Returns the bytes of padding in the embedding and the head, on each device."""
     tables = {name: num for name, num in _outer_bytes(model, placement).items() if name in ("embedding", "head")}
     return sum(tables.values()) * model.vocab_padding // model.vocab_rows
 
 
 def _layer_bytes(model: ModelConfig, placement: Placement | None, num_read: NumExperts | None) -> float:
-    """Of all layers; of the experts that a device holds, the share that `num_read` is of all. Some devices may hold
-    padding among them, which nothing reads: those read less.
+    """Returns the bytes of all layers; experts count by the share that `num_read` is of all.
+
+    Some devices may hold padding among their experts, which nothing reads: those devices read less.
     """
     total = 0.0
     for block, count in Counter(model.blocks).items():
@@ -123,7 +125,7 @@ def _layer_bytes(model: ModelConfig, placement: Placement | None, num_read: NumE
 
 
 def _outer_bytes(model: ModelConfig, placement: Placement | None) -> Counter[str]:
-    """Of what is around the layers: embedding, norm and head."""
+    """Returns the bytes of what is around the layers: embedding, norm and head."""
     found: Counter[str] = Counter()
     for path, num_bytes in _arrays(outer_shapes(model), (), placement):
         found[str(path[0])] += num_bytes
@@ -131,7 +133,7 @@ def _outer_bytes(model: ModelConfig, placement: Placement | None) -> Counter[str
 
 
 def _arrays(shapes: Any, at: ParamPath, placement: Placement | None) -> Iterator[tuple[ParamPath, int]]:
-    """Each array below `at`, and its bytes on a device."""
+    """Yields each array below `at`, with its bytes on a device."""
     for path, shard in _shards(shapes, at, placement):
         yield path, _num_bytes(shard)
 
@@ -139,7 +141,7 @@ def _arrays(shapes: Any, at: ParamPath, placement: Placement | None) -> Iterator
 def _shards(
     shapes: Any, at: ParamPath, placement: Placement | None
 ) -> Iterator[tuple[ParamPath, jax.ShapeDtypeStruct]]:
-    """Each array below `at`, as a device holds it."""
+    """Yields each array below `at`, as a device holds it."""
     for path, leaf in shapes.items():
         whole = (*at, *path)
         shape = leaf.shape
