@@ -1,6 +1,6 @@
 """Penstock's own small model, for demonstrations and tests: 1.7 million parameters that add, count and spell.
 
-`MODEL_DIR` is its Hugging Face checkpoint folder; `examples/demo_model/` of the repository is what made it.
+`MODEL_DIR` is its Hugging Face checkpoint folder; the repository's `examples/demo_model/` made it.
 """
 
 from __future__ import annotations

@@ -91,9 +91,7 @@ def _checked_cache(path: str) -> tuple[CacheInterface, str]:
 
 @contextmanager
 def no_kept_compilations() -> Iterator[None]:
-    """Disables look-ups and storing within the context, whatever directory is set. One at a time: the switch is
-    global.
-    """
+    """Disables look-ups and storing within the context, whatever directory is set. One at a time: it is global."""
     name = "jax_enable_compilation_cache"
     with _switching:
         was_on = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]

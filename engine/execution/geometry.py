@@ -121,9 +121,7 @@ class Layout:
             self.size = end
 
     def empty(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Returns a new array of zeros, and views of its parts. New each time: the device may still read the last
-        one.
-        """
+        """Returns a new array of zeros and views of its parts. New each time: the device may still read the last."""
         flat = np.zeros(self.size, np.int32)
         return flat, {name: flat[start:end].reshape(shape) for name, (start, end, shape) in self._parts.items()}
 

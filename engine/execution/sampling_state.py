@@ -63,9 +63,7 @@ def slot_fill(
     allowed: tuple[int, ...],
     bad: tuple[int, ...],
 ) -> SlotFill:
-    """Returns the row for a sequence with these tokens. If `allowed` has tokens, no others are; `bad` ones never
-    are.
-    """
+    """Returns the row for a sequence with these tokens. If `allowed` has tokens, no others are; `bad` ones are not."""
     tokens = np.zeros(geometry.vocab_size, _word_type(geometry))
     np.add.at(tokens, generated, GENERATED)
     tokens[prompt] |= IN_PROMPT

@@ -142,9 +142,7 @@ def _compute_hidden(
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed step
 ) -> tuple[jax.Array, jax.Array, Cache]:
-    """Returns hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, and the
-    cache.
-    """
+    """Returns hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, the cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
     ragged, lengths = inputs.ragged, lengths_at(inputs.positions, inputs.rope_lengths)

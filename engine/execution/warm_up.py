@@ -124,9 +124,7 @@ def _fastest_looped(runner: Runner, num_rows: int, num_steps: int) -> float:
 
 
 def _pair_s(runner: Runner, alone_s: float) -> float:
-    """Returns how much longer than `alone_s` the smallest chunk takes at the longest prompt's end, per query and
-    key.
-    """
+    """Returns the seconds beyond `alone_s` that the smallest chunk takes at the longest prompt's end, per pair."""
     geometry = runner.geometry
     count = geometry.token_buckets[0]
     context = geometry.max_model_len - count
@@ -163,7 +161,7 @@ def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batc
 def _decode_batch(
     geometry: Geometry, num_rows: int, *, num_seqs: int | None = None, num_steps: int = 1, extended: bool = False
 ) -> Batch:
-    """Returns first tokens of `num_seqs` sequences in the sink page; by default one per row, or one with several
+    """Returns first tokens of `num_seqs` sequences in the sink page. The default is one per row, or one with several
     steps.
     """
     if num_seqs is None:

@@ -1,4 +1,4 @@
-"""Programs of strangers (chat templates, grammars), run where the kernel can end them."""
+"""Runs untrusted programs (chat templates, grammars) where the kernel can end them."""
 
 from penstock.engine.sandbox.sandbox import Bounds, RequestEnded, Sandbox
 

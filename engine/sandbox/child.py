@@ -1,14 +1,14 @@
-"""The process of a sandbox, which `sandbox.py` starts by this file's path with that of a program.
+"""The process of a sandbox; `sandbox.py` starts it by this file's path and that of a program.
 
-Nothing inside a process ends a stranger's code for certain. Here the kernel counts: it ends the process when a request
-has used up its time, and refuses memory beyond a bound.
+Nothing inside a process can reliably stop untrusted code. So the kernel enforces the limits: it ends the process when a
+request has used up its time, and refuses memory beyond a bound.
 
-This file is a script: it imports nothing of Penstock, and what it imports is there within a twentieth of a second. The
-same holds for the programs. `start` of a program takes what a sandbox was made with and gives a function, which answers
-one request, given with its size in bytes, by `{"text": ...}`, `{"refused": ...}` or `{"failed": ...}`.
+This file is a script: it imports nothing of Penstock, and its imports load within a twentieth of a second. The same
+holds for the programs. A program's `start` takes the sandbox's setup and returns a function. That function answers one
+request, given with its size in bytes, by `{"text": ...}`, `{"refused": ...}` or `{"failed": ...}`.
 
-Frames are a length in 8 bytes and JSON, both ways over the socket that is the standard input. The first holds what
-`start` takes, each further one a request. The end of the input ends the process.
+Frames are a length in 8 bytes and JSON, both ways over the socket that is the standard input. The first holds the
+argument of `start`, each further one a request. The end of the input ends the process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Answer = Callable[[Any, int], Mapping[str, str]]
 def main() -> None:
     for number in (signal.SIGPIPE, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starting thread's is inherited
-    with contextlib.suppress(OSError, ValueError):  # who may not say so has cores, if the system wants them
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the mask is inherited from the starting thread
+    with contextlib.suppress(OSError, ValueError):  # without the permission, core dumps stay as the system sets them
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123  an import less
-        file.write("1000")  # where memory runs out, this process goes, not the worker
+        file.write("1000")  # if memory runs out, this process is killed, not the worker
     program, bounds = sys.argv[1], json.loads(sys.argv[2])
     with open(0, "rb") as requests, open(0, "wb", closefd=False) as answers:
         setup = _frame(requests)
-        if not setup:  # whoever started this has ended
+        if not setup:  # the starting process has ended
             return
         answer = runpy.run_path(program)["start"](json.loads(setup))
         while request := _frame(requests):
@@ -49,7 +49,7 @@ def main() -> None:
 
 def _answered(answer: Answer, request: bytes, bounds: Mapping[str, Any]) -> bytes:
     max_bytes = bounds["max_bytes"] + bounds["max_bytes_per_byte"] * len(request)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the worker's own, which stays
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the worker's own limit, which stays
     if hard != resource.RLIM_INFINITY:
         max_bytes = min(max_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, hard))
@@ -70,16 +70,16 @@ def _encoded(outcome: Mapping[str, str], max_idle_bytes: int) -> bytes:
 
 
 def _held_bytes() -> int:
-    """Address space. Not `ru_maxrss`, which begins with that of the process that started this one."""
+    """Returns the address space in bytes. `ru_maxrss` would start at the value of the process that started this one."""
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123  an import less
             return int(file.read().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):  # no Linux, or none of its files
+    except (OSError, ValueError, IndexError):  # not Linux, or no /proc
         return 0
 
 
 def _frame(stream: BinaryIO) -> bytes:
-    """What came whole; empty at the end of the input."""
+    """Reads a whole frame; returns nothing at the end of the input."""
     size = int.from_bytes(stream.read(8))
     data = stream.read(size)
     return data if len(data) == size else b""

@@ -1,4 +1,4 @@
-"""Runs a stranger's program in processes that can be ended."""
+"""Runs an untrusted program in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -18,46 +18,48 @@ from typing import Any
 
 from penstock.engine.errors import EngineError
 
-MAX_PROCESSES = 2  # so that one that is busy with a bad request keeps nobody waiting
-PATIENCE_S = 30.0  # for a process that is not even running; one that runs is ended by the kernel, much sooner
+MAX_PROCESSES = 2  # so that a process busy with a bad request blocks nobody
+PATIENCE_S = 30.0  # for a process that gets no CPU time; the kernel ends a running one much sooner
 TRIES = 2  # the last one in a new process: what killed an idle one may have killed all
 
-_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)  # a full stack, memory that is refused to what is not Python
+_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT)  # a stack overflow, or memory refused outside Python
 _SIZE_BYTES = 8
 _CHILD = Path(__file__).with_name("child.py")
-# What Python may need. The rest of the environment has secrets.
+# Variables that Python may need. The rest of the environment may have secrets.
 _VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one request may use."""
+    """Resources that one request may use."""
 
     cpu_s: float
     max_bytes: int  # of address space
-    max_bytes_per_byte: int  # and so many times the size of the request
-    max_idle_bytes: int  # a process that has grown above this ends; the next one starts small
+    max_bytes_per_byte: int  # added per byte of the request
+    max_idle_bytes: int  # a process that has grown beyond this ends; the next one starts small
 
 
 class RequestEnded(Exception):
     """A request ended its process, or was ended with it. The message says how."""
 
     def __init__(self, message: str, *, is_by_request: bool) -> None:
-        """`is_by_request`: it used more than its bounds, and would again. Else the machine may have been busy, or out
-        of memory.
+        """Stores the reason.
+
+        `is_by_request` says that the request used more than its bounds, and would again. Otherwise the machine may have
+        been busy, or out of memory.
         """
         super().__init__(message)
         self.is_by_request = is_by_request
 
 
 class Sandbox:
-    """Answers requests in processes of its own, started when they are first needed. Any thread may use it.
+    """Answers requests in processes of its own, started on first use. Any thread may use it.
 
-    They end with this object, with this process, and each by itself when a request takes too long.
+    The processes end with this object or with this process, and each by itself when a request takes too long.
     """
 
     def __init__(self, program: Path, setup: object, bounds: Bounds) -> None:
-        """`program` is what `child.py` describes; its `start` takes `setup`."""
+        """Prepares a sandbox for `program`, as `child.py` describes it; its `start` takes `setup`."""
         self._program = program
         self._setup = _encoded(setup)
         self._bounds = bounds
@@ -66,16 +68,16 @@ class Sandbox:
         weakref.finalize(self, _end_all, self._idle)
 
     def start(self) -> None:
-        """Has a process ready, so that the first request need not wait for one."""
+        """Starts a process ahead of time, so that the first request need not wait for it."""
         if not self._idle:
             self._idle.append(self._new())
 
     def ask(self, request: object) -> dict[str, Any]:
-        """Blocks for as long as the program takes, and that is not long.
+        """Returns the answer to a request. Blocks while the program runs, which the bounds keep short.
 
         Raises:
-            RequestEnded: it takes too much time or memory.
-            EngineError: no process for it runs here.
+            RequestEnded: the request takes too much time or memory.
+            EngineError: no process can run here.
         """
         frame = _encoded(request)
         with self._turns:
@@ -108,7 +110,7 @@ class Sandbox:
 
 
 class _Gone(Exception):
-    """The process ended, with `status` as in `Popen.returncode`; None: it did not answer and was killed."""
+    """The process ended with `status`, as in `Popen.returncode`; None: it did not answer and was killed."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(status)
@@ -116,7 +118,7 @@ class _Gone(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether it is not to be tried again: it used up its time, or everybody's patience."""
+        """Whether not to retry: the request used up its time, or no answer came in time."""
         return self.status in (None, -signal.SIGPROF)
 
     def error(self, bounds: Bounds) -> Exception:
@@ -131,7 +133,7 @@ class _Gone(Exception):
 
 
 class _Process:
-    """One that is running. One thread at a time uses it."""
+    """One running process. Only one thread at a time may use it."""
 
     def __init__(self, program: Path, setup: bytes, bounds: Bounds) -> None:
         self._unsent = _framed(setup)
@@ -145,7 +147,7 @@ class _Process:
             theirs.close()
 
     def ask(self, request: bytes) -> dict[str, Any]:
-        """Raises _Gone if there is no answer. Whatever it raises, the process has ended then."""
+        """Returns the answer. Raises _Gone if there is none. If it raises anything, the process has ended."""
         with contextlib.ExitStack() as unless_answered:
             unless_answered.callback(self.end)
             try:
@@ -163,7 +165,7 @@ class _Process:
         self._socket.close()
 
     def _status(self) -> int | None:
-        """Of a process that has closed its end, which is the last that it does."""
+        """Returns the status of a process that has closed its end, the last thing that it does."""
         try:
             return self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -195,7 +197,7 @@ def _started(program: Path, bounds: Bounds, channel: socket.socket) -> subproces
         stdin=channel.fileno(),
         stdout=subprocess.DEVNULL,
         env={name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("PYTHON")},
-        start_new_session=True,  # Ctrl-C is for the worker, which goes on with what it has then
+        start_new_session=True,  # Ctrl-C is for the worker, which then finishes what it has
     )
 
 

@@ -1,27 +1,27 @@
-"""How often drafts turn out right."""
+"""Tracks how often drafts turn out right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _MEMORY = 32  # drafted tokens after which older ones count half
-_TRUST = 4.0  # drafted tokens that what was known before is worth
+_TRUST = 4.0  # weight of the prior, in drafted tokens
 _AT_FIRST = 0.5
 
 
 class Acceptance:
-    """The share of right ones among drafted tokens, those before which all were right. The newest count most."""
+    """The share of right tokens among drafted ones that follow right ones only. The newest count most."""
 
     __slots__ = ("_before", "_right", "_tried")
 
     def __init__(self, before: Acceptance | None = None) -> None:
-        """`before` is what to assume until it is known better."""
+        """Starts without observations. `before` is the prior."""
         self._before = before
         self._right = self._tried = 0.0
 
     @property
     def chance(self) -> float:
-        """That the next drafted token is right."""
+        """Probability that the next drafted token is right."""
         before = _AT_FIRST if self._before is None else self._before.chance
         return (self._right + before * _TRUST) / (self._tried + _TRUST)
 
@@ -35,7 +35,7 @@ class Acceptance:
 
 
 def count_right(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the first tokens were drafted right."""
+    """Returns how many of the first tokens were drafted right."""
     count = 0
     for draft, token in zip(drafts, tokens, strict=False):
         if draft != token:

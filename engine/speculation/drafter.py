@@ -1,4 +1,4 @@
-"""Who guesses how a sequence goes on."""
+"""Interface of drafters, which guess how a sequence continues."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class Draft(NamedTuple):
 
     token_ids: tuple[int, ...] = ()
     kind: int = 0
-    """How it was found. How often drafts turn out right is followed for each kind on its own."""
+    """How the draft was found. The acceptance of each kind is tracked separately."""
 
 
 class Drafter(Protocol):
-    """Whatever it says, the tokens are the same: how soon they come is all that depends on it.
+    """Guesses tokens. A drafter affects only how soon tokens come, not which ones.
 
-    It is asked at every step, also where its draft is not used: that is how it is known when drafts pay. So an answer
-    should take microseconds. One that runs a model would do so for all sequences of a step at once, when it is told of
-    the step by a method beside these, and answer from what it has.
+    It is called at every step, even if its draft is not used, to learn when drafts pay. So it should answer within
+    microseconds. A drafter that runs a model would do so for all sequences of a step at once, when a further method
+    tells it of the step, and answer here from the result.
     """
 
     def draft(self, sequence: Sequence, limit: int) -> Draft:
-        """What may follow the tokens of `sequence` that the host knows, `limit` tokens at most."""
+        """Returns a guess at what follows the tokens of `sequence` that the host knows, at most `limit` tokens."""
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended, or never was here."""
+        """Drops everything about a sequence that has ended or was never known."""

@@ -1,6 +1,6 @@
-"""Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): a sequence goes on as it did after these tokens before.
+"""Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): a sequence continues as it did after the same tokens before.
 
-Replies that quote, edit or summarize what they were given repeat much of it.
+Replies that quote, edit or summarize their input repeat much of it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.drafter import Draft
 
 NGRAM = 3
-"""Tokens that have to agree before the next ones are guessed."""
+"""Tokens that have to match before the next ones are guessed."""
 
 MAX_PLACES = 2**16
-"""Of one sequence's table, 4 bytes each. A longer sequence finds what is further back less often."""
+"""Most entries in one sequence's table, 4 bytes each. A longer sequence finds earlier matches less often."""
 
 _LONGEST_KIND = 5
 
 
 class NgramDrafter:
-    """Looks a sequence's last tokens up in its own prompt and output. What it is never asked for costs nothing."""
+    """Looks a sequence's last tokens up in its own prompt and output. Sequences that are never drafted cost nothing."""
 
     def __init__(self) -> None:
         self._indexes: dict[Sequence, NgramIndex] = {}
@@ -38,27 +38,27 @@ class NgramDrafter:
 
 
 class NgramIndex:
-    """Where in a growing list of tokens its last ones came before: constant time for each token, bounded memory.
+    """Finds where the last tokens of a growing list occurred before: constant time for each token, bounded memory.
 
-    A table of places by the hash of the tokens before them, the newest wins, and what it says is compared with the
-    tokens themselves. Once a place is found it is followed from token to token, as long as they agree, and past one
-    that was exchanged: in an edited text what comes behind it is as it was.
+    A table maps the hash of a few tokens to the place after them; the newest wins, and a hit is compared with the
+    tokens themselves. A match is followed from token to token as long as they agree, and past one token that was
+    replaced: in an edited text what follows is unchanged.
     """
 
     __slots__ = ("_mask", "_num_read", "_place", "_table", "num_agreeing")
 
     def __init__(self, length: int) -> None:
-        """For a list that gets about so long."""
+        """Makes an index for a list of about `length` tokens."""
         num_places = 1 << min(max(2 * length, 64), MAX_PLACES).bit_length() - 1
         self._mask = num_places - 1
-        self._table = array("I", bytes(4 * num_places))  # 0: nothing, as no token comes before the first
+        self._table = array("I", bytes(4 * num_places))  # 0: empty, as no token comes before the first
         self._num_read = 0
-        self._place = 0  # the token there is the guess at the next one; 0: there is none
+        self._place = 0  # index of the guess at the next token; 0: none
         self.num_agreeing = 0
-        """Tokens, at least, that agree before that place and at the end; 0 right behind one that was exchanged."""
+        """Least number of tokens that match before that place and at the end; 0 right after a replaced token."""
 
     def follow(self, tokens: list[int]) -> None:
-        """Takes the tokens that came since; of many at once only as many as the table can tell apart."""
+        """Takes the tokens added since the last call; if they are many, only as many as the table can hold."""
         end = len(tokens)
         if end - self._num_read > len(self._table):
             self._num_read, self._place = end - len(self._table), 0
@@ -81,7 +81,7 @@ class NgramIndex:
         self._num_read = end
 
     def guess(self, tokens: list[int], limit: int) -> tuple[int, ...]:
-        """What came behind the place that agrees; where that is cut off by the end, over and over."""
+        """Returns what followed the matching place, repeated if the end of the list cuts it off."""
         if not self._place:
             return ()
         behind = tokens[self._place : self._place + limit]

@@ -1,4 +1,4 @@
-"""When drafts pay, and how many."""
+"""Decides when drafts pay, and how many."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock.engine.scheduling.step_plan import StepPlan
 from penstock.engine.speculation.acceptance import Acceptance, count_right
 from penstock.engine.speculation.drafter import Draft, Drafter
 
-_BEST_CHANCE = 0.95  # of drafts, for the question whether any could pay
-_TURN_S = 0.25e-3  # and to so much the host's turn is rounded up
+_BEST_CHANCE = 0.95  # best chance assumed when checking whether any draft could pay
+_TURN_S = 0.25e-3  # the host's turn is rounded up to a multiple of this
 
 
 class Speculation:
-    """Asks a drafter how sequences go on, and proposes as much of that as is worth its rows.
+    """Asks a drafter how sequences continue, and proposes as many drafts as are worth their rows.
 
-    `within` makes of a draft what a sequence's grammar allows, or forces.
+    `within` restricts a draft to what a sequence's grammar allows or forces.
 
-    A drafter is judged by what it says at each step, used or not, against the tokens that come: so drafts are given up
-    where they fail and taken up again where they would not have, at no cost but for the asking. And with so many rows
-    in a step that even good drafts would not pay, nobody is asked.
+    A drafter is judged by its guesses at each step, used or not, against the actual tokens. So drafting stops where it
+    fails and resumes where it would succeed, at no cost but the guessing. If a step has so many rows that even good
+    drafts would not pay, the drafter is not called.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Speculation:
         drafter: Drafter,
         within: Callable[[Sequence, Draft], Draft],
         *,
-        max_tokens: int,  # of one sequence in a step
-        max_rows: int,  # that draw tokens in a step
+        max_tokens: int,  # per sequence and step
+        max_rows: int,  # most rows that draw tokens in a step
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         clock: StepClock,
@@ -51,7 +51,7 @@ class Speculation:
         self._can_pay: dict[tuple[int, int], bool] = {}  # at this pace, by a step's sequences and the host's turn
 
     def propose(self, sequences: Collection[Sequence], pace: Pace, room: int) -> dict[Sequence, tuple[int, ...]]:
-        """What the scheduler asks for."""
+        """Returns draft tokens for some of the sequences, as `scheduler.Drafts` asks for them."""
         if not self._is_worth_asking(len(sequences), pace):
             return {}
         counts = dict.fromkeys(sequences, 0)
@@ -62,8 +62,9 @@ class Speculation:
         }
 
     def has_to_know(self, plan: StepPlan, pace: Pace) -> bool:
-        """Whether the results of `plan`, which is on its way, should be there before the next step is planned: because
-        it has drafts, or the next step is likely to, and they follow the tokens that this one draws.
+        """Whether the results of `plan`, which is in flight, should be known before the next step is planned.
+
+        That is so if it has drafts, or the next step is likely to: drafts follow the tokens that `plan` draws.
         """
         if plan.has_drafts:
             return True
@@ -87,15 +88,16 @@ class Speculation:
         return self._can_pay[num_rows, turn]
 
     def _worth_it(self, sequences: Collection[Sequence], pace: Pace, room: int) -> Iterator[Sequence]:
-        """Whose next drafted token to verify, again and again, the most likely ones first."""
+        """Yields the sequence whose next drafted token to verify, repeatedly, the most likely ones first."""
         chances = sorted(self._chances(sequences), key=lambda chance: -chance[0])[:room]
         num_pairs = sum(sequence.num_tokens for sequence in sequences)
         count = pace.num_drafts(len(sequences), num_pairs, [chance for chance, _ in chances], self._clock.turn_s)
         return (sequence for _, sequence in chances[:count])
 
     def _chances(self, sequences: Iterable[Sequence]) -> Iterator[tuple[float, Sequence]]:
-        """Of each drafted token, that it is right with all before it. Those in place of tokens in flight are left out:
-        they are drafted anew once these are known.
+        """Yields for each drafted token the chance that it and all before it are right.
+
+        Drafts in place of tokens in flight are left out: they are drafted again once these are known.
         """
         for sequence in sequences:
             record = self._asked(sequence)
@@ -104,7 +106,7 @@ class Speculation:
                 yield chance**number, sequence
 
     def _asked(self, sequence: Sequence) -> _Record:
-        """The draft behind a sequence's known tokens."""
+        """Returns the record with the draft after a sequence's known tokens."""
         record = self._records.get(sequence)
         if record is None:
             record = self._records[sequence] = _Record()
@@ -118,8 +120,9 @@ class Speculation:
         return record
 
     def _draft(self, sequence: Sequence) -> Draft:
-        """Without what can't be drawn, and nothing from a token on that ends the sequence. Tokens in flight come first:
-        of several steps in one dispatch they are as many as a draft may have.
+        """Drafts tokens, without impossible ones, and cut before a token that ends the sequence.
+
+        Tokens in flight come first: with several steps in one dispatch there are as many as a draft may have.
         """
         ends = sequence.request.sampling.stop_ids(self._eos_token_ids)
         most = self._max_tokens + sequence.num_in_flight
@@ -137,16 +140,16 @@ class _Record:
 
     def __init__(self) -> None:
         self.draft = Draft()
-        self.end = 0  # how many tokens there were when it was made
+        self.end = 0  # number of tokens when it was made
         self._of_kind: dict[int, Acceptance] = {}
 
     @property
     def chance(self) -> float:
-        """That a token of the draft is right, if those before it are."""
+        """Probability that a token of the draft is right, if those before it are."""
         return self._of_kind[self.draft.kind].chance
 
     def judge(self, token_ids: list[int]) -> None:
-        """By the tokens that came since."""
+        """Judges the draft by the tokens that came since."""
         drafts = self.draft.token_ids
         if drafts:
             new = token_ids[self.end : self.end + len(drafts)]
@@ -154,7 +157,7 @@ class _Record:
             self._of_kind[self.draft.kind].note(num_right, num_right + (num_right < len(new)))
 
     def take(self, end: int, draft: Draft, of_kind: dict[int, Acceptance]) -> None:
-        """`of_kind` has what is known of all sequences."""
+        """Takes a new draft; `of_kind` has the acceptance over all sequences."""
         self.end, self.draft = end, draft
         if draft.kind not in self._of_kind:
             known = of_kind.setdefault(draft.kind, Acceptance())

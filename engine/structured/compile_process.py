@@ -1,8 +1,8 @@
-"""Tries a grammar: the program of a sandbox (`sandbox/child.py`), for `compiler.py`.
+"""Tries a grammar out: a sandbox program (`sandbox/child.py`), for `compiler.py`.
 
-What compiles here, within the sandbox's bounds, is compiled once more where it is used. The vocabulary here is single
-bytes and the tokens that only a grammar's name for them allows: what makes a grammar costly shows with these too, and
-a process has them at once.
+A grammar that compiles here, within the sandbox's bounds, is compiled again where it is used. The vocabulary here is
+single bytes and the tokens that a grammar can only allow by name. That shows what makes a grammar costly just as well,
+and is available at once.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 MAX_DEPTH = 100  # of brackets
-# llguidance recurses over rules, and a full stack ends its process: so let this be the one, with three quarters of what
-# threads have where the grammar is compiled again.
+# llguidance recurses over rules, and a stack overflow ends its process. It should be this process, so it gets three
+# quarters of the stack that threads have where the grammar is compiled again.
 STACK_BYTES = 6 * 2**20
 
 LIMITS = LLParserLimits(
-    max_items_in_row=2_000,  # the library's own default: a mask takes 10 ms there, and 40 at twice as many
+    max_items_in_row=2_000,  # the library's default: a mask takes 10 ms then, and 40 ms at twice as many
     initial_lexer_fuel=1_000_000,  # 20 ms
-    step_lexer_fuel=100_000,  # 7 ms, of a step that all rows wait for
+    step_lexer_fuel=100_000,  # 7 ms of a step that all rows wait for
     step_max_items=50_000,  # 2.5 ms
-    # Of what all replies with a grammar share. So many take 13 to 21 MB, as measured; schemas come nowhere near.
+    # States that all replies of a grammar share. This many take 13 to 21 MB, as measured; schemas come nowhere near.
     max_lexer_states=20_000,
     max_grammar_size=200_000,
-    verbose_errors=False,  # they would show the client the parser's inside
+    verbose_errors=False,  # verbose errors would show the client the parser's internals
 )
 
 NUM_TRIED = 8  # tokens
-_TRIED_FIRST = (*b'{["', *range(0x7E, 0x1F, -1))  # bytes: what opens something leads to where there is most to choose
+_TRIED_FIRST = (*b'{["', *range(0x7E, 0x1F, -1))  # opening bytes lead to where there is most to choose from
 
 _BRACKETS = re.compile(r'\\.|["(\[{)\]}]', re.DOTALL)
 
 
 class Bytes(TokenizerWrapper):
-    """A vocabulary for llguidance: behind the ids of the model's own, one token per byte."""
+    """A vocabulary for llguidance: after the model's own ids, one token per byte."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -73,7 +73,7 @@ def _outcome(tokenizer: LLTokenizer, first_byte: int, source: str) -> dict[str, 
 
 
 def _try_tokens(matcher: LLMatcher, first_byte: int) -> None:
-    """Some limits are met only when a reply begins: better here than in each of them."""
+    """Samples a few tokens: some limits are met only when a reply begins, better here than in each reply."""
     for _ in range(NUM_TRIED):
         mask = 0 if matcher.is_error() else int.from_bytes(matcher.compute_bitmask(), "little") >> first_byte
         byte = next((byte for byte in _TRIED_FIRST if mask >> byte & 1), None)
@@ -82,7 +82,7 @@ def _try_tokens(matcher: LLMatcher, first_byte: int) -> None:
 
 
 def _depths(source: str) -> Iterator[int]:
-    """How deep each bracket is, those within quotes aside."""
+    """Yields the depth of each bracket outside quotes."""
     depth, is_quoted = 0, False
     for match in _BRACKETS.finditer(source):
         sign = match[0]

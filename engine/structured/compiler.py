@@ -1,4 +1,4 @@
-"""From a grammar's source to what a reply can be held to."""
+"""Compiles a grammar's source into what a reply can be constrained by."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ from penstock.engine.structured.refusals import refusal
 from penstock.engine.structured.vocabulary import Vocabulary, llguidance_tokenizer
 
 MAX_SOURCE_BYTES = 2**19
-MAX_KEPT = 32  # grammars, refused ones included: 0.7 GB where each has filled its lexer, a few MB with schemas
+MAX_KEPT = 32  # grammars, refused ones included: 0.7 GB if each has filled its lexer, a few MB with schemas
 MAX_KEPT_BYTES = 2**24  # of their sources
-# A grammar is compiled twice, once there and once here: within a second, as half of it is there.
+# A grammar is compiled twice, first in the sandbox and then here: half a second there keeps the total within a second.
 BOUNDS = Bounds(cpu_s=0.5, max_bytes=2**29, max_bytes_per_byte=0, max_idle_bytes=2**28)
 
 _PROGRAM = Path(__file__).with_name("compile_process.py")
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, and keeps those that were used last. Any thread may use it.
+    """Compiles grammars for one vocabulary, and keeps the most recently used ones. Any thread may use it.
 
-    A grammar may come from a stranger, and some take for ever, or all the memory there is. So each is tried in a
-    sandbox first; what passes takes milliseconds here.
+    A grammar may be untrusted, and some take forever or exhaust all memory. So each is tried in a sandbox first; one
+    that passes takes milliseconds here.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is called once, when it is first needed."""
+        """Prepares nothing yet: `vocabulary` is called once, on first use."""
         self._vocabulary = vocabulary
         self._tools: _Tools | None = None
         self._preparing = threading.Lock()
         self._kept = _Kept()
 
     def prepare(self) -> None:
-        """Does what the first grammar would wait for otherwise. Blocks for a second with a large vocabulary."""
+        """Does the work that the first grammar would otherwise wait for. Takes a second with a large vocabulary."""
         self._prepared()
 
     def compile(self, source: str) -> Grammar:
-        """Compiles Lark text, or llguidance's JSON. Blocks: not to be called in an event loop, nor by the engine.
+        """Compiles Lark text, or llguidance's JSON. Blocks: call it neither in an event loop nor in the engine's
+        thread.
 
         Raises:
-            InvalidRequest: the source is no grammar, one that llguidance can't do, or beyond a limit of size, nesting,
-                time or memory.
-            EngineError: no process to try it in runs here.
+            InvalidRequest: the source is not a grammar, llguidance can't handle it, or it exceeds a limit of size,
+                nesting, time or memory.
+            EngineError: no process to try it in can run here.
         """
         data = source.encode(errors="surrogatepass")
         if len(data) > MAX_SOURCE_BYTES:
@@ -68,12 +69,12 @@ class GrammarCompiler:
         try:
             future.set_result(self._prepared().compile(source))
         except InvalidRequest as error:
-            future.set_result(str(error))  # not the exception, which would grow each time that it is raised
+            future.set_result(str(error))  # not the exception, whose traceback would grow each time it is raised
         except RequestEnded as ended:
-            if not ended.is_by_request:  # it may go better next time
+            if not ended.is_by_request:  # it may succeed next time
                 self._kept.forget(key, future)
             future.set_result(refusal(str(ended)))
-        except BaseException as error:  # not the grammar's fault: it may go better next time
+        except BaseException as error:  # not the grammar's fault: it may succeed next time
             self._kept.forget(key, future)
             future.set_exception(error)
 
@@ -85,7 +86,7 @@ class GrammarCompiler:
 
 
 class _Tools:
-    """What compiles grammars for one vocabulary."""
+    """Compiles grammars for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._eos_token_ids = vocabulary.eos_token_ids
@@ -99,7 +100,7 @@ class _Tools:
         self._sandbox.start()
 
     def compile(self, source: str) -> Grammar:
-        """Raises RequestEnded too."""
+        """Compiles a grammar. Raises RequestEnded too."""
         answer = self._sandbox.ask(source)
         if "text" not in answer:
             raise InvalidRequest(refusal(answer.get("refused") or answer["failed"]))
@@ -108,22 +109,22 @@ class _Tools:
     def _matcher(self, source: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # so that the first step of a reply finds most of it done
+            matcher.compute_bitmask()  # so that a reply's first step has little left to do
         if matcher.is_error():
             raise InvalidRequest(refusal(matcher.get_error()))
         return matcher
 
 
 class _Kept:
-    """The results that were used last, those still being made among them."""
+    """The most recently used results, including those still being computed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[bytes, tuple[Future[Grammar | str], int]] = {}  # the one used last is at the end
+        self._entries: dict[bytes, tuple[Future[Grammar | str], int]] = {}  # most recently used last
         self._num_bytes = 0
 
     def entry(self, key: bytes, num_bytes: int) -> tuple[Future[Grammar | str], bool]:
-        """The result of `key`, a grammar or why it is none, and whether the caller is the one to make it."""
+        """Returns the result of `key`, a grammar or a refusal, and whether the caller is to compute it."""
         with self._lock:
             found = self._entries.pop(key, None)
             if found is not None and _is_spent(found[0]):

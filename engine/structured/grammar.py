@@ -1,4 +1,4 @@
-"""A compiled grammar, and where a reply is in it."""
+"""A compiled grammar, and a reply's position in it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from llguidance import LLMatcher
 from penstock.engine.errors import EngineError
 from penstock.engine.structured.refusals import cleaned
 
-RENEWABLE_S = 0.01  # what the engine's thread may spend on compiling
-MAX_LEXERS = 3  # of one reply: two that it shares, then one of its own
+RENEWABLE_S = 0.01  # most that the engine's thread may spend on compiling
+MAX_LEXERS = 3  # per reply: two shared ones, then one of its own
 
 
 class GrammarFailed(EngineError):
-    """A reply that can't be continued: its grammar met a limit, or does not have one of its tokens."""
+    """A reply can't be continued: its grammar met a limit, or does not allow one of its tokens."""
 
 
 class Grammar:
-    """What a reply must follow.
+    """A grammar that replies must follow.
 
-    Its replies share a lexer, which grows with what they say, and once it is too large fails for all of them. So the
-    engine gives them another one then: whether a reply fails follows from its own tokens. Where compiling takes too
-    long for the engine's thread, the grammar is spent: the next request that asks for it gets another one.
+    Its replies share a lexer, which grows with what they say and, once it is too large, fails for all of them. The
+    engine then gives them a new one, so whether a reply fails follows from its own tokens alone. If compiling takes too
+    long for the engine's thread, the grammar is spent: the next request that uses it gets a new one.
     """
 
     def __init__(self, source: str, compiled: Callable[[], LLMatcher], eos_token_ids: tuple[int, ...]) -> None:
-        """`compiled` gives a new matcher, that has seen no token, with a lexer of its own."""
+        """Compiles the grammar. `compiled` returns a new matcher that has seen no token, with a lexer of its own."""
         self.source = source
         self._compiled = compiled
         self._eos_token_ids = eos_token_ids
@@ -35,21 +35,23 @@ class Grammar:
         self._start = compiled()
         self._is_renewable = time.thread_time() - started_s < RENEWABLE_S
         self._num_renewals = 0
-        self.is_spent = False  # the lexer is too large, and stays
+        self.is_spent = False  # the lexer is too large and will not be replaced
 
     def __repr__(self) -> str:
         return f"Grammar({self.source[:40]!r}, {len(self.source)} characters)"
 
     def matcher(self, bad_token_ids: Iterable[int] = ()) -> Matcher:
-        """For a new reply, in which `bad_token_ids` are never sampled."""
+        """Returns a matcher for a new reply, in which `bad_token_ids` are never sampled."""
         can_end = not set(self._eos_token_ids).issubset(bad_token_ids)
         return Matcher(self._start.deep_copy(), can_end, self._num_renewals, may_guess=self._is_renewable)
 
     def instead_of(self, failed: Matcher) -> Matcher | None:
-        """A matcher that has seen no token, for a reply whose own `failed` because its lexer had grown too large.
+        """Returns a matcher that has seen no token, for a reply whose own `failed` because its lexer had grown too
+        large.
 
-        The first time it shares a new lexer with the others. The second time it gets one of its own: long replies
-        would fill a shared one for each other again and again. None: it failed by itself, or compiling takes too long.
+        The first replacement shares a new lexer with the other replies. The second has one of its own: long replies
+        would fill a shared one for each other again and again. Returns None if the reply failed by itself, or compiling
+        takes too long.
         """
         if not failed.is_lexer_full or failed.num_lexers == MAX_LEXERS:
             return None
@@ -77,24 +79,24 @@ class Grammar:
 
 
 class Matcher:
-    """Where one reply is in its grammar: a function of its tokens alone. One thread at a time uses it.
+    """A reply's position in its grammar: a function of its tokens alone. Only one thread at a time may use it.
 
-    Once it has failed it fails for ever.
+    A failure is permanent.
     """
 
     def __init__(
         self, state: LLMatcher, can_end: bool, num_renewals: int = 0, num_lexers: int = 1, *, may_guess: bool = False
     ) -> None:
-        self.state = state  # for who fills masks
-        # Whether its lexer may see text that never comes: there is another one for the reply once that has filled it.
+        self.state = state  # for the code that fills masks
+        # Whether its lexer may see text that never comes: the reply gets another one once that has filled it.
         self.may_guess = may_guess
-        self.num_tokens = 0  # that it has taken
-        self.num_renewals = num_renewals  # of its grammar, at the time
-        self.num_lexers = num_lexers  # that its reply has had, this one's included
-        self.can_end = can_end  # whether a token says so
+        self.num_tokens = 0  # tokens taken
+        self.num_renewals = num_renewals  # of its grammar when it was made
+        self.num_lexers = num_lexers  # lexers that its reply has had, this one's included
+        self.can_end = can_end  # whether a token can end the reply
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Takes the reply's next tokens. None of them ends it.
+        """Takes the reply's next tokens. None of them may end it.
 
         Raises:
             GrammarFailed: the grammar does not allow a token, or met a limit.
@@ -105,8 +107,9 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow, and no token says so: the vocabulary has none that ends a reply, or it is not
-        to be sampled.
+        """Whether nothing can follow and no token can say so.
+
+        That happens if the vocabulary has no token that ends a reply, or such tokens must not be sampled.
         """
         return not self.can_end and self.state.is_stopped() and not self.has_failed
 
@@ -116,7 +119,7 @@ class Matcher:
 
     @property
     def is_lexer_full(self) -> bool:
-        """Whether it failed for what all replies of the grammar have in common."""
+        """Whether it failed because of the lexer that all replies of the grammar share."""
         return "lexer error" in self.state.get_error()
 
     def failure(self) -> GrammarFailed:

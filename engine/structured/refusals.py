@@ -1,11 +1,11 @@
-"""What llguidance says of a grammar that it does not take, in our words."""
+"""Rewords llguidance's errors about grammars that it refuses."""
 
 from __future__ import annotations
 
 import re
 
-_NOT_VERBOSE = "<non-verbose/>"  # its mark for details that are left out
-_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")  # in a grammar of the user's, or in one that we wrote
+_NOT_VERBOSE = "<non-verbose/>"  # its mark for omitted details
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")  # in the user's grammar, or in a generated one
 _EXCERPT = re.compile(r"\n\s*\d+ \| .*", re.DOTALL)
 _REFUSED = "the grammar can't be used: "
 _OF_SCHEMAS = "failed to compile JSON schema: "
@@ -34,7 +34,7 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def refusal(message: str) -> str:
-    """Why a grammar is refused."""
+    """Returns the reason why a grammar is refused."""
     said = _EXCERPT.sub("", cleaned(message))
     what = _PLACE.sub("", said)
     for pattern, words in _WORDS:
@@ -47,5 +47,5 @@ def refusal(message: str) -> str:
 
 
 def cleaned(message: str) -> str:
-    """What llguidance says, without its mark for details that are left out."""
+    """Returns llguidance's message without its mark for omitted details."""
     return message.removesuffix(_NOT_VERBOSE).strip()

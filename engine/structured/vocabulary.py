@@ -1,4 +1,4 @@
-"""A model's tokens, as a grammar sees them."""
+"""A model's tokens in the form that grammars need."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import cached_property
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-_MAX_FORCED_BYTES = 16  # of a token, where the tokenizer cannot be asked
+_MAX_FORCED_BYTES = 16  # of a token, if the tokenizer cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Bytes and names of tokens, by id; an id has one of the two, or is never generated.
+    """Bytes and names of tokens, by id. An id has one of the two, or is never generated.
 
-    A token with a name is allowed only where a grammar names it. Those that end a reply are allowed where the grammar
-    is complete, and have no bytes, lest one ends a reply in the middle of it.
+    A token with a name is allowed only if a grammar names it. Tokens that end a reply are allowed where the grammar is
+    complete; they have no bytes, so that none can end a reply in the middle.
     """
 
-    size: int  # the model's, which may be padded beyond the tokenizer's
+    size: int  # the model's size, which may be padded beyond the tokenizer's
     token_bytes: Mapping[int, bytes]
     names: Mapping[int, str]
     eos_token_ids: tuple[int, ...]
@@ -27,14 +27,14 @@ class Vocabulary:
 
 
 def llguidance_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Takes 0.3 s for 150,000 tokens. Where no token ends a reply, it has one more than the vocabulary, which does."""
+    """Makes llguidance's tokenizer; takes 0.3 s for 150,000 tokens. If no token ends a reply, it adds one that does."""
     return LLTokenizer(_Wrapper(vocabulary), eos_token=list(vocabulary.eos_token_ids) or None)
 
 
 class _Wrapper(TokenizerWrapper):
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance needs."""
 
-    is_tokenizer_wrapper = True  # what the constructor would set, which takes tokenizers of guidance
+    is_tokenizer_wrapper = True  # normally set by the constructor, which takes guidance's tokenizers
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -47,10 +47,10 @@ class _Wrapper(TokenizerWrapper):
         self._special = frozenset(vocabulary.names)
 
     def __call__(self, text: str) -> list[int]:
-        """Divides text that a grammar forces into tokens: as the tokenizer does, because the model is used to that.
+        """Splits text that a grammar forces into tokens as the tokenizer does, because the model is used to that.
 
-        A tokenizer may do something else: begin with a space, or take the name of a special token for that token. Then
-        it is the longest tokens that fit. Nothing may be raised here, which would be a panic there.
+        A tokenizer may do something else: begin with a space, or turn the name of a special token into that token. Then
+        the longest matching tokens are used. This must not raise: that would be a panic in llguidance.
         """
         wanted = text.encode()
         ids = list(self._encode(text))
@@ -59,7 +59,7 @@ class _Wrapper(TokenizerWrapper):
         return ids if is_same else self._longest(wanted)
 
     def _longest(self, text: bytes) -> list[int]:
-        """Up to where no token fits; llguidance sees to the rest."""
+        """Splits text into the longest tokens, up to where none fits; llguidance handles the rest."""
         ids: list[int] = []
         at = 0
         while at < len(text):
@@ -73,6 +73,6 @@ class _Wrapper(TokenizerWrapper):
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        """The lowest id of each."""
+        """The lowest id of each token's bytes."""
         ids = range(len(self.tokens) - 1, -1, -1)
         return {self.tokens[id_]: id_ for id_ in ids if id_ not in self._special and self.tokens[id_]}

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered where it can be ended."""
+"""Renders a model's chat template where it can be killed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.sandbox import Bounds, RequestEnded, Sandbox
 
-# `template_process.py` bounds the text.
+# `template_process.py` limits the output's length.
 BOUNDS = Bounds(cpu_s=2.0, max_bytes=2**28, max_bytes_per_byte=16, max_idle_bytes=2**27)
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
 
 
 class RenderingEnded(InvalidRequest):
-    """A rendering used more than it may, or its process was killed: another time it may go better."""
+    """A rendering exceeded its bounds, or its process was killed: it may succeed another time."""
 
 
 class ChatTemplate:
@@ -27,16 +27,16 @@ class ChatTemplate:
         self._sandbox = Sandbox(_PROGRAM, source, BOUNDS)
 
     def render(self, variables: Mapping[str, Any], *, now_s: float | None = None) -> str:
-        """Blocks for as long as the template takes, and that is not long.
+        """Renders the template. Blocks while it runs, which the bounds keep short.
 
         Args:
-            variables: that the template knows.
-            now_s: what it takes for the present, in Unix time; None: the present.
+            variables: the template's variables.
+            now_s: the template's current time, in Unix time; None: the real one.
 
         Raises:
             InvalidRequest: the template refuses the variables, fails, or makes too much text.
             RenderingEnded: it takes too much time or memory.
-            EngineError: no process for it runs here.
+            EngineError: no process can run here.
         """
         try:
             answer = self._sandbox.ask({"variables": variables, "now_s": time.time() if now_s is None else now_s})

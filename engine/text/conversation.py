@@ -1,4 +1,4 @@
-"""A conversation in a model's chat template: the text that `apply_chat_template` of transformers makes of it."""
+"""Renders a conversation by a model's chat template, with the same text as transformers' `apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NAMES_DEVELOPER = re.compile(r"""(['"])developer\1""")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template gets. Messages and tools are those of OpenAI's API, but that `arguments` are mappings."""
+    """Input of a chat template. Messages and tools are those of OpenAI's API, except that `arguments` are mappings."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
-    variables: Mapping[str, Any] = field(default_factory=dict)  # that this template knows, such as `enable_thinking`
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of this template, such as `enable_thinking`
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    now_s: float | None = None  # what a template that asks takes for the present, in Unix time
+    now_s: float | None = None  # current time for templates that use it, in Unix time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,18 @@ class EncodedChat:
     """A conversation as a prompt."""
 
     token_ids: tuple[int, ...]
-    text: str  # that the chat template made
-    reply_format: str | None = None  # in which the model writes its answer; None: nothing is known of it
-    reply_prefix: str = ""  # what `text` has of that answer already, such as `<think>`
-    has_reasoning: bool = False  # whether the template knows the reasoning of this format
+    text: str  # the chat template's output
+    reply_format: str | None = None  # format of the model's answer; None: unknown
+    reply_prefix: str = ""  # start of the answer that `text` already contains, such as `<think>`
+    has_reasoning: bool = False  # whether the template uses this format's reasoning
 
 
 class ConversationTemplate:
     """One template of one checkpoint. Any thread may use it.
 
     Args:
-        source: of the template.
-        special_tokens: by the names that templates know them by, such as `bos_token`.
+        source: the template's source.
+        special_tokens: special tokens by their names in templates, such as `bos_token`.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
@@ -54,10 +54,10 @@ class ConversationTemplate:
         self._needs = TemplateNeeds(lambda messages, tools: self._rendered(messages, Conversation(messages, tools)))
 
     def render(self, chat: Conversation) -> str:
-        """Blocks for as long as the template takes.
+        """Renders a conversation. Blocks while the template runs.
 
         Raises:
-            InvalidRequest: the template refuses the conversation, fails, or takes too much time, text or memory; a
+            InvalidRequest: the template refuses the conversation, fails, or takes too much time, text or memory; or a
                 variable has the name of a special token.
         """
         if not chat.messages:
@@ -72,7 +72,7 @@ class ConversationTemplate:
         return _cut(self._rendered(messages, chat), said)
 
     def _with_role(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A developer is what OpenAI's API called the system before."""
+        """Renames the developer role to system, its former name in OpenAI's API, unless the template knows it."""
         if message["role"] != "developer" or self._knows_developer:
             return message
         return {**message, "role": "system"}
@@ -90,14 +90,14 @@ class ConversationTemplate:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Under each name that templates read it by, as in transformers."""
+    """Copies the reasoning to each name that templates read it by, as transformers does."""
     if "reasoning" not in message:
         return message
     return {"thinking": message["reasoning"], **message, "reasoning_content": message["reasoning"]}
 
 
 def _mark_end(messages: list[dict[str, Any]], source: str) -> str:
-    """Marks where the final message's content ends, and returns that content."""
+    """Marks the end of the final message's content, and returns that content."""
     content = messages[-1].get("content")
     if content is None:
         raise InvalidRequest("continue_final_message: the final message has no content to continue")
@@ -112,7 +112,7 @@ def _mark_end(messages: list[dict[str, Any]], source: str) -> str:
 
 
 def _cut(text: str, said: str) -> str:
-    """The text up to the mark; where the template trimmed the message, without space at its end."""
+    """Returns the text up to the mark; if the template trimmed the message, without trailing space."""
     place = text.rfind(_END.strip())
     if place < 0 or said.strip() not in text:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Which decoders of the `tokenizers` library text can be streamed through, and how."""
+"""Finds out whether and how text can be streamed through a decoder of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.engine.errors import ConfigError
 
-PER_TOKEN = frozenset({"Replace", "Strip", "Metaspace"})  # stages that look at one token, and whether it is the first
+PER_TOKEN = frozenset({"Replace", "Strip", "Metaspace"})  # stages that see one token, and whether it is the first
 
 
 class DecoderKind(enum.Enum):
@@ -20,7 +20,7 @@ class DecoderKind(enum.Enum):
 
 
 def decoder_kind(decoder: Mapping[str, Any] | None) -> DecoderKind:
-    """The kind of a decoder, given as in `tokenizer.json`.
+    """Returns the kind of a decoder, given as in `tokenizer.json`.
 
     Raises:
         ConfigError: a later token could change the text of earlier ones, so that nothing could ever be released.
@@ -38,7 +38,7 @@ def decoder_kind(decoder: Mapping[str, Any] | None) -> DecoderKind:
     rest = rest[byte_runs:]
     if rest and rest[0]["type"] == "Fuse":
         rest.pop(0)
-        # Over the whole text: only its very start may change, by one character. The detokenizer's context hides that.
+        # It strips the whole text: only the start may change, by one character. The detokenizer's context hides that.
         if rest and rest[0]["type"] == "Strip" and rest[0]["start"] <= 1 and rest[0]["stop"] == 0:
             rest.pop(0)
     if rest:

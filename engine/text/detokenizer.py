@@ -1,7 +1,7 @@
-"""Token ids to text, one token at a time.
+"""Turns token ids into text, one token at a time.
 
-The `DecodeStream` of the `tokenizers` library (0.23) is not used: it holds text back without limit while bytes are
-invalid, never hands out what it holds at the end, and fails with "Invalid prefix" where a later byte token makes
+It does not use the `DecodeStream` of the `tokenizers` library (0.23). That holds text back without limit while bytes
+are invalid, never hands out what it holds at the end, and fails with "Invalid prefix" if a later byte token makes
 earlier ones invalid.
 """
 
@@ -15,31 +15,32 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer(Protocol):
-    """Text of one growing sequence of tokens.
+    """Detokenizes one growing sequence of tokens.
 
-    All pushes and the flush joined are what decoding all the ids at once gives, whatever the ids: special tokens and
-    unknown ids have no text, invalid UTF-8 becomes U+FFFD. Everything is a function of the ids alone, so pushing the
-    same ids again leads to the same state.
+    All pushes and the flush joined equal decoding all ids at once, whatever the ids: special tokens and unknown ids
+    have no text, invalid UTF-8 becomes U+FFFD. Everything is a function of the ids alone, so pushing the same ids again
+    leads to the same state.
     """
 
     def push(self, token_id: int) -> str:
-        """The text that this token made certain."""
+        """Returns the text that this token makes certain."""
         ...
 
     def flush(self) -> str:
-        """The text still held back, decoded as if nothing followed. Nothing may be pushed afterwards."""
+        """Returns the text still held back, decoded as if nothing followed. Nothing may be pushed afterwards."""
         ...
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: each token is some bytes. At most 3 bytes, an unfinished character, are held back.
+    """Detokenizer for byte-level vocabularies, whose tokens are bytes. It holds back at most 3 bytes, an unfinished
+    character.
 
     Python and the Rust library replace the same stretches of invalid bytes, the "maximal subparts" of section 3.9 of
     the Unicode Standard.
     """
 
     def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
-        """`token_bytes` lacks the ids that have no text."""
+        """Starts a new text. `token_bytes` lacks the ids that have no text."""
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -51,7 +52,7 @@ class ByteDetokenizer:
 
 
 class Vocabulary(Protocol):
-    """What ContextDetokenizer asks of a tokenizer. None of it may change."""
+    """The tokenizer interface that ContextDetokenizer needs. Its answers must never change."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
     def is_visible(self, token_id: int) -> bool: ...
@@ -59,22 +60,22 @@ class Vocabulary(Protocol):
 
 
 class ContextDetokenizer:
-    """For vocabularies whose tokens stand for text, with or without byte tokens such as `<0xE4>`.
+    """Detokenizer for vocabularies whose tokens stand for text, with or without byte tokens such as `<0xE4>`.
 
-    A token's text is what decoding it behind a context adds to decoding the context alone. The context is the last
-    token that has text, and at most one without text behind it: no more is needed, since decoders of this kind treat
-    only the very first token, or the first character of the text, differently.
+    A token's text is what decoding it after a context adds to decoding the context alone. The context is the last token
+    with text, and at most one token without text after it. That suffices because decoders of this kind only treat the
+    very first token, or the first character of the text, differently.
 
-    A run of byte tokens decodes as a whole: if it is valid UTF-8 it is that text, and if not, every byte of it is
-    U+FFFD. So a run is held back until it ends or becomes invalid, and nothing else ever is.
+    A run of byte tokens decodes as a whole: if it is valid UTF-8 it is that text, and if not, each of its bytes is
+    U+FFFD. So a run is held back until it ends or becomes invalid. Nothing else is ever held back.
     """
 
     def __init__(self, vocabulary: Vocabulary, context: Sequence[int] = ()) -> None:
-        """`context`: a token with text that this text goes on behind, and so keeps its first space; none: it begins."""
+        """Starts a new text. With `context`, a token with text, this text follows it and keeps its first space."""
         self._vocabulary = vocabulary
-        self._context = [*context]  # at most one token with text, and one without behind it
+        self._context = [*context]  # at most one token with text, and one without text after it
         self._context_text = vocabulary.decode(self._context) if context else ""
-        self._run: list[int] = []  # byte tokens that are held back: so far the beginning of valid UTF-8
+        self._run: list[int] = []  # byte tokens held back: so far a prefix of valid UTF-8
         self._run_decoder = codecs.getincrementaldecoder("utf-8")()
         self._in_invalid_run = False
 

@@ -1,8 +1,8 @@
-"""How many tokens a text has at least, found without encoding it: what is far too long is refused before it is encoded.
+"""Lower bound on a text's number of tokens, found without encoding it, to refuse texts that are far too long.
 
-Each byte of a text belongs to one token. A token's bytes stand in the vocabulary, so a byte is at least the share of a
-token that it is in the longest one that has it: where the longest token with an `e` has 20 bytes, twenty `e` are at
-least one token. The sum of these shares is never above the number of tokens, and takes milliseconds for 1 MB.
+Each byte of a text belongs to one token. So a byte is at least 1/n of a token, if the longest token that contains this
+byte has n bytes: if the longest token with an `e` has 20 bytes, twenty `e` are at least one token. The sum of these
+shares is never above the number of tokens, and takes milliseconds for 1 MB.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tokenizers
 from penstock.engine.text.decoders import DecoderKind
 
 Check: TypeAlias = Callable[[int], None]
-"""Is told how many tokens a prompt has at least; raises to refuse it."""
+"""Called with the least number of tokens that a prompt has; raises to refuse it."""
 
-_KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace"})  # steps before a model's own that drop no text
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # as SentencePiece spells a space
+_KEEPING = frozenset({"ByteLevel", "Digits", "Metaspace"})  # pre-tokenizers that drop no text
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's mark for a space
 
 
 def let_pass(_: int) -> None:
@@ -28,13 +28,14 @@ def let_pass(_: int) -> None:
 
 
 class FewestTokens:
-    """The bound for one vocabulary. Any thread may ask."""
+    """The bound for one vocabulary. Any thread may use it."""
 
     def __init__(self, token_bytes: Iterable[bytes], spelled: Callable[[str], str | None]) -> None:
-        """
+        """Prepares the bound.
+
         Args:
-            token_bytes: those that each token may stand for; every single byte must be among them.
-            spelled: a text as the tokens spell it; None: it may have fewer bytes than that.
+            token_bytes: byte strings that tokens may stand for; every single byte must be among them.
+            spelled: returns a text as the tokens spell it, or None if the tokens may have fewer bytes than the text.
         """
         longest = np.ones(256)
         for data in token_bytes:
@@ -44,7 +45,7 @@ class FewestTokens:
         self._spelled = spelled
 
     def of(self, text: str) -> int:
-        """How many tokens `text` has at least; 0 where nothing can be said.
+        """Returns the least number of tokens that `text` has; 0 if nothing is known.
 
         Raises:
             UnicodeEncodeError: the text holds lone surrogates.
@@ -53,7 +54,7 @@ class FewestTokens:
         if spelled is None:
             return 0
         counts = np.bincount(np.frombuffer(spelled.encode(), np.uint8), minlength=256)
-        return int(counts @ self._shares * (1 - 1e-9))  # what rounding could add is off
+        return int(counts @ self._shares * (1 - 1e-9))  # without what rounding could add
 
 
 def fewest_tokens(
@@ -63,14 +64,14 @@ def fewest_tokens(
     tokens: Mapping[int, str],
     token_bytes: Mapping[int, bytes],
 ) -> FewestTokens | None:
-    """None: this tokenizer may drop text, or make one token of any length of it.
+    """Returns the bound for a tokenizer, or None if it may drop text or turn text of any length into one token.
 
     Args:
         backend: the tokenizer.
         rules: its `normalizer` and `pre_tokenizer`, as in `tokenizer.json`.
         kind: how text follows from tokens.
-        tokens: all, by id.
-        token_bytes: of those that stand for bytes, as `bytes_of` gives them.
+        tokens: all tokens, by id.
+        token_bytes: bytes of the tokens that stand for bytes, as `bytes_of` returns them.
     """
     added = backend.get_added_tokens_decoder().values()
     normalizer = _steps(rules["normalizer"], "normalizers")
@@ -99,7 +100,7 @@ def _composed(text: str) -> str | None:
 
 
 def _with_spaces(text: str) -> str:
-    """A text's own mark cannot be told from a space."""
+    """Replaces the space marks by spaces. A mark in the text itself cannot be told from a space."""
     return text.replace(_SPACE, " ")
 
 

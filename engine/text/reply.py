@@ -1,4 +1,4 @@
-"""From sampled tokens to the parts of a reply."""
+"""Turns sampled tokens into the parts of a reply."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.engine.text.tokenizer import Tokenizer
 
 
 class ReplyStream:
-    """The reply of one choice: its text, and where there is a parser, reasoning and tool calls apart from it.
+    """The reply of one choice: its text and, if there is a parser, its reasoning and tool calls separately.
 
-    A function of the token ids alone, which are pushed one by one whatever steps they come from. Stop strings are
-    looked for in the text as the model wrote it, tags and reasoning included.
+    It is a function of the token ids alone, which are pushed one by one whatever steps they come from. Stop strings are
+    matched in the text as the model wrote it, tags and reasoning included.
     """
 
     def __init__(self, text: TextStream, parser: ReplyParser | None = None) -> None:
         self._text = text
         self._parser = parser
         self.num_reasoning = 0
-        """Tokens so far that are reasoning, the tag that ends it included."""
+        """Number of reasoning tokens so far, the tag that ends the reasoning included."""
 
     @property
     def calls_tools(self) -> bool:
@@ -31,7 +31,7 @@ class ReplyStream:
         return self._parser is not None and self._parser.calls_tools
 
     def push(self, token_id: int) -> tuple[Delta, str | None]:
-        """What this token released, and the stop string that is complete: then nothing follows."""
+        """Returns what this token released, and the stop string that it completed, if any: then nothing follows."""
         text, stop = self._text.push(token_id)
         parser = self._parser
         if parser is None:
@@ -42,13 +42,14 @@ class ReplyStream:
         return delta, stop
 
     def finish(self, ended: Ended = Ended.ITSELF) -> Delta:
-        """What is still held back, of a reply that ends without a stop string. Nothing may be pushed afterwards."""
+        """Returns what is still held back when a reply ends without a stop string. Nothing may be pushed afterwards."""
         text = self._text.finish()
         return Delta(text) if self._parser is None else self._parser.finish(text, ended)
 
     def replay(self, token_ids: Iterable[int]) -> str | None:
-        """Brings a new stream to where it was after these tokens, whose parts are out. Returns the stop string that
-        they complete, if one.
+        """Restores a new stream to its state after these tokens, whose parts are out.
+
+        Returns the stop string that they complete, if any.
         """
         stop = None
         for token_id in token_ids:
@@ -57,14 +58,14 @@ class ReplyStream:
 
 
 class ReplyStreams:
-    """Makes the streams of one model. One thread at a time uses this."""
+    """Makes the streams of one model. Only one thread at a time may use it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._formats = ReplyFormats(tokenizer.special_token_ids)
 
     def stream(self, request: Request, choice: int) -> ReplyStream:
-        """One for a new reply. Raises InvalidRequest if its format is unknown or a stop string is empty."""
+        """Returns a stream for a new reply. Raises InvalidRequest if its format is unknown or a stop string empty."""
         params, spec = request.sampling, request.response
         text = TextStream(
             self._tokenizer,
@@ -72,7 +73,7 @@ class ReplyStreams:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             delimiters={} if spec is None else self._formats.dialect(spec.format).special,
-            goes_on=request.grammar is not None,  # which has the last word on each space
+            goes_on=request.grammar is not None,  # the grammar decides on each space
         )
         if spec is None:
             return ReplyStream(text)

@@ -1,4 +1,4 @@
-"""What each token of a vocabulary stands for: text, or bytes of it."""
+"""What each token of a vocabulary stands for: text, or bytes of a text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.engine.text.unlocked import text_of
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-_NUM_REMEMBERED = 2**14  # spellings that take the library's decoder to find out
+_NUM_REMEMBERED = 2**14  # number of spellings cached that need the library's decoder
 
 
 class Spelling:
-    """A vocabulary in which special tokens are either text like all others, or have none. Any thread may use it."""
+    """A vocabulary in which special tokens are either ordinary text or have none. Any thread may use it."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Spelling:
         *,
         skip_special: bool,
     ) -> None:
-        """`tokens`, and `token_bytes` as `bytes_of` gives them, lack the ids that have no text."""
+        """Prepares the vocabulary. `tokens`, and `token_bytes` as from `bytes_of`, lack the ids that have no text."""
         self._backend = backend
         self._kind = kind
         self._tokens = tokens
@@ -42,27 +42,29 @@ class Spelling:
         return text_of(self._backend, token_ids, skip_special_tokens=self._skip_special)
 
     def is_visible(self, token_id: int) -> bool:
-        """Whether `decode` looks at this token at all."""
+        """Whether `decode` considers this token at all."""
         return token_id in self._tokens
 
     def byte_of(self, token_id: int) -> bytes | None:
-        """The bytes that a token stands for, of those that stand for bytes rather than text."""
+        """Returns the bytes of a token, or None if it stands for text rather than bytes."""
         return self._bytes.get(token_id)
 
     def detokenizer(self, *, goes_on: bool = False) -> Detokenizer:
-        """`goes_on`: each token has the text that `spell` gives it, the first one too."""
+        """Returns a detokenizer for a new text. With `goes_on`, even its first token has the text that `spell`
+        returns.
+        """
         if self._kind is DecoderKind.BYTES:
             return ByteDetokenizer(self._bytes)
         return ContextDetokenizer(self, self._some_token if goes_on else ())
 
     @cached_property
     def _some_token(self) -> tuple[int, ...]:
-        """One with text, if there is one."""
+        """One token with text, if there is one."""
         texts = (id_ for id_ in self._tokens if id_ not in self._bytes and self.decode([id_, id_]))
         return tuple(islice(texts, 1))
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
-        """The text of one token inside a text, a leading space included, and the bytes that it adds.
+        """Returns the text of one token inside a text, a leading space included, and the bytes that it adds.
 
         The bytes of a text's tokens, joined, are the text; the text of a token that is part of a character is U+FFFD.
         """
@@ -77,7 +79,9 @@ class Spelling:
 
 
 def bytes_of(tokens: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
-    """The tokens that are bytes rather than text: all, the byte tokens, or none, by kind of decoder."""
+    """Returns the bytes of tokens that are bytes rather than text: all, the byte tokens, or none, by kind of
+    decoder.
+    """
     if kind is DecoderKind.BYTES:
         byte_of = _byte_alphabet()
         return {id_: _byte_level(token, byte_of) for id_, token in tokens.items()}
@@ -88,7 +92,9 @@ def bytes_of(tokens: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
 
 
 def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
-    """A token that is not spelled in the byte alphabet throughout, such as an added one, stands for itself."""
+    """Returns the bytes of a token. One that is not all in the byte alphabet, such as an added one, stands for
+    itself.
+    """
     try:
         return bytes([byte_of[character] for character in token])
     except KeyError:
@@ -96,7 +102,9 @@ def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in order."""
+    """Returns GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in
+    order.
+    """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(rest)}

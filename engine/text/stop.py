@@ -1,4 +1,4 @@
-"""Stop strings, matched across the chunks that text arrives in."""
+"""Matches stop strings across the chunks that text arrives in."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from penstock.engine.errors import InvalidRequest
 
 
 class StopMatcher:
-    """Ends a text at the first stop string, and releases everything before it as early as can be.
+    """Ends a text at the first stop string, and releases everything before it as early as possible.
 
-    Scanning character by character, the text stops where the first stop string is complete; if several are complete
-    there, the longest counts. All behind the stop string is left out, and the stop string itself too, unless it is to
-    be included. Held back is only what could still become part of a stop string that is left out: the longest end of
-    the text so far that some stop string begins with. The automaton is that of Aho and Corasick, "Efficient string
-    matching", CACM 18 (6), 1975; a character costs constant time on average.
+    The text ends where the first stop string is complete, scanning character by character. If several are complete
+    there, the longest counts. Everything after the stop string is left out, and so is the stop string itself unless it
+    is to be included. The matcher holds back only the longest suffix of the text that may still become a stop string
+    that is left out. The automaton is from Aho and Corasick, "Efficient string matching", CACM 18 (6), 1975; a
+    character costs constant time on average.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Raises InvalidRequest if a stop string is empty."""
+        """Builds the automaton. Raises InvalidRequest if a stop string is empty."""
         if not all(stops):
             raise InvalidRequest("a stop string must not be empty")
         self._root = _automaton(stops)
         self._include = include
         self._state = self._root
-        self._held = ""  # the `depth` last characters seen; nothing where stop strings are included
+        self._held = ""  # the last `depth` characters seen; empty if stop strings are included
         self._found: str | None = None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is now certain to be wanted, and the stop string that was found, now or earlier."""
+        """Returns the text that is now certain, and the stop string that was found, now or earlier."""
         if self._found is not None:
             return "", self._found
         seen = self._held + text
@@ -48,19 +48,19 @@ class StopMatcher:
         return seen[:border], None
 
     def flush(self) -> str:
-        """What is held back, now that no more text comes."""
+        """Returns what is held back, now that no more text comes."""
         held, self._held, self._state = self._held, "", self._root
         return held
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A beginning of one or more stop strings."""
+    """A prefix of one or more stop strings."""
 
     depth: int
-    match: str = ""  # the longest stop string that this beginning ends with
+    match: str = ""  # longest stop string that is a suffix of this prefix
     next: dict[str, _Node] = field(default_factory=dict)
-    fallback: _Node = field(init=False)  # the longest proper end of this beginning that is itself one
+    fallback: _Node = field(init=False)  # longest proper suffix of this prefix that is a prefix too
 
     def __post_init__(self) -> None:
         self.fallback = self

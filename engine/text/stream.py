@@ -1,4 +1,4 @@
-"""From sampled tokens to the text that goes to the client."""
+"""Turns sampled tokens into the text for the client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.engine.text.tokenizer import Tokenizer
 class TextStream:
     """The text of one choice: detokenized, and ended by the first stop string.
 
-    A function of the token ids alone. Token ids that end a sequence are the engine's business: whether their text is
-    wanted is decided by pushing them or not.
+    It is a function of the token ids alone. The engine handles token ids that end a sequence: it pushes them if their
+    text is wanted.
     """
 
     def __init__(
@@ -26,13 +26,14 @@ class TextStream:
         delimiters: Mapping[int, str] | None = None,
         goes_on: bool = False,
     ) -> None:
-        """
+        """Starts a new text.
+
         Args:
-            tokenizer: of the model.
-            stops: what ends the text.
-            include_stop: whether the text ends with the stop string, and not before it.
+            tokenizer: the model's tokenizer.
+            stops: strings that end the text.
+            include_stop: whether the text includes the stop string that ends it.
             skip_special_tokens: whether special tokens have no text.
-            delimiters: the characters by which tokens that delimit parts of a reply are known in its text.
+            delimiters: the characters that stand in the text for tokens that delimit parts of a reply.
             goes_on: as in `Tokenizer.detokenizer`.
 
         Raises:
@@ -44,13 +45,14 @@ class TextStream:
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
     def push(self, token_id: int) -> tuple[str, str | None]:
-        """The text that this token released, and the stop string that is complete: then no text follows."""
+        """Returns the text that this token released, and the stop string that it completed: then no text follows."""
         text = self._text_of(token_id)
         return (text, None) if self._matcher is None else self._matcher.push(text)
 
     def finish(self) -> str:
-        """The text still held back, for a sequence that ends without a stop string. Nothing may be pushed
-        afterwards.
+        """Returns the text still held back by a sequence that ends without a stop string.
+
+        Nothing may be pushed afterwards.
         """
         text = self._detokenizer.flush()
         if self._matcher is None:
@@ -63,5 +65,5 @@ class TextStream:
         if delimiter is None:
             return self._detokenizer.push(token_id)
         text = self._detokenizer.flush() + delimiter
-        self._detokenizer = self._new_detokenizer()  # no character goes across parts of a reply
+        self._detokenizer = self._new_detokenizer()  # no character spans two parts of a reply
         return text

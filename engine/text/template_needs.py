@@ -1,9 +1,9 @@
-"""What a chat template wants its input to look like, found out by trying: templates do not say.
+"""Finds out by trial what input a chat template needs: templates do not say.
 
 Four things differ between families. The arguments of a tool call are a mapping to most templates and JSON text to some.
-Ids of tool calls are nine letters and digits to Mistral's, which refuse others. A message that only calls has no
-content to most, and an empty one to DeepSeek's. Content is text to most, a list of parts to some, and to others either,
-which may depend on whose it is.
+Ids of tool calls are nine letters and digits to Mistral's templates, which refuse others. A message with only calls has
+no content to most, and an empty one to DeepSeek's. Content is text to most, a list of parts to some, and either to
+others, which may depend on the role.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Message: TypeAlias = Mapping[str, Any]
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _LONG_ID = "call_0123456789abcdef01234567"
 _WORDS = ("penstock-a", "penstock-b")
-_AS_DATA = re.compile(rf"""['"]text['"]: *['"]{_WORDS[0]}""")  # parts that are written out, not read
+_AS_DATA = re.compile(rf"""['"]text['"]: *['"]{_WORDS[0]}""")  # parts printed as data instead of being read
 _ARGUMENTS = {"penstock": "probe"}
 _TOOL = {
     "type": "function",
@@ -47,7 +47,7 @@ _RESULT = {"role": "tool", "content": "1", "name": "probe", "tool_call_id": _LON
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What a template wants messages with tool calls to look like."""
+    """The form of messages with tool calls that a template needs."""
 
     has_short_ids: bool = False
     has_text_arguments: bool = False
@@ -58,12 +58,13 @@ _SHAPES = [CallShape(*wants) for wants in itertools.product((False, True), repea
 
 
 class TemplateNeeds:
-    """Of one template; each is found out when it first matters, by rendering small conversations.
+    """What one template needs; each fact is found out on first use, by rendering small conversations.
 
-    It is the same on every worker. A rendering that took too long tells nothing, and what it was for is refused.
+    It is the same on every worker. If a rendering takes too long, nothing is learnt, and the request that needed it is
+    refused.
 
     Args:
-        render: of messages and tools. It raises InvalidRequest where the template does not take them.
+        render: renders messages and tools; raises InvalidRequest if the template does not accept them.
     """
 
     def __init__(self, render: Callable[[Sequence[Message], Sequence[Message]], str]) -> None:
@@ -73,7 +74,7 @@ class TemplateNeeds:
 
     @cached_property
     def calls(self) -> CallShape:
-        """The first shape that the template takes; the plain one where it takes none."""
+        """The first shape that the template accepts, or the plain one if it accepts none."""
         return next((shape for shape in _SHAPES if self._takes(shape)), _SHAPES[0])
 
     def reads_text(self, role: str) -> bool:
@@ -118,7 +119,7 @@ class TemplateNeeds:
 
 
 def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[dict[str, Any]]:
-    """The messages as the template wants them, without what is null."""
+    """Returns the messages in the form that the template needs, without null fields."""
     made = [_with_content(message, needs) for message in messages]
     if any("tool_calls" in message or "tool_call_id" in message for message in made):
         made = [with_calls(message, needs.calls) for message in made]
@@ -126,7 +127,7 @@ def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[dict[str, 
 
 
 def with_calls(message: Message, shape: CallShape) -> dict[str, Any]:
-    """The message with its calls, or the id of the call that it answers, in this shape."""
+    """Returns the message with its calls, or the id of the call that it answers, in this shape."""
     made = dict(message)
     if "tool_calls" in made:
         made["tool_calls"] = [_call(call, shape) for call in made["tool_calls"]]
@@ -138,7 +139,7 @@ def with_calls(message: Message, shape: CallShape) -> dict[str, Any]:
 
 
 def short_id(call_id: str) -> str:
-    """Nine letters and digits that stand for this id: itself, if it is such."""
+    """Returns nine letters and digits that stand for this id: the id itself if it has that form."""
     return call_id if _SHORT_ID.fullmatch(call_id) else blake2b(call_id.encode(), digest_size=8).hexdigest()[:9]
 
 

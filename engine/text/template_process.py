@@ -1,8 +1,8 @@
-"""Renders a chat template: the program of a sandbox (`sandbox/child.py`), for `chat_template.py`.
+"""Renders a chat template: a sandbox program (`sandbox/child.py`), for `chat_template.py`.
 
-A template is a program from a stranger: jinja2's sandbox bounds `range`, but not loops within loops, `'x' * 10**9`, or
-a regular expression at work. The sandbox is made with the template; a request holds the `variables` of one rendering
-and what it takes for the present (`now_s`).
+A template is an untrusted program: jinja2's sandbox bounds `range`, but not nested loops, `'x' * 10**9`, or a slow
+regular expression. The sandbox's setup is the template; a request holds the `variables` of one rendering and its
+current time (`now_s`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-MAX_CHARS, MAX_CHARS_PER_BYTE = 2**20, 4  # of a rendering, and so many times the size of what it is given
+MAX_CHARS, MAX_CHARS_PER_BYTE = 2**20, 4  # of a rendering, plus this many per byte of the request
 MAX_NOW_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
@@ -29,7 +29,7 @@ class TooLong(Exception):
 
 
 class Generation(jinja2.ext.Extension):
-    """The tag around an answer, which marks what to train on: rendered as if it was not there."""
+    """The tag around an answer that marks what to train on; it is rendered as if it were not there."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
@@ -43,9 +43,9 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Without names that reach into Python."""
+    """A namespace without names that reach into Python."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be an attribute's name
+    def __init__(*args: Any, **kwargs: Any) -> None:  # an attribute may be named `self`
         values = dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
@@ -57,7 +57,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 class Dict:
-    """`dict` as a template may use it: not the type itself, whose attributes lead on."""
+    """`dict` for templates: not the type itself, whose attributes lead further."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -67,7 +67,9 @@ class Dict:
 
 
 def environment() -> jinja2.Environment:
-    """What transformers renders chat templates in; `tests/engine/test_text_chat_template.py` holds it to that."""
+    """Returns the environment in which transformers renders chat templates; `tests/engine/test_text_chat_template.py`
+    compares the two.
+    """
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
@@ -79,7 +81,9 @@ def environment() -> jinja2.Environment:
 
 
 def start(source: str) -> Callable[[Any, int], dict[str, str]]:
-    """A template is compiled with its first rendering, within the same limits."""
+    """Returns the function that renders the template. It is compiled with its first rendering, within the same
+    limits.
+    """
     compiled = functools.cache(environment().from_string)
     return lambda given, num_bytes: _outcome(lambda: compiled(source), given, num_bytes)
 
@@ -99,7 +103,7 @@ def _outcome(template: Callable[[], jinja2.Template], given: Mapping[str, Any], 
 
 
 def _text(template: jinja2.Template, variables: Mapping[str, Any], max_chars: int) -> str:
-    """As `Template.render`, but that it stops at a text that is too long."""
+    """Renders like `Template.render`, but stops if the text gets too long."""
     pieces, num_chars = [], 0
     for piece in template.generate(variables):
         pieces.append(piece)
@@ -121,12 +125,14 @@ def _raise_exception(message: Any) -> None:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own escapes what is HTML."""
+    """Writes JSON for templates; Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _clock(now_s: float) -> Callable[[str], str]:
-    """In UTC, so that all machines render the same; without a zone, as the one of transformers."""
+    """Returns the clock for templates, in UTC so that all machines render the same; without a zone, as in
+    transformers.
+    """
     now = datetime.fromtimestamp(min(max(now_s, 0.0), MAX_NOW_S), UTC).replace(tzinfo=None)
 
     def strftime_now(format: str) -> str:  # noqa: A002  as templates call it

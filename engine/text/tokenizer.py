@@ -1,4 +1,4 @@
-"""Text to token ids and back, over a Hugging Face fast tokenizer."""
+"""Converts text to token ids and back, with a Hugging Face fast tokenizer."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from penstock.engine.text.unlocked import token_ids
 class Tokenizer:
     """The tokenizer and chat template of one checkpoint.
 
-    Safe to use from several threads at once, detokenizers included: after construction only those methods of the
-    underlying Rust tokenizer are called that read it, and nothing here is written to.
+    Several threads may use it at once, detokenizers included: after construction it only calls reading methods of the
+    underlying Rust tokenizer, and changes nothing of its own.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO) -> None:
         """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
         Args:
-            tokenizer: of the checkpoint.
-            chat_format: how answers in chats are read: `auto` (by the chat template), `none`, or a format's name.
+            tokenizer: the checkpoint's tokenizer.
+            chat_format: how chat replies are parsed: `auto` (by the chat template), `none`, or a format's name.
 
         Raises:
-            CheckpointError: no token of its has text.
-            ConfigError: its decoder is one that text can't be streamed through, its chat template is no text, or there
-                is no such format.
+            CheckpointError: none of its tokens has text.
+            ConfigError: text can't be streamed through its decoder, its chat template is not text, or there is no such
+                format.
         """
         special_tokens = dict(tokenizer.special_tokens_map)
         self._templates = {
             name: ConversationTemplate(source, special_tokens) for name, source in _templates_of(tokenizer).items()
         }
         self.templates = {name: template.source for name, template in self._templates.items()}
-        """The texts of the chat templates; the one that is not for special cases is called `default`."""
+        """Texts of the chat templates by name; the one that is not for special cases is called `default`."""
         names = ("default", *self.templates)
         self._special_tokens = special_tokens
         self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
@@ -76,27 +76,27 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: Path, chat_format: str = AUTO) -> Tokenizer:
-        """That of a checkpoint: a folder, or a GGUF file. Code in the checkpoint is never run.
+        """Loads the tokenizer of a checkpoint: a folder, or a GGUF file. Code in the checkpoint is never run.
 
         Raises:
             CheckpointError: there is none, or it is malformed.
-            ConfigError: the tokenizer is not a fast one or of a kind that is not supported, or as when one is made.
+            ConfigError: the tokenizer is not a fast one, its kind is not supported, or the constructor raises it.
         """
         return cls(open_checkpoint(path).tokenizer(), chat_format)
 
     @property
     def chat_format(self) -> str | None:
-        """How answers in chats are read; None: as plain text."""
+        """Format in which chat replies are parsed; None: as plain text."""
         return self._formats["default"]
 
     def check_fits(self, vocab_size: int) -> None:
-        """That a model of `vocab_size` tokens has all that text becomes.
+        """Checks that a model of `vocab_size` tokens has all tokens that text becomes.
 
-        Tokens that were added to a vocabulary may be beyond it: some checkpoints have one for padding or for images
-        there, and a prompt that spells it out is refused alone.
+        Tokens added to a vocabulary may be beyond it: some checkpoints have one for padding or for images there. Only a
+        prompt that spells such a token out is refused.
 
         Raises:
-            CheckpointError: the vocabulary itself is larger, so that it is that of another model.
+            CheckpointError: the vocabulary itself is larger, so it belongs to another model.
         """
         if self._last_own >= vocab_size:
             raise CheckpointError(
@@ -105,22 +105,23 @@ class Tokenizer:
             )
 
     def rules(self) -> str:
-        """All that decides which tokens a text becomes and which text they have, chat templates apart, as JSON.
+        """Returns as JSON everything that decides which tokens a text becomes and which text they have, except
+        templates.
 
-        It is of the tokenizer as it was loaded: two checkpoints whose files say the same in other words have the same.
-        Takes a second for a large vocabulary.
+        It describes the tokenizer as loaded: two checkpoints whose files say the same in different ways get the same
+        result. Takes a second for a large vocabulary.
         """
         backend = json.loads(self._backend.to_str())
         return json.dumps({"backend": backend, "special_tokens": self._special_tokens}, sort_keys=True)
 
     def encode(self, text: str, check: Check = let_pass) -> tuple[int, ...]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
+        """Returns the token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
 
-        Special tokens spelled out in `text` become those tokens, as Hugging Face does by default.
+        Special tokens spelled out in `text` become those tokens, the default of Hugging Face.
 
         Args:
             text: the prompt.
-            check: is told how many tokens there are at least, before they are made, and may refuse.
+            check: called with the least number of tokens before they are made; it may refuse.
 
         Raises:
             InvalidRequest: the text holds lone surrogates.
@@ -128,17 +129,17 @@ class Tokenizer:
         return self._encode(text, check, add_special_tokens=True)
 
     def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
-        """A conversation in the checkpoint's chat template, up to where the model's answer begins.
+        """Encodes a conversation by the checkpoint's chat template, up to where the model's answer begins.
 
-        The template runs in a process of its own, which this waits for: not to be called in an event loop.
+        This waits for the template, which runs in a process of its own: do not call it in an event loop.
 
         Args:
             chat: the conversation.
-            check: as for `encode`, of what the template made.
+            check: as for `encode`, for the template's output.
 
         Raises:
-            InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time,
-                text or memory.
+            InvalidRequest: there is no chat template, or it refuses these messages, fails, or takes too much time, text
+                or memory.
         """
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
@@ -151,26 +152,26 @@ class Tokenizer:
         return EncodedChat(ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`. Special tokens, and ids that are in no vocabulary, have none.
+        """Returns the text of `token_ids`. Special tokens, and ids outside the vocabulary, have none.
 
-        It is what the vocabulary says: `clean_up_tokenization_spaces`, which closes up English punctuation and damages
-        all other text, is not applied.
+        The text is what the vocabulary says: `clean_up_tokenization_spaces` is not applied, since it only tidies
+        English punctuation and damages all other text.
         """
         return self._spelling.decode(token_ids)
 
     def detokenizer(self, *, skip_special_tokens: bool = True, goes_on: bool = False) -> Detokenizer:
-        """One for a new sequence of tokens. Special tokens have no text, or that which they are spelled with.
+        """Returns a detokenizer for a new sequence of tokens. Special tokens have no text, or else their spelling.
 
-        With a SentencePiece vocabulary there is no space in front of a text's first word, unless the text `goes_on`.
+        With a SentencePiece vocabulary there is no space before a text's first word, unless the text `goes_on`.
         """
         return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer(goes_on=goes_on)
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
-        """Text and bytes of one token inside a text, as in `Spelling`, special tokens spelled out."""
+        """Returns text and bytes of one token inside a text, as `Spelling` does, with special tokens spelled out."""
         return self._full_spelling.spell(token_id)
 
     def encode_part(self, text: str) -> list[int]:
-        """Token ids of text inside a text: nothing is added."""
+        """Returns the token ids of text inside a text: nothing is added."""
         return token_ids(self._backend, text, add_special_tokens=False)
 
     def _encode(self, text: str, check: Check, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -184,7 +185,9 @@ class Tokenizer:
 
 
 def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """By name: `default` and, for conversations with tools, `tool_use`. Nobody asks for others."""
+    """Returns the chat templates by name: `default` and, for conversations with tools, `tool_use`. Others are
+    unused.
+    """
     given: Any = tokenizer.chat_template
     templates = given if isinstance(given, Mapping) else {"default": given}
     found = {name: templates[name] for name in ("default", "tool_use") if templates.get(name) is not None}
@@ -195,17 +198,17 @@ def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
 
 
 def _ids_of(backend: tokenizers.Tokenizer) -> list[int]:
-    """All ids that may be tokens, in order: few, however high the highest is.
+    """Returns all ids that may be tokens, in order: few, however high the highest is.
 
-    A vocabulary by piece names one id of each piece. That of Unigram is a list, which may hold a piece several times:
-    the ids there are the places up to its length.
+    A vocabulary by piece names one id of each piece. Unigram's vocabulary is a list, which may hold a piece several
+    times: its ids are the indices up to its length.
     """
     named = {id_ for has in (False, True) for id_ in backend.get_vocab(with_added_tokens=has).values()}
     return sorted(named.union(range(backend.get_vocab_size(with_added_tokens=False))))
 
 
 def _rules_of(backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Some as in `tokenizer.json`, by way of an empty tokenizer: writing out a whole one takes a second."""
+    """Returns some rules as in `tokenizer.json`, through an empty tokenizer: serializing a whole one takes a second."""
     shell = tokenizers.Tokenizer(tokenizers.models.BPE())
     for name in ("decoder", "normalizer", "pre_tokenizer"):
         if (rule := getattr(backend, name)) is not None:

@@ -1,1 +1,1 @@
-"""How chat models spell reasoning and tool calls, and how their replies are read."""
+"""How chat models spell reasoning and tool calls, and how their replies are parsed."""

@@ -1,4 +1,4 @@
-"""The part of a reply's grammar that is one call: a tool's name and its arguments."""
+"""The part of a reply's grammar for one call: a tool's name and its arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.engine.text.response.value_grammar import ValueGrammar
 
 _PYTHON_WORDS: Mapping[str, str] = MappingProxyType({"true": "True", "false": "False", "null": "None"})
 _PLAIN_KEY = re.compile(r"[^\s<>{}()\[\]\"'=,;:|]+")
-_MAX_MEMBERS = 128  # each of their rules is within the one before
+_MAX_MEMBERS = 128  # each member's rule is nested in the one before
 _NEW_KEY = "/[a-zA-Z_][a-zA-Z0-9_]{0,40}/"
-# What an object of arguments may say beside its properties.
+# Keywords that a schema of arguments may have.
 _UNDERSTOOD = frozenset(
     ("$schema", "$id", "$defs", "definitions", "$comment", "title", "description", "default", "examples", "type",
      "properties", "required", "additionalProperties")
@@ -28,10 +28,10 @@ _UNDERSTOOD = frozenset(
 
 
 def call_body(writer: GrammarWriter, format_: Format, tool: Tool) -> str:
-    """A call of `tool`, without what stands around every call.
+    """Returns the grammar of a call of `tool`, without what surrounds every call.
 
     Raises:
-        InvalidRequest: its parameters are no schema, or a strict one that the format has no syntax for.
+        InvalidRequest: its parameters are not a schema, or it is strict and the format has no syntax for it.
     """
     schema = _parameters(tool)
     syntax = format_.calls
@@ -50,7 +50,7 @@ def _object(writer: GrammarWriter, tool: Tool, schema: Schema) -> str:
 
 
 def _parameters(tool: Tool) -> Schema:
-    """The schema of the arguments: an object whatever it says, and without any where it says nothing."""
+    """Returns the schema of the arguments: always an object, and without properties if the tool gives no schema."""
     schema = parsed_schema(tool.parameters, _of(tool))
     return {"type": "object"} | (schema or {"properties": {}, "additionalProperties": False})
 
@@ -97,7 +97,7 @@ class _Members:
         return schema
 
     def _members(self) -> tuple[dict[str, str], frozenset[str]]:
-        """The arguments there are by name, and which of them there must be."""
+        """Returns the arguments by name, and the required names."""
         properties = self._schema.get("properties")
         said = self._schema.get("required")
         required = said if isinstance(said, list) else []
@@ -129,17 +129,19 @@ class _Members:
         return sequence([rule, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else rule
 
     def _lexeme(self, text: str) -> str:
-        """A value with what ends it. Between tags, every kind ends with the tag: a lexer prefers the longer."""
+        """Returns a value with what ends it. Between tags, every kind ends with the tag: a lexer prefers the longer
+        match.
+        """
         if self._syntax.parameter is None:
             return text
         end = self._syntax.parameter.end
         tag, *rest = self._format.pieces(end.lstrip())
-        gap = end.removesuffix(end.lstrip())  # a line break, which the model need not write
+        gap = end.removesuffix(end.lstrip())  # a line break, which the model may leave out
         ended = self._writer.until(tag.rstrip(), text, gap)
         return sequence([ended, self._writer.spell([tag.removeprefix(tag.rstrip()), *rest])])
 
     def _text(self, schema: Schema, is_mixed: bool) -> str:
-        """A string: bare up to the next tag, between quotes of the format, or as JSON, which Python reads too."""
+        """Returns a string: bare up to the next tag, in the format's quotes, or as JSON, which Python reads too."""
         parameter, quote = self._syntax.parameter, self._syntax.quote
         if parameter is None and not quote:
             return _object(self._writer, self._tool, schema)

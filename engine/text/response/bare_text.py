@@ -1,4 +1,4 @@
-"""Strings that a model writes without quotes and escapes, held to their schema by regular expressions."""
+"""Strings that a model writes without quotes and escapes, constrained by regular expressions from their schema."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _PATTERNS = {
     "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "uri": rf"https?://{_HOST}(:[1-9][0-9]{{1,3}})?(/{_PATH}(\?{_PATH})?)?",
 }
-# What a bare string may not read like where it would be taken for a value that is no string.
+# Bare strings that would be read as another type.
 OTHER_VALUES = (
     r"/\s*([-+0-9.eE]+|true|false|null|True|False|None)\s*/ "
     rf"| (/\s*[\[{{]/ | /\s*/ {literal(chr(34))}) {ANY}"
 )
-_NO_CONTROLS = r"/[^\x00-\x08\x0b\x0c\x0e-\x1f]*/"  # about which patterns disagree
+_NO_CONTROLS = r"/[^\x00-\x08\x0b\x0c\x0e-\x1f]*/"  # patterns disagree about these
 _MAX_CHECKED = 16  # characters at the beginning of a string
-_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)  # in which no sign has its meaning
+_ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)  # in which signs have no special meaning
 
 
 def bare_text(schema: Schema, *, strict: bool, of: str) -> str:
-    """A lexeme of the strings that follow `schema`.
+    """Returns a lexeme of the strings that follow `schema`.
 
     Raises:
-        InvalidRequest: `strict`, and it can't be done; `of` says whose schema it is.
+        InvalidRequest: `strict` is set and it can't be done; `of` says whose schema it is.
     """
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
@@ -55,10 +55,11 @@ def bare_text(schema: Schema, *, strict: bool, of: str) -> str:
 
 
 def text_before(tag: str, schema: Schema, *, strict: bool, of: str) -> str:
-    """As `bare_text`, of strings that the first `tag` ends. A grammar that writes it reads `tag` lazily.
+    """Returns a lexeme like `bare_text` for strings that end at the first `tag`. Grammars that use it read `tag`
+    lazily.
 
-    Where more than their length is said of them, they don't even have the sign that `tag` begins with: to tell where
-    only the whole tag is costs milliseconds per token.
+    If the schema restricts more than the length, strings may not even contain the tag's first character: checking for
+    the whole tag would cost milliseconds per token.
     """
     text = bare_text(schema, strict=strict, of=of)
     at_least = schema.get("minLength", 0)
@@ -81,14 +82,17 @@ def _conditions(schema: Schema, strict: bool, of: str) -> Iterator[str]:
 
 
 def _formatted(name: object) -> str | None:
-    """None: it is not known how. Formats that are in no draft say nothing."""
+    """Returns a format's condition, or None if it is unknown how. Formats outside all drafts have no effect."""
     if not isinstance(name, str) or name not in FORMATS:
         return ANY
     return regex(_PATTERNS[name]) if name in _PATTERNS else None
 
 
 def _searched(pattern: object) -> str | None:
-    """Text in which `pattern` occurs. None: an anchor is for one alternative of several, or elsewhere than outside."""
+    """Returns a condition for text that contains `pattern`.
+
+    Returns None if an anchor belongs to one of several alternatives, or is not at an end of the pattern.
+    """
     inner = str(pattern)
     is_at_start, is_at_end = inner.startswith("^"), inner.endswith("$") and _ATOM.sub("", inner)[-1:] == "$"
     inner = inner[is_at_start : len(inner) - is_at_end]
@@ -100,7 +104,7 @@ def _searched(pattern: object) -> str | None:
 
 
 def _has_alternatives(bare: str) -> bool:
-    """Outside of all groups."""
+    """Whether the pattern has alternatives outside of all groups."""
     depth = 0
     for sign in bare:
         depth += {"(": 1, ")": -1}.get(sign, 0)

@@ -1,4 +1,4 @@
-"""Whether two branches of a JSON schema's `oneOf` can be true of one value."""
+"""Checks whether a value can match two branches of a JSON schema's `oneOf`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = frozenset(("array", "boolean", "integer", "null", "object", "string", "
 
 
 def kind_of(value: object) -> str:
-    """The type of a JSON value; of a number `integer` if it is whole, else `fraction`."""
+    """Returns the type of a JSON value; for a number, `integer` if it is whole, otherwise `fraction`."""
     if is_number(value):
         return "integer" if exact(value).denominator == 1 else "fraction"
     names = {bool: "boolean", str: "string", list: "array", dict: "object"}
@@ -20,7 +20,7 @@ def kind_of(value: object) -> str:
 
 
 def are_apart(one: object, other: object, root: Schema) -> bool:
-    """Whether it is certain that no value follows both: by their types, their values, or a property they must have."""
+    """Whether certainly no value matches both, by their types, their values, or a property that both require."""
     first, second = _resolved(one, root), _resolved(other, root)
     if _kinds(first).isdisjoint(_kinds(second)):
         return True
@@ -44,7 +44,7 @@ def _resolved(schema: object, root: Schema) -> Schema:
 
 
 def _values(schema: Schema) -> list[Any] | None:
-    """Those that it lists. None: it does not list any."""
+    """Returns the values that the schema lists, or None if it does not list any."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
@@ -70,7 +70,7 @@ def _property(schema: Schema, name: str) -> object:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """As JSON Schema has it: 1 and 1.0 are, and so may be what has such parts."""
+    """Compares as JSON Schema does: 1 and 1.0 are equal. Arrays and objects with such parts may be, too."""
     if is_number(one) and is_number(other):
         return exact(one) == exact(other)
     return kind_of(one) == kind_of(other) and bool(one == other)

@@ -1,4 +1,4 @@
-"""The part of a reply's grammar that is tool calls."""
+"""The part of a reply's grammar for tool calls."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class CallGrammar:
 
     @property
     def is_anywhere(self) -> bool:
-        """Whether calls may stand behind text, even if that is white space."""
+        """Whether calls may follow text, even white space."""
         return bool(self._trigger)
 
     def run(self) -> str:
-        """One call or several."""
+        """Returns the grammar of one or more calls."""
         mark = f"({self._spell(self._syntax.group_mark)})?" if self._syntax.group_mark else ""
         return sequence([mark, self._unmarked_run()])
 
     def marked_run(self) -> str:
-        """Calls where text may stand too that looks like them: those with a mark."""
+        """Returns the grammar of calls with a mark, for places where text that looks like calls is allowed too."""
         return sequence([self._spell(self._syntax.group_mark), self._unmarked_run()])
 
     def within_text(self, unlike: str) -> str:
-        """Text and calls, or text alone. `unlike`: what the text may not look like at its beginning."""
+        """Returns the grammar of text and calls, or of text alone. The text may not begin like `unlike`."""
         return self._anywhere(unlike) if self._trigger else self._at_beginning()
 
     def _anywhere(self, unlike: str) -> str:
-        """Text up to a delimiter, which can only begin a call."""
+        """Returns text up to a delimiter, which can only begin a call."""
         first = _unlike(unlike) if unlike else ANY
         calls = [self._writer.until(self._trigger, first), self._behind()]
-        has_end = bool(self._syntax.end or self._syntax.group_end)  # else nothing says where text goes on
+        has_end = bool(self._syntax.end or self._syntax.group_end)  # otherwise nothing says where text continues
         if not self._is_single:
             again = self._writer.until(self._trigger) if has_end else self._spell(self._trigger)
             calls.append(f"({sequence([again, self._behind()])})*")
@@ -55,14 +55,14 @@ class CallGrammar:
         return either([self._writer.terminal(first), sequence(calls)])
 
     def _behind(self) -> str:
-        """From behind the trigger to the end of a call, or of a group of calls."""
+        """Returns what follows the trigger, to the end of a call or of a group of calls."""
         behind = self._writer.spell(self._behind_trigger)
         if self._syntax.group_begin:
             return sequence([behind, self._list(), self._spell(self._syntax.group_end)])
         return sequence([behind, self._body, self._end()])
 
     def _at_beginning(self) -> str:
-        """Calls in place of text, or behind a mark in it."""
+        """Returns calls in place of text, or after a mark in it."""
         opening = self._syntax.group_begin or ("{" if self._syntax.arguments is Arguments.OBJECT else "")
         text = _unlike(opening)
         marked = sequence([self._writer.until(self._syntax.group_mark, text), self._unmarked_run()])
@@ -77,7 +77,9 @@ class CallGrammar:
         return call if self._is_single else f"{call} ({more})*"
 
     def _end(self) -> str:
-        """A delimiter that ends the turn may be a token that ends the reply: then it is not part of it."""
+        """Returns the end of a call. A delimiter that ends the turn may be an end token, which is not part of the
+        reply.
+        """
         end = self._spell(self._syntax.end)
         return f"({end})?" if end and self._format.next_part else end
 

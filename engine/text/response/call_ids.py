@@ -1,4 +1,4 @@
-"""The ids of tool calls: a function of request, choice and place, so that every worker gives the same."""
+"""The ids of tool calls: a function of request, choice and position, so that every worker gives the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _ID_BYTES = 12
 
 
 def call_id(request_id: str, choice: int, place: int) -> str:
-    """That of a choice's tool call at `place`, wherever and however often the request runs."""
+    """Returns the id of a choice's tool call at `place`, the same wherever and however often the request runs."""
     text = f"{request_id}/{choice}/{place}".encode()
     return f"call_{hashlib.blake2b(text, digest_size=_ID_BYTES).hexdigest()}"

@@ -1,4 +1,4 @@
-"""The formats in which chat models write their replies, from the chat templates that the models come with."""
+"""The formats in which chat models write their replies, from the models' own chat templates."""
 
 # ruff: noqa: RUF001  DeepSeek's delimiters are written with full-width bars
 
@@ -11,7 +11,7 @@ from penstock.engine.errors import ConfigError, InvalidRequest
 from penstock.engine.text.response.syntax import Arguments, Calls, Format, Parameter, Reasoning, Turn
 
 MAX_PREFIX_TAGS = 256
-AUTO, NONE = "auto", "none"  # what a setting may say besides the name of a format
+AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
 
 _THINK = Reasoning("<think>\n", "\n</think>\n\n")
 _THINK_TAGS = ("<think>", "</think>")
@@ -32,7 +32,7 @@ _LLAMA_ANCHORS = (
     "<|header_start|>assistant<|header_end|>\n\n",
 )
 
-# The first whose marks a template has is the one: special cases come before what they are special cases of.
+# The first format whose marks a template has is chosen, so special cases come before general ones.
 _ALL = (
     Format(  # gpt-oss; a reply is a row of messages, each with a channel
         "gpt_oss",
@@ -138,7 +138,7 @@ _ALL = (
         turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         marks=("[TOOL_CALLS]", "[ARGS]"),
     ),
-    Format(  # Mistral before
+    Format(  # earlier Mistral
         "mistral_list",
         Calls(Arguments.OBJECT, group_begin="[TOOL_CALLS] [", separator=", ", group_end="]"),
         delimiters=("[TOOL_CALLS]",),
@@ -173,7 +173,7 @@ FORMATS: Mapping[str, Format] = {format_.name: format_ for format_ in _ALL}
 
 
 def detect_format(template: str | None) -> str | None:
-    """The name of the format that a chat template writes, by the tags in its text; None if it shows none."""
+    """Returns the format of a chat template, by the tags in its text; None if it shows none."""
     if template is None:
         return None
     for format_ in _ALL:
@@ -183,7 +183,7 @@ def detect_format(template: str | None) -> str | None:
 
 
 def resolve_format(setting: str, template: str | None) -> str | None:
-    """The format of a model whose chat template is `template`, where `setting` may say otherwise.
+    """Returns the format of a model with this chat template, unless `setting` names another.
 
     Raises:
         ConfigError: `setting` is neither `auto`, `none` nor a format.
@@ -196,14 +196,14 @@ def resolve_format(setting: str, template: str | None) -> str | None:
 
 
 def why_no_format(setting: str) -> str | None:
-    """What is wrong with a value of the setting `chat_format`; None: nothing."""
+    """Returns what is wrong with a value of the setting `chat_format`, or None."""
     if setting in (AUTO, NONE) or setting in FORMATS:
         return None
     return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}, not {setting!r}"
 
 
 def reply_prefix(format_name: str, prompt: str) -> str:
-    """What a prompt already has of the reply: the text behind the last anchor, such as `<think>`.
+    """Returns the part of the reply that a prompt already has: the text after the last anchor, such as `<think>`.
 
     A prompt that ends with another turn than the model's has nothing of its reply.
 
@@ -225,13 +225,13 @@ def reply_prefix(format_name: str, prompt: str) -> str:
 
 
 def shows_reasoning(format_name: str, template: str) -> bool:
-    """Whether a chat template of this format knows a tag of its reasoning: not all models that write it do reason."""
+    """Whether a chat template of this format has a reasoning tag: not all models that use the format reason."""
     reasoning = FORMATS[format_name].reasoning
     return reasoning is not None and any(tag.strip() in template for tag in (reasoning.begin, reasoning.end))
 
 
 def _open_reasoning(format_: Format, prompt: str) -> str:
-    """The tag at the very end of a prompt that has none of the anchors."""
+    """Returns the reasoning tag at the end of a prompt that has none of the anchors."""
     begin = format_.reasoning.begin.strip() if format_.reasoning else ""
     return begin if begin and prompt.rstrip().endswith(begin) else ""
 

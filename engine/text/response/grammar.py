@@ -16,7 +16,7 @@ from penstock.engine.text.response.rules import FREE, CallRule, ChoiceText, Json
 from penstock.engine.text.response.schemas import edited, parsed_schema
 from penstock.engine.text.response.syntax import Format
 
-_GAP = r"/[ \t\n]{1,2}/"  # what may stand before text that follows a rule, and before a call
+_GAP = r"/[ \t\n]{1,2}/"  # allowed before text that follows a rule, and before a call
 
 
 def reply_grammar(
@@ -27,24 +27,24 @@ def reply_grammar(
     has_reasoning: bool = True,
     special_token_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> str | None:
-    """The source of the grammar that a reply must follow, for `GrammarCompiler`; None if nothing constrains it.
+    """Returns the source of the grammar that a reply must follow, for `GrammarCompiler`; None if nothing constrains it.
 
-    It is the same for reasoning, text and calls, so that they can't disagree; `text` is what follows the reasoning.
+    One grammar covers reasoning, text and calls, so that they can't disagree; `text` is what follows the reasoning.
 
-    A tool's arguments follow its schema. If the tool is `strict`, what llguidance can't do is refused when the grammar
-    is compiled, and objects have no properties but those that are listed; else what it can't do is left out.
+    A tool's arguments follow its schema. If the tool is `strict`, what llguidance can't handle is refused when the
+    grammar is compiled, and objects have only the listed properties. Otherwise such parts are left out.
 
     Args:
-        response: format, beginning and tools of a reply to a chat; None for a plain prompt, or a model of no known
+        response: format, beginning and tools of a reply to a chat; None for a plain prompt, or a model without a known
             format.
         text: what the text must be. With tools that need not be called, a reply is such a text, or calls.
-        calls: which calls there may be. Without a rule, and without strict tools, calls are as free as text.
-        has_reasoning: whether the model reasons at all, where the format has reasoning.
-        special_token_ids: the ids of the tokenizer's special tokens. What is none of them is ordinary text.
+        calls: which calls are allowed. Without a rule, and without strict tools, calls are as free as text.
+        has_reasoning: whether the model reasons at all, if the format has reasoning.
+        special_token_ids: the ids of the tokenizer's special tokens. Everything else is ordinary text.
 
     Raises:
-        InvalidRequest: calls are required that the model can't make, there or at all; a schema is none; the format has
-            no syntax for arguments of such a schema.
+        InvalidRequest: calls are required that the model can't make, at this point or at all; a schema is invalid; or
+            the format has no syntax for arguments of such a schema.
     """
     tools = () if response is None else response.tools
     if calls.required and not tools:
@@ -98,7 +98,7 @@ class _Reply:
         return either([sequence([self._spell(begin), rest]), self._body("", unlike=begin)])
 
     def _body(self, gap: str, unlike: str = "") -> str:
-        """What follows the reasoning. `unlike`: it may not look like the beginning of reasoning."""
+        """Returns what follows the reasoning. It may not begin like `unlike`, the beginning of reasoning."""
         if self._calls is None:
             return sequence([gap, self._text or ""])
         if self._rule.required:
@@ -108,13 +108,13 @@ class _Reply:
         return self._calls.within_text(unlike)
 
     def _required_calls(self, calls: CallGrammar) -> str:
-        """Behind text that the prompt has already, calls without a mark would be text too."""
+        """Returns required calls. After text that the prompt already has, calls without a mark would be text too."""
         if calls.is_anywhere:
             return sequence([_optional(_GAP), calls.run()])
         return calls.marked_run() if self._prefix.strip() else calls.run()
 
     def _messages(self) -> str:
-        """Of a format in which every part of a reply has a header."""
+        """Returns the grammar of a format in which every part of a reply has a header."""
         format_, writer = self._format, self._writer
         _, end = self._tags()
         if format_.text_begin in self._prefix:
@@ -148,7 +148,7 @@ class _Reply:
 
 
 def _reasoning(format_: Format, prefix: str, has_reasoning: bool) -> _Reasoning:
-    """What of its reasoning a reply may still have, of which the prompt has `prefix`."""
+    """Returns which reasoning a reply may still have, given the `prefix` in the prompt."""
     if format_.reasoning is None:
         return _Reasoning.NONE
     begin, end = format_.reasoning.begin.strip(), format_.reasoning.end.strip()

@@ -1,7 +1,7 @@
-"""The grammar of JSON that follows a schema: llguidance's own, but for parts with numbers that it would round.
+"""The grammar of JSON that follows a schema: llguidance's own, except for parts with numbers that it would round.
 
-Those are written out here, from the root down to the number. What stands beside one and can't be written out is refused
-by name, or left out where the schema need not be held to.
+These parts are written out here, from the root down to the number. Keywords next to one that can't be written out are
+refused by name, or ignored if the schema need not be followed strictly.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ _OF_OBJECTS = frozenset(("properties", "required", "additionalProperties"))
 _OF_ALL = frozenset(
     ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "$dynamicRef")
 )
-_KEYWORDS = _OF_ALL.union(*_BY_KIND.values())  # any other says nothing
-_MAX_CHARS = 2**19  # of all rules, repeated ones too; compilers take no longer grammars
+_KEYWORDS = _OF_ALL.union(*_BY_KIND.values())  # any other has no effect
+_MAX_CHARS = 2**19  # of all rules, repeated ones included; compilers refuse longer grammars
 
 
 class JsonGrammar:
     """Writes the values that follow one schema, or a part of it."""
 
     def __init__(self, writer: GrammarWriter, root: Schema, *, of: str, lenient: bool) -> None:
-        """
+        """Prepares the grammar of a schema.
+
         Args:
-            writer: of the whole grammar.
-            root: an edited schema, which references are within.
+            writer: the writer of the whole grammar.
+            root: an edited schema, which contains the targets of all references.
             of: whose schema it is, for messages.
-            lenient: what can't be held to is left out, rather than refused.
+            lenient: ignore what can't be enforced, rather than refuse it.
         """
         self._writer = writer
         self._root = root
@@ -60,18 +61,18 @@ class JsonGrammar:
         self._lenient = lenient
         self._long = LongNumbers(root)
         self._space = f"({writer.terminal(f'/{WHITE_SPACE}/')})?" if root in self._long else ""
-        self._rules: dict[str, str] = {}  # by reference
+        self._rules: dict[str, str] = {}  # rule names by reference
 
     def all(self) -> str:
-        """Values of the root. Raises what `value` does."""
+        """Returns the values of the root. Raises what `value` does."""
         return self.value(self._root)
 
     def value(self, schema: object) -> str:
-        """Values of an edited schema, the root or one whose references are within it.
+        """Returns the values of an edited schema: the root, or one whose references are within the root.
 
         Raises:
-            InvalidRequest: beside a long number stands what can't be written out; a reference leads nowhere; nothing
-                follows the schema; or what is written gets too long.
+            InvalidRequest: a keyword next to a long number can't be written out, a reference leads nowhere, no value
+                follows the schema, or the grammar gets too long.
         """
         if isinstance(schema, dict) and schema in self._long:
             return self._bounded(self._written(schema))
@@ -101,7 +102,7 @@ class JsonGrammar:
         return either(self._of_kind(kind, schema) for kind in _kinds(schema))
 
     def _allow(self, schema: Schema, keywords: Iterable[str], among: frozenset[str] = _KEYWORDS) -> None:
-        """Refuses a schema that says something by other keywords too, `among` which they are."""
+        """Refuses a schema that has other keywords of `among` than `keywords`."""
         beyond = sorted(among & schema.keys() - {*keywords})
         if beyond and not self._lenient:
             number = self._long.first(schema)
@@ -125,7 +126,7 @@ class JsonGrammar:
         return either(self.value(branch) for branch in branches if branch is not False)
 
     def _merged(self, schema: Schema) -> Schema:
-        """A schema and the branches of its `allOf`, where no two say something by the same keyword."""
+        """Merges a schema with the branches of its `allOf` if no two use the same keyword."""
         merged = {key: value for key, value in schema.items() if key != "allOf"}
         for branch in schema["allOf"]:
             said = branch if isinstance(branch, dict) else {}
@@ -136,7 +137,7 @@ class JsonGrammar:
         return merged
 
     def _literals(self, schema: Schema) -> str:
-        """`const` and `enum`: what has a long number as a literal, all else as it is."""
+        """Writes `const` and `enum`: values with a long number as literals, all others as they are."""
         said: list[Any] = [schema["const"]] if "const" in schema else schema["enum"]
         others = {key: value for key, value in schema.items() if key not in _LITERALS}
         long = [value for value in said if has_long_number(value)]
@@ -161,7 +162,7 @@ class JsonGrammar:
         )
 
     def _constant(self, value: Any, kinds: Sequence[str] = ("number",)) -> str:
-        """The one value. An object has its keys in this order."""
+        """Writes a single value. An object has its keys in this order."""
         if not has_long_number(value):
             return self.value({"const": value})
         if isinstance(value, list):
@@ -228,7 +229,7 @@ class JsonGrammar:
         return self._enclosed("[", written, "]")
 
     def _repeated(self, item: str, least: int, most: int | None, *, is_first: bool) -> str:
-        """Items with a comma before each, the very first of an array aside."""
+        """Writes items with a comma before each, except the first of an array."""
         again = f"({sequence([self._comma, item])})"
         if not is_first:
             return f"{again}{{{least},{'' if most is None else most}}}"
@@ -258,7 +259,7 @@ def _spelled_key(name: str) -> str:
 
 
 def _kinds(schema: Schema) -> list[str]:
-    """The types that a schema allows; what is a number may be whole."""
+    """Returns the types that a schema allows; `number` includes whole numbers."""
     said = schema.get("type")
     kinds = [*_BY_KIND] if said is None else [said] if isinstance(said, str) else [*dict.fromkeys(said)]
     return [kind for kind in kinds if kind != "integer" or "number" not in kinds]

@@ -1,4 +1,4 @@
-"""Writing a grammar in llguidance's dialect of Lark."""
+"""Writes a grammar in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from functools import partial
 
 from llguidance import regex_to_lark
 
-ANY = "/(?s:.*)/"  # text of any kind and length; special tokens are no text
+ANY = "/(?s:.*)/"  # text of any kind and length; special tokens are not text
 
 
 class GrammarWriter:
-    """Collects rules. An expression is text in Lark's syntax; the name of a rule is one."""
+    """Collects rules. An expression is text in Lark's syntax; a rule's name is one."""
 
     def __init__(self, special_token_ids: Mapping[str, int]) -> None:
-        """`special_token_ids`: tokens that are no text, by how they are spelled."""
+        """Starts a grammar. `special_token_ids` has the tokens that are not text, by their spelling."""
         self._special_token_ids = special_token_ids
         self._rules: dict[str, str] = {}  # head to body
         self._names: dict[str, str] = {}  # body to name
         self._grammars: list[dict[str, str]] = []
-        self.num_chars = 0  # asked for so far, of rules that there were already too
+        self.num_chars = 0  # of all rules requested so far, repeated ones included
 
     def rule(self, body: str) -> str:
         return self._named("r", "", body)
 
     def lazy(self, body: str) -> str:
-        """A rule that ends as soon as it matches; its body is one lexeme."""
+        """Adds a rule that ends as soon as it matches; its body is one lexeme."""
         return self._named("l", "[lazy]", body)
 
     def terminal(self, body: str) -> str:
-        """One lexeme."""
+        """Adds one lexeme."""
         return self._named("T", "", body)
 
     def json(self, schema: Mapping[str, object]) -> str:
         return self.rule(f"%json {json.dumps(schema)}")
 
     def forward(self) -> tuple[str, Callable[[str], None]]:
-        """A rule whose body may ask for it, and what gives it that body."""
+        """Adds a rule whose body may refer to it; returns its name and a function that sets the body."""
         name = f"f{len(self._names)}"
-        self._names[name] = name  # no body is like it
+        self._names[name] = name  # no body equals a name
         return name, partial(self._rules.__setitem__, name)
 
     def lark(self, grammar: str) -> str:
-        """A grammar of somebody else's, with names of its own."""
+        """Adds a grammar from elsewhere, with names of its own."""
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": grammar})
         return f"@{name}"
 
     def spell(self, pieces: Iterable[str]) -> str:
-        """Text whose pieces are special tokens or ordinary."""
+        """Returns text whose pieces are special tokens or ordinary text."""
         return sequence(
             f"<[{self._special_token_ids[piece]}]>" if self.is_special(piece) else literal(piece) for piece in pieces
         )
@@ -58,14 +58,14 @@ class GrammarWriter:
         return piece in self._special_token_ids
 
     def until(self, piece: str, text: str = ANY, gap: str = "") -> str:
-        """`text` up to the first `piece`, which ends it; `gap` may stand between."""
+        """Returns `text` up to and including the first `piece`; `gap` may come between them."""
         between = f"({literal(gap)})?" if gap else ""
         if self.is_special(piece):
             return sequence([self.terminal(text), between, self.spell([piece])])
         return self.lazy(sequence([self.terminal(text), between, literal(piece)]))
 
     def source(self, start: str) -> str:
-        """The whole, for llguidance: Lark text, or JSON if there are grammars of somebody else's."""
+        """Returns the whole grammar for llguidance: Lark text, or JSON if it includes grammars from elsewhere."""
         lines = [f"start: {start}", *(f"{head}: {body}" for head, body in self._rules.items())]
         main = "\n".join(lines) + "\n"
         if not self._grammars:
@@ -86,12 +86,12 @@ def literal(text: str) -> str:
 
 
 def regex(pattern: str) -> str:
-    """A pattern as users write it. Matches all of what is there."""
+    """Returns a user's pattern as a regex that matches the whole text."""
     return f"/{regex_to_lark(pattern, '')}/"
 
 
 def without(part: str) -> str:
-    """Text in which `part` does not occur."""
+    """Returns text in which `part` does not occur."""
     return f"{ANY} & ~({ANY} {literal(part)} {ANY})"
 
 
@@ -104,7 +104,7 @@ def either(alternatives: Iterable[str]) -> str:
 
 
 def separated(writer: GrammarWriter, members: Sequence[tuple[str, bool]], separator: str, more: str = "") -> str:
-    """Members in order, those that are not required left out or not, and behind them any number of `more`."""
+    """Returns members in order, the optional ones present or not, followed by any number of `more`."""
     tail = f"({sequence([separator, more])})*" if more else ""
     whole = f"({sequence([more, tail])})?" if more else ""
     for member, is_required in reversed(members):

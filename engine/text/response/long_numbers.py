@@ -1,4 +1,4 @@
-"""Which parts of a JSON schema hold numbers that llguidance rounds or refuses."""
+"""Finds the parts of a JSON schema that have numbers that llguidance rounds or refuses."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.engine.text.response.schemas import Schema, inner, pointed
 
 
 class LongNumbers:
-    """The parts of one schema that hold such numbers, or refer to what does."""
+    """The parts of one schema that have such numbers, or refer to parts that do."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._references = self._long_references()
-        self._known: dict[int, tuple[Schema, bool]] = {}  # the schemas are kept, so that their ids are theirs
+        self._known: dict[int, tuple[Schema, bool]] = {}  # schemas are kept, so that their ids stay unique
 
     def __contains__(self, schema: object) -> bool:
         if not isinstance(schema, dict):
@@ -27,7 +27,7 @@ class LongNumbers:
         return known[1]
 
     def first(self, schema: object) -> float | None:
-        """One of those in a schema, for messages."""
+        """Returns one such number in a schema, for messages."""
         seen: set[str] = set()
         left = [schema]
         while left:
@@ -48,9 +48,9 @@ class LongNumbers:
         )
 
     def _long_references(self) -> set[object]:
-        """The references that lead to such numbers, through others too."""
+        """Returns the references that lead to such numbers, also through other references."""
         found: set[object] = set()
-        users: dict[str, list[str]] = defaultdict(list)  # who refers to what
+        users: dict[str, list[str]] = defaultdict(list)  # referring references by target
         seen: set[str] = set()
         left = [*_references(self._root)]
         while left:
@@ -73,12 +73,12 @@ class LongNumbers:
 
 
 def has_long_number(value: object) -> bool:
-    """Whether a value that stands in a schema, not a schema itself, has such a number."""
+    """Whether a value in a schema, not a schema itself, has such a number."""
     return next(_in_value(value), None) is not None
 
 
 def _parts(schema: object) -> Iterator[Schema]:
-    """A schema and those in it, definitions aside."""
+    """Yields a schema and those in it, except definitions."""
     left = [schema]
     while left:
         part = left.pop()
@@ -92,7 +92,7 @@ def _references(schema: object) -> Iterator[str]:
 
 
 def _own(schema: Schema) -> Iterator[float]:
-    """Those that its own keywords have."""
+    """Yields the long numbers in the schema's own keywords."""
     for keyword in BOUNDS & schema.keys():
         if is_number(schema[keyword]) and not is_kept(schema[keyword]):
             yield schema[keyword]

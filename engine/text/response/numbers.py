@@ -1,4 +1,4 @@
-"""Numbers of JSON schemas, as they are written: llguidance has them as float64, and keeps fifteen digits."""
+"""Numbers of JSON schemas, exactly as written: llguidance has them as float64, and keeps fifteen digits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 KEYWORDS = BOUNDS | {"multipleOf"}
 
-MAX_DIGITS = 80  # before the point, and as many behind it: 2^256 has 78
-_KEPT_DIGITS = 15  # which every decimal keeps as a float64
-_MAX_MULTIPLE = 10**9  # without its point: llguidance has 32 bits for it
+MAX_DIGITS = 80  # before the point, and as many after it: 2^256 has 78
+_KEPT_DIGITS = 15  # a decimal with this many keeps them all as a float64
+_MAX_MULTIPLE = 10**9  # without its point: llguidance stores it in 32 bits
 _MAX_LISTED = 256  # multiples between two bounds
 _MAX_EXPRESSION = 20_000  # characters of one bound
 _SHORT = 40  # characters: a longer number keeps its exponent
@@ -26,23 +26,23 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def exact(value: float) -> Fraction:
-    """The number as JSON spells it, not the binary one next to it."""
+    """Returns the number as JSON spells it, not the binary one closest to it."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
 def is_kept(value: float) -> bool:
-    """Whether llguidance takes it, and doesn't round it."""
+    """Whether llguidance accepts the number without rounding it."""
     whole, _, fraction = positional(abs(exact(value))).partition(".")
     return max(len(whole), len(fraction), len((whole + fraction).strip("0"))) <= _KEPT_DIGITS
 
 
 def is_kept_multiple(value: float) -> bool:
-    """As `is_kept`, of `multipleOf`."""
+    """Whether llguidance accepts a `multipleOf` without rounding it."""
     return is_kept(value) and int(positional(abs(exact(value))).replace(".", "")) <= _MAX_MULTIPLE
 
 
 def positional(number: Fraction) -> str:
-    """A number whose decimals end, without an exponent."""
+    """Writes a number with a finite decimal expansion, without an exponent."""
     places = 0
     while number.denominator != 1:
         number, places = number * 10, places + 1
@@ -52,14 +52,14 @@ def positional(number: Fraction) -> str:
 
 
 def spelled(value: float, *, is_whole: bool) -> str:
-    """A number as JSON. `is_whole`: without a point or an exponent, which it does not need."""
+    """Writes a number as JSON. If `is_whole`, it has no point and no exponent."""
     text = positional(exact(value))
     return text if is_whole or isinstance(value, int) or len(text) <= _SHORT else repr(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers that a schema allows. None: there is no such bound, or they need not be multiples."""
+    """The numbers that a schema allows. None means no such bound, or no step."""
 
     low: Fraction | None
     high: Fraction | None
@@ -70,7 +70,7 @@ class Numbers:
 
     @staticmethod
     def of(schema: Mapping[str, Any], *, is_whole: bool) -> Numbers:
-        """`schema` has keywords with values that they can have."""
+        """Reads the numeric keywords of `schema`, whose values must be valid."""
         low, is_above = max(_bounds(schema, "minimum", "exclusiveMinimum"), default=(None, False))
         highs = ((bound, not is_open) for bound, is_open in _bounds(schema, "maximum", "exclusiveMaximum"))
         high, is_within = min(highs, default=(None, True))
@@ -85,9 +85,10 @@ class Numbers:
         return (number.denominator == 1 or not self.is_whole) and (self.step is None or not number % self.step)
 
     def lexeme(self) -> str | None:
-        """A lexeme of them: without exponents, and with MAX_DIGITS before the point at most.
+        """Returns a lexeme of the numbers: without exponents, and with at most MAX_DIGITS before the point.
 
-        None: one of their bounds has more digits, or they are too many multiples of what is no power of ten.
+        Returns None if a bound has more digits, or if there are too many multiples of a step that is not a power of
+        ten.
         """
         form = self._form()
         if form is None:
@@ -101,7 +102,7 @@ class Numbers:
         return None if any(len(part) > _MAX_EXPRESSION for part in parts) else " & ".join(f"/{part}/" for part in parts)
 
     def _form(self) -> str | None:
-        """All of them, were there no bounds. None: `step` is no power of ten."""
+        """Returns a regex of the numbers without bounds, or None if `step` is not a power of ten."""
         whole, _, fraction = ("1", "", "") if self.step is None else positional(self.step).partition(".")
         if (whole + fraction).strip("0") != "1":
             return None
@@ -122,7 +123,7 @@ class Numbers:
 
 
 def _bounds(schema: Mapping[str, Any], closed: str, open_: str) -> Iterator[tuple[Fraction, bool]]:
-    """The bounds on one side, and whether each is no part of it, which Draft 4 says by a boolean."""
+    """Yields the bounds on one side, and whether each is excluded; Draft 4 says that by a boolean."""
     if closed in schema:
         yield exact(schema[closed]), schema.get(open_) is True
     if open_ in schema and not isinstance(schema[open_], bool):
@@ -130,7 +131,7 @@ def _bounds(schema: Mapping[str, Any], closed: str, open_: str) -> Iterator[tupl
 
 
 def _compared(bound: Fraction, *, is_open: bool, is_low: bool) -> str:
-    """The numbers on one side of a bound: all those of one sign, or some of them and all of the other sign."""
+    """Returns the numbers on one side of a bound: all of one sign, or some of it and all of the other sign."""
     far, near = ("", "-") if is_low else ("-", "")
     text = positional(abs(bound))
     if not bound:
@@ -141,7 +142,7 @@ def _compared(bound: Fraction, *, is_open: bool, is_low: bool) -> str:
 
 
 def _from(text: str, is_open: bool) -> str:
-    """Numbers without a sign that are not less than `text`: longer ones, and those with a greater digit first."""
+    """Returns unsigned numbers that are not less than `text`: longer ones, and those with a greater digit first."""
     whole, _, fraction = text.partition(".")
     found = [f"[1-9][0-9]{{{len(whole)},}}{_MORE}"]
     for place, digit in enumerate(whole):
@@ -158,7 +159,7 @@ def _from(text: str, is_open: bool) -> str:
 
 
 def _up_to(text: str, is_open: bool) -> str:
-    """Numbers without a sign that are not more than `text`: shorter ones, and those with a lesser digit first."""
+    """Returns unsigned numbers that are not more than `text`: shorter ones, and those with a lesser digit first."""
     whole, _, fraction = text.partition(".")
     found = [f"(0|[1-9][0-9]{{0,{len(whole) - 2}}}){_MORE}"] if len(whole) > 1 else []
     for place, digit in enumerate(whole):

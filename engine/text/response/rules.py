@@ -1,4 +1,4 @@
-"""What a request asks of its reply: which calls it may have, and what its text must be."""
+"""What a request demands of its reply: which calls it may have, and what its text must be."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """How a reply may call the tools that it may call."""
+    """How a reply may call its tools."""
 
-    required: bool = False  # it calls one, and says nothing else
+    required: bool = False  # it calls a tool, and says nothing else
     at_most_one: bool = False
-    restricted: bool = False  # the prompt shows other tools too, which it may not call
+    restricted: bool = False  # the prompt also shows other tools, which must not be called
 
 
 FREE = CallRule()
@@ -22,19 +22,19 @@ class JsonText:
     """The text is JSON that follows a schema."""
 
     schema: str = '{"type": "object"}'
-    strict: bool = False  # objects have no properties but those that are listed, unless they say so
+    strict: bool = False  # objects have only the listed properties, unless they say otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class RegexText:
-    """The whole text matches."""
+    """The whole text matches a pattern."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceText:
-    """The text is one of these."""
+    """The text is one of these options."""
 
     options: tuple[str, ...]
 

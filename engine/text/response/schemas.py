@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance takes them: what it gets wrong narrowed, what it need not know taken away."""
+"""Edits JSON schemas for llguidance: narrows what it gets wrong, and removes what it need not know."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from penstock.engine.text.response.numbers import KEYWORDS, is_number
 
 Schema = dict[str, Any]
 
-# After a bracket, a colon or a comma, and before one: a few spaces, or a new line and its indentation. Not more, since
-# a model may never stop.
+# Allowed before and after a bracket, a colon or a comma: a few spaces, or a new line and its indentation. Not more,
+# since a model may never stop.
 WHITE_SPACE = r" {1,2}|\n[ \t]{0,24}"
 
-# Those of JSON Schema's drafts. Any other is a comment, by the standard.
+# Formats in JSON Schema's drafts. By the standard, any other is a comment.
 FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid",
      "uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer", "regex")
 )  # fmt: skip
-_ESCAPES = 'nrbtf\\"'  # without \uXXXX: that spells control characters only, which patterns disagree about
+_ESCAPES = 'nrbtf\\"'  # without \uXXXX: that spells only control characters, which patterns disagree about
 _CONTROL_ESCAPE = re.compile(r"\\u00(?:[01]|7f)")
 LEAP_YEAR = "[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00"
 _REAL_DAY = f"(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])-|[0-9]{{4}}-02-(?:[01][0-9]|2[0-8])|(?:{LEAP_YEAR})-02-29)"
-_REAL_DATE = ("^0*[1-9]", f"^{_REAL_DAY}")  # nor the year 0, which few calendars have
+_REAL_DATE = ("^0*[1-9]", f"^{_REAL_DAY}")  # excludes the year 0, which few calendars have
 _NO_LEAP_SECOND = "^[^:]*:[^:]*:[0-5]"
 _CAPITALS = "^[^tz]*$"  # RFC 3339 allows others, and many parsers do not
 # llguidance lets through what validators refuse: 29 February in any year, the year 0, leap seconds at any minute.
@@ -38,7 +38,7 @@ _NARROWER: dict[str, tuple[str, ...]] = {
     "time": (_NO_LEAP_SECOND, _CAPITALS),
 }
 _LARGEST = 10**15
-_MAX_STEPS = 256  # of a reference; no schema is nested so deeply
+_MAX_STEPS = 256  # of a reference; no schema is nested this deeply
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 _IN_ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
@@ -49,7 +49,7 @@ _DEFINITIONS = frozenset(("$defs", "definitions"))
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _LENGTHS = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "required": (list, bool),  # a boolean is Draft 3's, of the property itself
+    "required": (list, bool),  # a boolean is from Draft 3, in the property itself
     "pattern": str,
     "enum": list,
     "anyOf": list,
@@ -67,10 +67,10 @@ _APPLICATORS = frozenset(("$ref", "allOf", "anyOf", "oneOf", "if", "patternPrope
 
 
 def parsed_schema(text: str, what: str) -> Schema:
-    """The object that `text` spells.
+    """Parses a JSON schema.
 
     Raises:
-        InvalidRequest: it spells none; `what` says whose it is.
+        InvalidRequest: `text` is not a JSON object; `what` says whose it is.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
@@ -82,7 +82,7 @@ def parsed_schema(text: str, what: str) -> Schema:
 
 
 def pointed(root: object, reference: str) -> Any:
-    """What a `$ref` within the schema `root` leads to: a JSON pointer (RFC 6901) behind `#`. None: nothing."""
+    """Returns the target of a `$ref` within `root`: a JSON pointer (RFC 6901) after `#`. None if there is none."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     place = root
@@ -93,17 +93,17 @@ def pointed(root: object, reference: str) -> Any:
 
 
 def edited(schema: Schema, *, of: str, strict: bool = False, lenient: bool = False, finite: bool = False) -> Schema:
-    """What follows it follows `schema` too.
+    """Edits a schema. Everything that follows the result follows `schema` too.
 
     Args:
-        schema: as the user gave it. It is not changed.
+        schema: the user's schema, which is not changed.
         of: whose schema it is, for messages.
-        strict: objects have no other properties than those listed, where they don't say whether they may.
-        lenient: what llguidance can't do is left out, rather than refused.
-        finite: numbers are none that a float can't hold.
+        strict: objects that don't say so may have only the listed properties.
+        lenient: leave out what llguidance can't handle, rather than refuse it.
+        finite: no numbers that a float can't hold.
 
     Raises:
-        InvalidRequest: it is nested too deeply, or a keyword has a value that it can't have.
+        InvalidRequest: it is nested too deeply, or a keyword has an invalid value.
     """
     chosen = ((_closed, strict), (_loosened, lenient), (_bounded, finite))
     edit = _combined(
@@ -117,7 +117,7 @@ def edited(schema: Schema, *, of: str, strict: bool = False, lenient: bool = Fal
 
 
 def with_options(made: Schema, *, lenient: bool) -> Schema:
-    """An edited schema with what llguidance is to know, in a form that ends: white space is bounded."""
+    """Adds llguidance's options to an edited schema, in a form that ends: white space is bounded."""
     options: Schema = {"whitespace_pattern": WHITE_SPACE}
     if not _CONTROL_ESCAPE.search(json.dumps(made)):
         options["json_allowed_escapes"] = _ESCAPES
@@ -127,7 +127,7 @@ def with_options(made: Schema, *, lenient: bool) -> Schema:
 
 
 def inner(schema: Schema) -> Iterator[object]:
-    """The schemas directly within one, definitions aside."""
+    """Yields the schemas directly within one, except definitions."""
     for key, value in schema.items():
         if key in _IN_LIST and isinstance(value, list):
             yield from value
@@ -138,7 +138,7 @@ def inner(schema: Schema) -> Iterator[object]:
 
 
 def on_its_own(part: Schema, root: Schema, of: str) -> Schema:
-    """A part of the schema `root` with all that it refers to, and no other definitions.
+    """Returns a part of the schema `root` with everything that it refers to, and no other definitions.
 
     Raises:
         InvalidRequest: a reference leads nowhere; `of` says whose schema it is.
@@ -164,10 +164,10 @@ def on_its_own(part: Schema, root: Schema, of: str) -> Schema:
 
 
 def checked(schema: Schema, of: str) -> Schema:
-    """`schema`, whose keywords have values that they can have; those within it are not looked at.
+    """Returns `schema` if its own keywords have valid values; schemas within it are not checked.
 
     Raises:
-        InvalidRequest: one has not.
+        InvalidRequest: a keyword has an invalid value.
     """
     for keyword in _CHECKED & schema.keys():
         if not _is_possible(keyword, schema[keyword]):
@@ -186,7 +186,7 @@ def _is_possible(keyword: str, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if keyword == "required" and isinstance(value, list):
         return all(isinstance(name, str) for name in value)
-    return value is None or isinstance(value, _KINDS[keyword])  # some libraries write null for what is not set
+    return value is None or isinstance(value, _KINDS[keyword])  # some libraries write null for unset keywords
 
 
 def _is_type(value: object) -> bool:
@@ -206,7 +206,7 @@ def _combined(*edits: Edit) -> Edit:
 
 
 def _edited(schema: Any, edit: Edit) -> Any:
-    """`schema` with every schema in it edited; values that only look like one, as in `enum`, are left alone."""
+    """Edits every schema in `schema`; values that only look like one, as in `enum`, are left alone."""
     if not isinstance(schema, dict):
         return schema
     made: Schema = {}
@@ -223,7 +223,7 @@ def _edited(schema: Any, edit: Edit) -> Any:
 
 
 def _without_comments(schema: Schema) -> Schema:
-    kept = {key: value for key, value in schema.items() if key != "x-guidance"}  # llguidance's options are ours to set
+    kept = {key: value for key, value in schema.items() if key != "x-guidance"}  # only we set llguidance's options
     if kept.get("uniqueItems") is False:
         del kept["uniqueItems"]
     if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS:
@@ -240,13 +240,13 @@ def _narrowed(schema: Schema) -> Schema:
 
 
 def _closed(schema: Schema) -> Schema:
-    """An object whose properties are said in several places can't be closed in one of them."""
+    """Closes a plain object. One whose properties come from several places can't be closed in one of them."""
     is_plain = "properties" in schema and _APPLICATORS.isdisjoint(schema)
     return schema | {"additionalProperties": False} if is_plain and "additionalProperties" not in schema else schema
 
 
 def _bounded(schema: Schema) -> Schema:
-    """With finite numbers: llguidance lets one have an exponent where it has no bounds."""
+    """Makes numbers finite: llguidance allows an exponent if there are no bounds."""
     is_free = "number" in schema.get("type", ()) and not any(
         key.lower().endswith(("minimum", "maximum")) for key in schema
     )
@@ -254,7 +254,7 @@ def _bounded(schema: Schema) -> Schema:
 
 
 def _loosened(schema: Schema) -> Schema:
-    """Without what fails even where llguidance is told to be lenient."""
+    """Removes what fails even if llguidance is told to be lenient."""
     reference, pattern = schema.get("$ref"), schema.get("pattern")
     patterns = schema.get("patternProperties")
     if isinstance(reference, str) and not reference.startswith("#"):

@@ -1,4 +1,4 @@
-"""What is said of a format in which chat models write their replies; parser and grammar are made from it."""
+"""Describes the format in which chat models write their replies; parser and grammar are built from it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Arguments(Enum):
 
     OBJECT = "object"  # one JSON object: {"name": NAME, arguments_key: {...}}
     JSON = "json"  # NAME, then a JSON object
-    PARAMETERS = "parameters"  # NAME, then each value between tags; strings are bare, all else is JSON
+    PARAMETERS = "parameters"  # NAME, then each value between tags; strings are bare, all others JSON
     PYTHON = "python"  # NAME(key=value, ...), values as Python writes them
-    BARE_KEYS = "bare keys"  # NAME, then {key:value, ...}: keys bare, strings between two `quote`s, else JSON
+    BARE_KEYS = "bare keys"  # NAME, then {key:value, ...}: keys bare, strings between two `quote`s, others JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Parameter:
 class Calls:
     """Tool calls: `group_begin` CALL `separator` CALL ... `group_end`.
 
-    A CALL is `begin` BODY `end`; BODY is by kind of `arguments`:
+    A CALL is `begin` BODY `end`; BODY depends on `arguments`:
 
         OBJECT      {"name": NAME, `arguments_key`: {...}}
         JSON        NAME `after_name` {...}
@@ -46,32 +46,32 @@ class Calls:
         PYTHON      NAME(key=value, ...)
         BARE_KEYS   NAME {key:value, ...}
 
-    Where a model writes white space in these, the parser takes any, or none. It also takes calls whose `end` or
-    `group_end` is missing, but for PARAMETERS, where only `end` says that no other one follows.
+    If a model writes white space in these, the parser takes any, or none. It also takes calls without `end` or
+    `group_end`, except for PARAMETERS, where only `end` says that no other parameter follows.
     """
 
     arguments: Arguments
     begin: str = ""
     end: str = ""
-    group_begin: str = ""  # empty with an empty `begin`: calls are looked for at the beginning of a reply alone
+    group_begin: str = ""  # empty with an empty `begin`: calls only count at the beginning of a reply
     group_end: str = ""
     separator: str = ""
     after_name: str = ""
     arguments_key: str = "arguments"
     parameter: Parameter | None = None
     quote: str = ""
-    group_mark: str = ""  # may stand before `group_begin`; then calls are looked for anywhere
+    group_mark: str = ""  # may stand before `group_begin`; then calls count anywhere
 
     @property
     def is_grouped(self) -> bool:
-        """Whether behind a call another one may follow without what a first one begins with."""
+        """Whether another call may follow a call without repeating what begins the first."""
         return bool(self.group_end or self.separator.strip() or not self.begin)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    anchors: tuple[str, ...] = ()  # what a prompt has in front of a reply, one of them
-    end: str = ""  # what is behind a reply
+    anchors: tuple[str, ...] = ()  # a prompt has one of these before a reply
+    end: str = ""  # follows a reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,15 @@ class Format:
     name: str
     calls: Calls
     reasoning: Reasoning | None = None
-    text_begin: str = ""  # before text, where even that has a delimiter
-    text_end: str = ""  # behind text, if another part follows
+    text_begin: str = ""  # before text, if even that has a delimiter
+    text_end: str = ""  # after text, if another part follows
     next_part: str = ""  # between the end of a part and the beginning of the next
-    delimiters: tuple[str, ...] = ()  # pieces of syntax that a tokenizer may have as one token, often a special one
+    delimiters: tuple[str, ...] = ()  # pieces of syntax that may be one token, often a special one
     turn: Turn = Turn()
-    marks: tuple[str, ...] = ()  # a chat template is of this format if it has all of them
+    marks: tuple[str, ...] = ()  # a chat template has this format if it has all of them
 
     def pieces(self, syntax: str) -> tuple[str, ...]:
-        """`syntax` cut into delimiters and ordinary text. Joined, the pieces are `syntax`."""
+        """Splits `syntax` into delimiters and ordinary text. Joined, the pieces are `syntax`."""
         longest_first = sorted(self.delimiters, key=len, reverse=True)
         pattern = "|".join(map(re.escape, longest_first))
         return tuple(piece for piece in re.split(f"({pattern})", syntax) if piece)

@@ -1,4 +1,4 @@
-"""Arguments that are not written as one JSON object: each value by itself, strings in the way of the format."""
+"""The grammar of arguments that are not one JSON object: each value by itself, strings in the format's own way."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.engine.text.response.schemas import Schema, checked, edited, point
 
 _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",
-    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/",  # none that is infinite
+    "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?/",  # never infinite
 }
 _MAX_REFERENCES = 16  # in a row
-_MAX_NODES = 256  # of one argument's unions, references counted
-_MAX_CHARS = 2**19  # of all rules, repeated ones too; compilers take no longer grammars
+_MAX_NODES = 256  # of one argument's unions, references included
+_MAX_CHARS = 2**19  # of all rules, repeated ones included; compilers refuse longer grammars
 _NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "$comment", "format", "nullable"))
 
 
@@ -37,16 +37,17 @@ class ValueGrammar:
         strict: bool,
         of: str,
     ) -> None:
-        """
+        """Prepares the grammar of one tool's arguments.
+
         Args:
-            writer: of the whole grammar.
+            writer: the writer of the whole grammar.
             root: the schema of the arguments.
-            words: how the format spells true, false and null, where that is not JSON's way.
-            text: writes a string that follows a schema; True: it must not read like a value that is no string.
-            lexeme: makes a value of a lexeme of anything else.
-            other: makes a value of the rule of anything else.
-            reads_json: whether a string may be written as JSON too.
-            strict: what can't be held to is refused.
+            words: the format's spelling of true, false and null, if it is not JSON's.
+            text: writes a string that follows a schema; with True, it must not read like a value of another type.
+            lexeme: makes a value from a lexeme of any other type.
+            other: makes a value from a rule of any other type.
+            reads_json: whether a string may also be written as JSON.
+            strict: refuse what can't be enforced.
             of: whose schema it is, for messages.
         """
         self._writer = writer
@@ -58,13 +59,13 @@ class ValueGrammar:
         self._reads_json = reads_json
         self._strict = strict
         self._of = of
-        self._places: dict[str, object] = {}  # by reference
+        self._places: dict[str, object] = {}  # targets by reference
 
     def value(self, schema: object) -> str:
-        """What follows `schema`.
+        """Returns the values that follow `schema`.
 
         Raises:
-            InvalidRequest: it has too many parts, or what is written gets too long; or it is malformed.
+            InvalidRequest: the schema has too many parts or is malformed, or the grammar gets too long.
         """
         alternatives = self._alternatives(schema)
         is_mixed = not all(map(_is_text, alternatives))
@@ -91,7 +92,7 @@ class ValueGrammar:
         return edited(schema, of=self._of, strict=self._strict, lenient=not self._strict, finite=True)
 
     def resolved(self, schema: object) -> Schema:
-        """The schema behind references."""
+        """Returns the schema that references lead to."""
         for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, dict):
                 return {}
@@ -109,7 +110,9 @@ class ValueGrammar:
         return self._places[reference]
 
     def _alternatives(self, schema: object) -> list[Schema]:
-        """What a value may be, one kind at a time. A union that has itself as a branch is what its others are."""
+        """Returns the alternatives of a value, one kind at a time. A union's branches that lead back to it add
+        nothing.
+        """
         found: list[Schema] = []
         left, seen = [schema], set[int]()
         while left:
@@ -128,7 +131,7 @@ class ValueGrammar:
         return found
 
     def _is_unclear(self, schema: Schema) -> bool:
-        """Whether it may be a string, and that is not said: then a reader can't tell."""
+        """Whether it may be a string without saying so: then a reader can't tell."""
         if self._reads_json or "const" in schema or isinstance(schema.get("type"), str):
             return False
         if self._strict and not _NOTES.issuperset(schema):
@@ -136,7 +139,7 @@ class ValueGrammar:
         return True
 
     def _scalar(self, schema: Schema) -> str | None:
-        """A lexeme of values that are neither strings nor of several parts; None if it takes more than that."""
+        """Returns a lexeme for a scalar that is not a string, or None if one lexeme is not enough."""
         kind = schema.get("type")
         if "const" in schema:
             return None if isinstance(schema["const"], dict | list) else self._spelled(json.dumps(schema["const"]))
@@ -152,7 +155,7 @@ class ValueGrammar:
 
 
 def _is_union(schema: Schema) -> bool:
-    """Whether it is nothing but a union."""
+    """Whether the schema is nothing but a union."""
     return bool(schema.get("anyOf")) and _NOTES.issuperset(schema.keys() - {"anyOf"})
 
 

@@ -1,1 +1,1 @@
-"""Replies read: text, reasoning and tool calls, token by token."""
+"""Parses replies: text, reasoning and tool calls, token by token."""

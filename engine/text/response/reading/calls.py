@@ -1,4 +1,4 @@
-"""Tool calls, read as they arrive in the syntax of one format."""
+"""Reads tool calls, as they arrive, in the syntax of one format."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
 MAX_KEY_CHARS = 1024
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up
-_FIRST_KEYS = ("name", "type")  # of a call without a tag
-# Where the name of a call without a tag is, or as much of it as there is.
+_FIRST_KEYS = ("name", "type")  # of an untagged call
+# Find the name of an untagged call, or its beginning.
 _UNMARKED_NAMES: Mapping[Arguments, re.Pattern[str]] = MappingProxyType(
     {
         Arguments.OBJECT: re.compile(r'"name"\s*:\s*"([^"\\]+)'),
@@ -30,8 +30,8 @@ _UNMARKED_NAMES: Mapping[Arguments, re.Pattern[str]] = MappingProxyType(
 class CallReader:
     """Reads calls from a source into a collector.
 
-    A call begins for the collector once it is certain to be one, which its name alone does not make it. Malformed is
-    raised at the first character that is none of it; what has been collected by then stays.
+    A call begins for the collector once it certainly is one; its name alone does not make it certain. Malformed is
+    raised at the first character that does not fit; what has been collected by then stays.
     """
 
     def __init__(self, calls: Calls, tools: Sequence[Tool], collector: Collector) -> None:
@@ -41,7 +41,7 @@ class CallReader:
         self._collector = collector
 
     def read(self, source: Source, *, is_marked: bool) -> Reading[None]:
-        """A group of calls or, where there are no groups, one. Unmarked ones must be of tools that there are."""
+        """Reads a group of calls or, if the format has no groups, one. Unmarked calls must be of known tools."""
         calls = self._calls
         if calls.group_mark:
             yield from source.accept(calls.group_mark)
@@ -55,13 +55,13 @@ class CallReader:
             yield from self._call(source, is_marked)
 
     def names_a_tool(self, text: str) -> bool:
-        """Whether `text`, of which the reading of a call without a tag waits for more, has begun the name of a tool."""
+        """Whether `text`, an unfinished call without a tag, has begun the name of a tool."""
         pattern = _UNMARKED_NAMES.get(self._calls.arguments)
         match = pattern.search(text) if pattern else None
         return match is not None and any(name.startswith(match[1]) for name in self._tools)
 
     def read_arguments(self, source: Source, name: str) -> Reading[None]:
-        """The JSON object that is the arguments of a call, and what ends the call."""
+        """Reads the JSON object with a call's arguments, and what ends the call."""
         yield from self._json(source, name)
         yield from self._end(source)
 
@@ -73,7 +73,7 @@ class CallReader:
         self._collector.end_call()
 
     def _end(self, source: Source) -> Reading[None]:
-        """What ends a call, as far as the model writes it."""
+        """Reads what ends a call, as far as the model writes it."""
         for word in self._calls.end.split():
             if not (yield from source.accept(word)):
                 return
@@ -102,7 +102,7 @@ class CallReader:
             yield from self._literals(source, name, ("{", ":", "}"))
 
     def _object(self, source: Source, is_marked: bool) -> Reading[None]:
-        """{"name": NAME, "arguments": {...}}, in any order and among other keys; arguments may be missing."""
+        """Reads {"name": NAME, "arguments": {...}}, in any order and among other keys; arguments may be missing."""
         name = ""
         held: list[str] | None = None  # arguments that come before the name
         has_begun = False
@@ -122,7 +122,7 @@ class CallReader:
             else:
                 yield from read_value(source, lambda text: None)
             if has_begun and (yield from source.skip_space()) not in ",}":
-                break  # all that matters is there
+                break  # everything that matters has been read
             if (yield from source.expect(",", "}")):
                 break
         if not has_begun:
@@ -163,7 +163,7 @@ class CallReader:
             yield from source.accept(word)
 
     def _value(self, source: Source, parameter: Parameter) -> Reading[str]:
-        """The text of a value, without the line breaks of the syntax around it."""
+        """Reads the text of a value, without the line breaks that belong to the syntax."""
         if parameter.before_value.endswith("\n") and (yield from source.peek()) == "\n":
             source.place += 1
         value = yield from source.until(parameter.end.strip())
@@ -171,7 +171,7 @@ class CallReader:
         return value.removesuffix("\n") if parameter.end.startswith("\n") else value
 
     def _literals(self, source: Source, name: str, signs: tuple[str, str, str]) -> Reading[None]:
-        """Arguments between the first and the last of `signs`, with the one between them behind each key."""
+        """Reads arguments between the first and the last of `signs`, with the middle one after each key."""
         opener, equals, closer = signs
         quote = self._calls.quote
         seen: set[str] = set()
@@ -185,7 +185,7 @@ class CallReader:
         yield from self._end(source)
 
     def _argument(self, source: Source, name: str, seen: set[str], key: str, value: object) -> None:
-        """Of one that is repeated the first counts: it is out before the others come."""
+        """Emits an argument. If one is repeated, the first counts: it has been sent before the others come."""
         if key in seen:
             source.settle()
             return
@@ -202,7 +202,7 @@ class CallReader:
 
     def _begin(self, source: Source, name: str) -> None:
         if len(name) > MAX_NAME_CHARS or DELIMITER.search(name):
-            raise Malformed  # JSON can spell half a character, which nothing else can
+            raise Malformed  # JSON can spell half a character, but nothing else can
         self._collector.begin_call(name)
         source.settle()
 

@@ -1,4 +1,4 @@
-"""Values that a model writes as bare text, made what the schema of their tool says."""
+"""Converts values that a model writes as bare text to the types in their tool's schema."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 _KIND_OF: Mapping[type, str] = {type_: kind for kind, types in reversed([*_KINDS.items()]) for type_ in types}
 _UNIONS = ("anyOf", "oneOf", "allOf")
-MAX_DEPTH = 8  # of references in a row
-MAX_NODES = 256  # of one argument's schema, references counted
-MAX_LITERALS = 1024  # of one argument: of more only their types count
+MAX_DEPTH = 8  # of consecutive references
+MAX_NODES = 256  # of one argument's schema, references included
+MAX_LITERALS = 1024  # of one argument: if there are more, only their types count
 
 
 class _Allowed(NamedTuple):
-    """What a schema allows; no kinds: anything."""
+    """What a schema allows. No kinds means anything."""
 
     kinds: frozenset[str] = frozenset()
     texts: frozenset[str] = frozenset()
-    values: tuple[object, ...] = ()  # that are no texts
+    values: tuple[object, ...] = ()  # other than texts
 
 
 _ANYTHING = _Allowed()
@@ -39,7 +39,7 @@ class Schema:
     """The JSON schema of one tool's arguments."""
 
     def __init__(self, text: str) -> None:
-        """A text that is no schema says nothing of any argument."""
+        """Parses a schema. A text that is not a schema restricts no argument."""
         try:
             parsed = json.loads(text)
         except (ValueError, RecursionError):
@@ -47,13 +47,14 @@ class Schema:
         self._root: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
         properties = self._resolved(self._root).get("properties")
         self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
-        self._known: dict[str, _Allowed] = {}  # by property
+        self._known: dict[str, _Allowed] = {}  # results by property
 
     def cast(self, name: str, text: str) -> object:
-        """What `text` stands for as the value of argument `name`: as JSON where that is allowed, else itself.
+        """Returns the value that `text` stands for as argument `name`: parsed as JSON if that is allowed, otherwise
+        `text`.
 
-        A string that reads like an allowed value of another type is that value. An argument that the schema says
-        nothing of may be anything.
+        A string that reads like an allowed value of another type is that value. An argument that the schema does not
+        mention may be anything.
         """
         allowed = self._allowed(name)
         if text in allowed.texts or allowed.kinds == {"string"}:
@@ -71,7 +72,7 @@ class Schema:
         return self._known[name]
 
     def _walked(self, schema: Any) -> _Allowed:
-        """What a schema and the branches of its unions allow. One of too many branches allows anything."""
+        """Returns what a schema and the branches of its unions allow. With too many branches, anything is allowed."""
         kinds: set[str] = set()
         literals: list[object] = []
         left, seen = [schema], set[int]()
@@ -106,7 +107,7 @@ class Schema:
 
 
 def _own(schema: Mapping[str, Any]) -> tuple[set[str], list[object]]:
-    """The types and the single values that a schema names itself."""
+    """Returns the types and the single values that a schema itself names."""
     types = schema.get("type", [])
     kinds = {kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)}
     literals = list(schema["enum"]) if isinstance(schema.get("enum"), list) else []
@@ -116,7 +117,7 @@ def _own(schema: Mapping[str, Any]) -> tuple[set[str], list[object]]:
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Any]:
-    """Not all of them where they are more than are looked at."""
+    """Returns the branches of a schema's unions; not all of them if they exceed what is looked at."""
     found = [branch for union in _UNIONS if isinstance(schema.get(union), list) for branch in schema[union]]
     return found[: MAX_NODES + 1]
 

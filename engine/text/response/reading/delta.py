@@ -1,4 +1,4 @@
-"""What a token released of a reply, and where its parts are collected."""
+"""The parts of a reply that a token released, and the collector of these parts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from penstock.engine.request import ToolCallDelta
 
-DELIMITER = re.compile("[\ud800-\udfff]")  # a special token in text; no valid text has these characters
+DELIMITER = re.compile("[\ud800-\udfff]")  # special tokens in text; no valid text has these characters
 
 
 class Ended(enum.Enum):
-    """Who ended a reply, and so whether more would have followed."""
+    """How a reply ended, and so whether more would have followed."""
 
     ITSELF = "the model: what it began and left is what it wrote"
     STOPPED = "a stop string, which comes next in what the model wrote"
@@ -30,7 +30,7 @@ NOTHING = Delta("")
 
 
 def joined(first: Delta, second: Delta) -> Delta:
-    """What two pushes released, as if of one."""
+    """Joins what two pushes released into one delta."""
     if second == NOTHING:
         return first
     calls = list(first.tool_calls)
@@ -40,7 +40,7 @@ def joined(first: Delta, second: Delta) -> Delta:
 
 
 def add_call(calls: list[ToolCallDelta], delta: ToolCallDelta) -> None:
-    """Appends the next part of a call: those of one call become one."""
+    """Appends the next part of a call; parts of the same call are joined."""
     if calls and calls[-1].index == delta.index:
         begun = calls.pop()
         delta = ToolCallDelta(delta.index, begun.arguments + delta.arguments, begun.id, begun.name)
@@ -48,13 +48,13 @@ def add_call(calls: list[ToolCallDelta], delta: ToolCallDelta) -> None:
 
 
 class Collector:
-    """The parts of one reply, as they become certain.
+    """Collects the parts of one reply as they become certain.
 
     White space between parts belongs to none of them: it is held back until more of the same part follows.
     """
 
     def __init__(self, call_id: Callable[[int], str], spelled: Mapping[str, str]) -> None:
-        """`call_id` names the call at an index; `spelled` has the text of delimiters that are to be shown."""
+        """Starts empty. `call_id` names the call at an index; `spelled` has the text of delimiters to be shown."""
         self.num_calls = 0
         self.num_complete = 0
         self._call_id = call_id
@@ -62,9 +62,9 @@ class Collector:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCallDelta] = []
-        self._open_name: str | None = None  # of the call whose arguments go on
-        self._space: list[str] = []  # the white space that the part ends with so far
-        self._is_behind_border = False  # and nothing but white space since
+        self._open_name: str | None = None  # of the call whose arguments continue
+        self._space: list[str] = []  # trailing white space of the part so far
+        self._is_behind_border = False  # with only white space since
 
     def text(self, text: str, *, is_last_part: bool = False) -> None:
         self._text.append(self._trimmed(text))
@@ -75,7 +75,7 @@ class Collector:
         self._reasoning.append(self._trimmed(text))
 
     def border(self) -> None:
-        """One part has ended, and another may begin."""
+        """Ends a part; another may begin."""
         self._open_name = None
         self._space = []
         self._is_behind_border = True
@@ -95,7 +95,9 @@ class Collector:
         self._open_name = None
 
     def forget(self) -> None:
-        """Drops what was collected and held back: it is the prompt's. A call that goes on is the reply's first."""
+        """Drops everything collected and held back, which is the prompt's. A call that continues becomes the reply's
+        first.
+        """
         self.take()
         self._space = []
         self.num_calls = self.num_complete = 0
@@ -103,12 +105,12 @@ class Collector:
             self.begin_call(self._open_name)
 
     def last_space(self, *, is_reasoning: bool) -> None:
-        """Nothing follows: the white space that was held back belongs to the last part."""
+        """Adds the white space held back to the last part, because nothing follows."""
         (self._reasoning if is_reasoning else self._text).extend(self._space)
         self._space = []
 
     def take(self) -> Delta:
-        """What was collected since the last time."""
+        """Returns what was collected since the last call."""
         delta = Delta("".join(self._text), "".join(self._reasoning), tuple(self._calls))
         self._text, self._reasoning, self._calls = [], [], []
         return delta

@@ -1,4 +1,4 @@
-"""A format as one tokenizer has it: its special tokens are single characters, which no text can contain."""
+"""A format for one tokenizer: its special tokens are single characters, which no text can contain."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Dialect:
     spelled: Mapping[str, str]  # character -> how the token is spelled
 
     def written(self, text: str) -> str:
-        """`text` in which special tokens are spelled out, with their characters."""
+        """Replaces special tokens spelled out in `text` by their characters."""
         return _written(text, {spelled: character for character, spelled in self.spelled.items()})
 
 
 def dialect(format_: Format, special_token_ids: Mapping[str, int]) -> Dialect:
-    """`special_token_ids` has all special tokens of the tokenizer. Other delimiters are text like any other."""
+    """Makes the dialect of a format. `special_token_ids` has all special tokens; other delimiters are ordinary text."""
     delimiters = [delimiter for delimiter in format_.delimiters if delimiter in special_token_ids]
     character = {delimiter: chr(FIRST_DELIMITER + number) for number, delimiter in enumerate(delimiters)}
     return Dialect(
@@ -36,7 +36,7 @@ def dialect(format_: Format, special_token_ids: Mapping[str, int]) -> Dialect:
 
 
 def _rewritten(value: T, character: Mapping[str, str]) -> T:
-    """A part of a format, with all of its syntax rewritten."""
+    """Rewrites all the syntax in a part of a format."""
     if isinstance(value, str):
         return _written(value, character)  # type: ignore[return-value]
     if isinstance(value, tuple):

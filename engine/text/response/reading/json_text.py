@@ -1,4 +1,4 @@
-"""JSON read as it arrives: its text is handed on as soon as it is sure to be valid."""
+"""Reads JSON as it arrives: its text is passed on as soon as it is known to be valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def to_json(value: object) -> str:
 
 
 def read_value(source: Source, emit: Emit) -> Reading[None]:
-    """One JSON value. A control character within a string, which JSON does not allow, is emitted as its escape."""
+    """Reads a JSON value. A control character within a string, which JSON does not allow, is emitted as its escape."""
     closers: list[str] = []
     while True:
         yield from _space(source, emit)
@@ -69,14 +69,14 @@ def read_string(source: Source, emit: Emit) -> Reading[None]:
 
 
 def read_text(source: Source) -> Reading[str]:
-    """What the string that is next stands for."""
+    """Reads a string and returns its value."""
     parts: list[str] = []
     yield from read_string(source, parts.append)
     return str(json.loads("".join(parts)))
 
 
 def _next_value(source: Source, emit: Emit, closers: list[str]) -> Reading[bool]:
-    """Reads on behind a value, up to the next one; returns whether there is one."""
+    """Reads on after a value, up to the next one; returns whether there is one."""
     while closers:
         yield from _space(source, emit)
         character = yield from source.peek()
@@ -106,7 +106,7 @@ def _space(source: Source, emit: Emit) -> Reading[None]:
 
 
 def _scalar(source: Source, emit: Emit) -> Reading[None]:
-    """A number or a word: known to be one only where it ends."""
+    """Reads a number or a word, which is known to be one only at its end."""
     text = yield from source.run(_SCALAR, MAX_SCALAR_CHARS)
     if not _IS_SCALAR.fullmatch(text):
         raise Malformed

@@ -1,4 +1,4 @@
-"""Values that are not written as JSON: Python's, and those with bare keys and quotes of their own."""
+"""Reads values that are not JSON: Python's, and those with bare keys and their own quotes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DEPTH = 64
 _CLOSERS = {"[": "]", "(": ")"}
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _WORD = re.compile("[^,:\\[\\](){}\"'\ud800-\udfff]*")
-_PLAIN = {end: re.compile(f"[^\\\\{end}\ud800-\udfff]+") for end in "'\""}  # within a string of Python's
+_PLAIN = {end: re.compile(f"[^\\\\{end}\ud800-\udfff]+") for end in "'\""}  # within a Python string
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL)
 _MAX_ESCAPE_CHARS = 10
@@ -24,7 +24,9 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 
 
 def read_literal(source: Source, quote: str = "", depth: int = 0) -> Reading[object]:
-    """One value. With a `quote` strings stand between two of these, and words are strings; else it is Python's."""
+    """Reads a value. With a `quote`, strings stand between two of these and words are strings; otherwise it is
+    Python's.
+    """
     if depth > MAX_DEPTH:
         raise Malformed
     character = yield from source.skip_space()
@@ -38,7 +40,7 @@ def read_literal(source: Source, quote: str = "", depth: int = 0) -> Reading[obj
 
 
 def read_key(source: Source, quote: str) -> Reading[str]:
-    """The key of a mapping; Python's are strings, others may be bare."""
+    """Reads the key of a mapping. Python's keys are strings; others may be bare."""
     yield from source.skip_space()
     if (yield from _is_string(source, quote)):
         return (yield from _string(source, quote))

@@ -1,4 +1,4 @@
-"""Replies that are a row of messages, each with a header that says what it is: gpt-oss's."""
+"""Replies that are a sequence of messages, each with a header that says what it is, as in gpt-oss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RECIPIENT = re.compile("to=([^\\s\ud800-\udfff<]+)")
 @dataclass(frozen=True, slots=True)
 class Header:
     is_reasoning: bool
-    recipient: str  # the function that is called; empty: none
+    recipient: str  # the called function; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Framing:
     end_of_header: str
     ends: tuple[str, ...]  # of a message
     reasoning_channel: str
-    function: str  # what the recipient of a call begins with
+    function: str  # prefix of a call's recipient
 
 
 def framing(format_: Format) -> Framing | None:
@@ -44,7 +44,7 @@ def framing(format_: Format) -> Framing | None:
 
 
 def read_header(source: Source, frame: Framing) -> Reading[Header]:
-    """Raises Malformed if no header ends within its longest length."""
+    """Reads a header. Raises Malformed if none ends within its maximum length."""
     text = yield from source.until(frame.end_of_header, MAX_HEADER_CHARS)
     yield from source.expect(frame.end_of_header)
     recipient = _RECIPIENT.search(text)

@@ -1,4 +1,4 @@
-"""Which tags count in which part of a reply, as templates of transformers' `ResponseParser`."""
+"""The tags that count in each part of a reply, as templates of transformers' `ResponseParser`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.messages import Framing, framing
 from penstock.engine.text.response.syntax import Format, Reasoning
 
-_Tags = dict[str, tuple[str, ...]]  # by what they begin
+_Tags = dict[str, tuple[str, ...]]  # by the part that they begin
 
-PART = "part"  # the field of what a part consists of; the others are named for what their tags begin
+PART = "part"  # field of a part's content; other fields are named after what their tags begin
 TEXT, REASONING, CALLS, UNMARKED_CALLS, HEADER = "text", "reasoning", "calls", "unmarked_calls", "header"
-AT_START = "_at_start"  # behind the name of a field
+AT_START = "_at_start"  # suffix of a field's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Mode:
 
     is_reasoning: bool = False
     template: ResponseTemplate | None = None  # None: nothing ends it
-    first: re.Pattern[str] | None = None  # what all its tags begin with; None: they may begin with anything
+    first: re.Pattern[str] | None = None  # matches the first character of all its tags; None: any character
 
     def first_place(self, text: str) -> int:
-        """Where in `text` a tag might begin; -1: nowhere."""
+        """Returns the first index in `text` where a tag might begin, or -1."""
         if self.template is None:
             return -1
         if self.first is None:
@@ -40,14 +40,14 @@ class Mode:
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    start: Mode  # of a reply; its first text ends it
+    start: Mode  # of a reply; the first text ends it
     text: Mode
     reasoning: Mode
     frame: Framing | None
 
 
 def modes(format_: Format, *, has_tools: bool) -> Modes:
-    """`format_` is written as its tokenizer has it, see `dialect`."""
+    """Makes the modes of `format_`, which is written as in a `dialect`."""
     frame = framing(format_)
     if frame is not None:
         tags = {HEADER: frame.begins, TEXT: frame.ends}
@@ -60,7 +60,10 @@ def modes(format_: Format, *, has_tools: bool) -> Modes:
 
 
 def _reasoning_tags(reasoning: Reasoning | None) -> tuple[_Tags, dict[str, str], _Tags]:
-    """What counts anywhere in text, at its start, and in reasoning. Ordinary text begins it at the start alone."""
+    """Returns the tags that count anywhere in text, at its start, and in reasoning.
+
+    A tag that is ordinary text begins reasoning only at the start.
+    """
     if reasoning is None:
         return {}, {}, {}
     begin = reasoning.begin.strip()

@@ -1,8 +1,8 @@
-"""A reply, taken apart as it arrives: text, reasoning and tool calls.
+"""Splits a reply, as it arrives, into text, reasoning and tool calls.
 
 `ResponseParser` of transformers finds the tags, and holds back what could still become one. Each kind of part has a
-template of its own, as other tags count there. What is behind the tag of a call is read by readings of our own: they
-hand on arguments before these are complete, and what turns out to be no call becomes text again.
+template of its own, since other tags count there. What follows the tag of a call is read by our own readings: they pass
+arguments on before these are complete, and what turns out not to be a call becomes text again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from penstock.engine.text.response.reading.modes import (
 )
 from penstock.engine.text.response.reading.source import Malformed, Reading, Source
 
-PIECE_CHARS = 4096  # of a prompt: what is behind a tag is copied with each tag
-MAX_CUT_OFF = 64  # what is behind each is looked at again, up to the end
+PIECE_CHARS = 4096  # of a prompt: everything after a tag is copied with each tag
+MAX_CUT_OFF = 64  # what follows each is scanned again, up to the end
 
 
 class ReplyParser:
     """The parts of one growing reply.
 
-    All pushes and the end joined are the reply, however its text was cut. What has come out after some text is a
-    function of that text and of how it was cut; so it is fed token by token, always.
+    All pushes and the end joined are the reply, however its text was cut. What has come out after some text depends on
+    that text and on how it was cut, so text must always be pushed token by token.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class ReplyParser:
         self._has_tools = bool(spec.tools)
         self._modes = modes
         self._mode = modes.start
-        self._scanner: ResponseParser | None = None  # while something is held back that could become a tag
-        self._held = ""  # what the scanner has not handed on
-        self._reading: Reading[Mode] | None = None  # of what is behind a tag
+        self._scanner: ResponseParser | None = None  # set while text is held back that could become a tag
+        self._held = ""  # what the scanner has not passed on
+        self._reading: Reading[Mode] | None = None  # of what follows a tag
         self._source = Source("")
         self._tag = ""
         self._num_calls = 0  # when the reading began; -1: it has begun calls in the prompt
         self._is_behind_header = False
-        self._is_marked = False  # whether a tag says that what is read is a call, or part of a message's header
+        self._is_marked = False  # whether a tag marks what is read as a call, or as part of a message's header
         self._ended = Ended.ITSELF
-        self._num_cut_off = 0  # what looked like a call when the reply ended, and was none
+        self._num_cut_off = 0  # unfinished calls at the reply's end that turned out to be none
         if spec.prefix:
             self._take_prefix(dialect.written(spec.prefix))
 
@@ -65,7 +65,7 @@ class ReplyParser:
         for place in range(0, len(text), PIECE_CHARS):
             self._run(text[place : place + PIECE_CHARS])
         if self._scanner is not None and self._held.strip():
-            self._scan("", is_last=True)  # a tag that the prompt ends with is one, whatever follows
+            self._scan("", is_last=True)  # a tag at the end of the prompt counts, whatever follows
         self._scanner = None
         has_begun = self._collector.num_calls > self._num_calls
         self._collector.forget()
@@ -73,7 +73,7 @@ class ReplyParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, as far as it is known."""
+        """Whether the next text is reasoning, as far as is known."""
         return self._mode.is_reasoning
 
     @property
@@ -82,13 +82,14 @@ class ReplyParser:
         return self._collector.num_complete > 0
 
     def push(self, text: str) -> Delta:
-        """What this text released."""
+        """Returns what this text released."""
         self._run(text)
         return self._collector.take()
 
     def finish(self, text: str = "", ended: Ended = Ended.ITSELF) -> Delta:
-        """What the last text released, and all that was held back, but for a call that something else than the model
-        ended before its name was certain: that is no text. Nothing may be pushed afterwards.
+        """Returns what the last text released, and everything held back. Nothing may be pushed afterwards.
+
+        A call that the model did not end itself, and whose name was not certain yet, is dropped: it is not text.
         """
         self._ended = ended
         self._run(text, is_last=True)
@@ -102,7 +103,7 @@ class ReplyParser:
             rest = self._scan(rest, is_last) if reading is None else self._read(reading, rest, is_last)
 
     def _scan(self, text: str, is_last: bool) -> str | None:
-        """Looks for a tag; returns what is to be looked at next, None if nothing is."""
+        """Looks for a tag; returns the text to look at next, or None."""
         scanner = self._scanner
         if scanner is None:
             if self._mode is self._modes.start and self._mode.template is not None:
@@ -140,13 +141,13 @@ class ReplyParser:
         return None
 
     def _without_space(self, text: str) -> str:
-        """The beginning of a reply, without white space: a tag that counts only there may still follow."""
+        """Returns the beginning of a reply without white space: a tag that counts only there may still follow."""
         rest = text.lstrip()
         self._collector.text(text[: len(text) - len(rest)])
         return rest
 
     def _enter(self, begun: str, rest: str) -> str:
-        """A tag was found; `rest` is behind it."""
+        """Handles a tag that was found; `rest` is the text after it."""
         if begun in (CALLS, UNMARKED_CALLS, HEADER):
             self._tag = self._held.removesuffix(rest) if rest else self._held
             self._source = Source(self._tag)
@@ -161,7 +162,7 @@ class ReplyParser:
         return rest
 
     def _read(self, reading: Reading[Mode], text: str, is_last: bool) -> str | None:
-        """Reads on behind a tag; returns the text behind what it began, None if that has not ended."""
+        """Reads on after a tag; returns the text after what it began, or None if that has not ended."""
         self._source.push(text)
         if is_last:
             self._source.end()
@@ -178,7 +179,9 @@ class ReplyParser:
         return rest
 
     def _given_back(self, is_last: bool) -> str:
-        """What is to be looked at again. A call that has begun keeps what it has; one that is cut off ends there."""
+        """Returns the text to look at again. A call that has begun keeps what it has; if it is cut off, it ends
+        there.
+        """
         if self._collector.num_calls > self._num_calls:
             self._collector.border()
             return "" if is_last else self._source.unsettled()
@@ -197,7 +200,7 @@ class ReplyParser:
         return rest
 
     def _is_in_header(self) -> bool:
-        """Whether what was begun can be nothing but a header: text may look like the form that has no tag."""
+        """Whether what was begun can only be a header: text may look like the form that has no tag."""
         frame = self._modes.frame
         if frame is None:
             return False
@@ -205,7 +208,9 @@ class ReplyParser:
         return self._tag in frame.begins or frame.function in self._source.text or is_cut
 
     def _is_cut_call(self) -> bool:
-        """Whether what was begun is a call whose name was not certain yet when something else ended the reply."""
+        """Whether what was begun is a call whose name was not certain yet when something other than the model ended the
+        reply.
+        """
         if self._ended is Ended.ITSELF or not self._source.is_cut_off or self._modes.frame is not None:
             return False
         return self._is_marked or self._calls.names_a_tool(self._source.text)
@@ -235,7 +240,10 @@ class ReplyParser:
 
 
 def _is_part_of_tag(events: list[dict[str, Any]], last: list[dict[str, Any]]) -> bool:
-    """Whether `last`, of all `events`, is no tag but more of one than its first character, which much else has too."""
+    """Whether `last`, the end of `events`, is an unfinished tag of more than one character.
+
+    A single character is not enough: much else begins with it too.
+    """
     has_tag = any(event["type"] == "region_open" and event["field"] != PART for event in events)
     held = "".join(event["text"] for event in last if event["type"] == "region_chunk")
     return not has_tag and len(held.strip()) > 1

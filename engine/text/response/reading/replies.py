@@ -1,4 +1,4 @@
-"""The formats of one tokenizer, made ready to read replies."""
+"""The formats of one tokenizer, prepared for parsing replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.engine.text.response.reading.parser import ReplyParser
 
 
 class ReplyFormats:
-    """Formats are made ready when they are first asked for. One thread at a time uses this."""
+    """Prepares formats on first use. Only one thread at a time may use it."""
 
     def __init__(self, special_token_ids: Mapping[str, int]) -> None:
         self._special_token_ids = special_token_ids
@@ -23,7 +23,7 @@ class ReplyFormats:
         self._modes: dict[tuple[str, bool], Modes] = {}
 
     def dialect(self, name: str) -> Dialect:
-        """Raises InvalidRequest if there is no such format."""
+        """Returns the format's dialect. Raises InvalidRequest if there is no such format."""
         if name not in FORMATS:
             raise InvalidRequest(f"the format of a reply must be one of {', '.join(FORMATS)}, not {name!r}")
         if name not in self._dialects:
@@ -31,7 +31,7 @@ class ReplyFormats:
         return self._dialects[name]
 
     def parser(self, spec: ResponseSpec, request_id: str, choice: int, *, shows_special: bool = False) -> ReplyParser:
-        """One for a new reply. `shows_special`: special tokens that are not part of the syntax are in its text."""
+        """Returns a parser for a new reply. `shows_special` keeps special tokens outside the syntax in its text."""
         spoken = self.dialect(spec.format)
         key = (spec.format, bool(spec.tools))
         if key not in self._modes:

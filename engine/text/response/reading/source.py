@@ -1,6 +1,6 @@
-"""Text that arrives bit by bit, read by generators that wait for more of it.
+"""Reads text that arrives bit by bit, with generators that wait for more of it.
 
-A reading is a generator: it yields where the text at hand ends, and goes on when there is more. So what it has done
+A reading is a generator: it yields at the end of the available text, and resumes when there is more. So its result
 after some text is the same however that text was cut.
 """
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 
 MAX_NAME_CHARS = 256
-MAX_SPACE_CHARS = 1024  # before and within a piece of syntax, which is looked at anew with every token
+MAX_SPACE_CHARS = 1024  # before and within a piece of syntax, which is scanned again with every token
 
 _NAME = re.compile("[^\\s<>{}()\\[\\]\"'=,;\ud800-\udfff]*")
 _WORD = re.compile("(\\s*)([\ud800-\udfff]|[^\\s\ud800-\udfff]+)")
@@ -33,19 +33,19 @@ class Source:
     def __init__(self, text: str) -> None:
         self.text = text
         self.place = 0
-        self._settled = 0  # the text before will not be read again
+        self._settled = 0  # text before this will not be read again
         self._has_ended = False
-        self.is_cut_off = False  # whether more text was waited for when it had ended
+        self.is_cut_off = False  # whether a reading waited for more text after the end
 
     def push(self, text: str) -> None:
         self.text += text
 
     def end(self) -> None:
-        """No more text comes: who waits for it raises Malformed."""
+        """Ends the text: a reading that waits for more raises Malformed."""
         self._has_ended = True
 
     def settle(self) -> None:
-        """What has been read so far will not be read again, as anything else."""
+        """Commits what has been read: it will not be read again as anything else."""
         self._settled = self.place
 
     def rest(self) -> str:
@@ -72,19 +72,21 @@ class Source:
         return self.text[start : self.place]
 
     def peek(self) -> Reading[str]:
-        """The next character."""
+        """Returns the next character."""
         while self.place == len(self.text):
             yield from self.more()
         return self.text[self.place]
 
     def skip_space(self) -> Reading[str]:
-        """The next character that is not white space."""
+        """Returns the next character that is not white space."""
         while (character := (yield from self.peek())).isspace():
             self.place += 1
         return character
 
     def expect(self, *syntaxes: str) -> Reading[int]:
-        """Reads one of `syntaxes`, with any white space before it and where it has some; returns which one."""
+        """Reads one of `syntaxes`, with any white space before it and where it has some; returns the index of the
+        match.
+        """
         while True:
             ends = [self._match(syntax) for syntax in syntaxes]
             for index, end in enumerate(ends):
@@ -110,11 +112,11 @@ class Source:
         return True
 
     def until(self, word: str, max_chars: int | None = None) -> Reading[str]:
-        """The text up to `word`, which is left to be read. Raises Malformed if it is longer than `max_chars`."""
+        """Reads the text up to `word`, but not `word`. Raises Malformed if it is longer than `max_chars`."""
         seen = self.place
         while (end := self.text.find(word, seen)) < 0:
             first = self.place
-            seen = max(first, len(self.text) - len(word) + 1)  # before, `word` does not begin
+            seen = max(first, len(self.text) - len(word) + 1)  # `word` does not begin before this
             _check_length(seen - first, max_chars)
             yield from self.more()
             seen += self.place - first
@@ -122,7 +124,7 @@ class Source:
         return self.take(end - self.place)
 
     def run(self, characters: re.Pattern[str], max_chars: int | None = None) -> Reading[str]:
-        """The longest text here of these `characters`, which is left to be read; it ends where others follow."""
+        """Returns the longest run of `characters` from here without reading it; it ends where others follow."""
         seen = self.place
         while (end := self._end_of(characters, seen)) == len(self.text):
             _check_length(end - self.place, max_chars)
@@ -133,7 +135,7 @@ class Source:
         return self.text[self.place : end]
 
     def name(self) -> Reading[str]:
-        """The name of a function, or of one of its arguments."""
+        """Reads the name of a function, or of one of its arguments."""
         yield from self.skip_space()
         name = yield from self.run(_NAME, MAX_NAME_CHARS)
         if not name:
@@ -145,7 +147,7 @@ class Source:
         return start if match is None else match.end()
 
     def _match(self, syntax: str) -> int | None:
-        """Where `syntax` ends if it is next; None: more text is needed to say; -1: it is not next."""
+        """Returns where `syntax` ends if it is next, None if more text is needed to tell, or -1 if it is not next."""
         place = self.place
         for may_have_space, word in _words(syntax):
             while may_have_space and self.text[place : place + 1].isspace():
@@ -165,7 +167,7 @@ def _check_length(count: int, max_chars: int | None) -> None:
 
 @lru_cache(maxsize=256)
 def _words(syntax: str) -> tuple[tuple[bool, str], ...]:
-    """The words of `syntax`, and whether white space may stand before each: it may around a special token."""
+    """Splits `syntax` into words and whether white space may precede each: it may around a special token."""
     words: list[tuple[bool, str]] = []
     is_behind_token = True
     for space, word in _WORD.findall(syntax):
