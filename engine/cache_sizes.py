@@ -86,9 +86,7 @@ def _affordable(deployment: Deployment, num_bytes: int, *, keeps_states: bool) -
 
 
 def _running_pages(deployment: Deployment) -> Amount:
-    """Returns the pages that `max_num_seqs` sequences of any length hold while all but one decode, plus page 0 of each
-    kind.
-    """
+    """Returns the pages that `max_num_seqs` sequences hold while all but one decode, plus page 0 of each kind."""
     config, needs = deployment.config, deployment.needs
     decoding = needs.held(deployment.max_model_len, 1).counts
     starting = needs.held(deployment.max_model_len, config.max_batch_tokens).counts

@@ -26,7 +26,7 @@ _SETTINGS = {
     "matmul": MATMUL_SETTINGS,
 }
 
-_INT32 = (1 << 31) - 1  # the device's type for positions, pages and slots
+_INT32 = (1 << 31) - 1  # largest position, page or slot number on the device
 _BOUNDS = {
     "max_num_seqs": (1, 1 << 16),
     "max_batch_tokens": (1, 1 << 20),
@@ -110,7 +110,7 @@ class EngineConfig:
 
     @property
     def parallelism(self) -> str:
-        """The parallelism settings, as messages name them."""
+        """The parallelism settings, for messages."""
         tensor = f"tensor_parallel = {self.tensor_parallel}"
         return tensor if self.expert_parallel == 1 else f"{tensor} times expert_parallel = {self.expert_parallel}"
 

@@ -70,14 +70,12 @@ class Deployment:
 
     @property
     def matmul(self) -> str:
-        """The matmul implementation, as the setting names it."""
+        """The matmul setting's value."""
         return "xla" if self.matmul_library is None else "native"
 
     @property
     def unpacks_in_pieces(self) -> bool:
-        """Whether quantized weights are unpacked piece by piece; devices that share a model each unpack their shares
-        instead.
-        """
+        """Whether quantized weights are unpacked in pieces; devices that share a model unpack only their shares."""
         return self.platform == "cpu" and self.placement is None and self.model.is_packed
 
     @property
@@ -91,7 +89,7 @@ class Deployment:
         return PageNeeds(self.page_size, self.groups.windows, self.groups.kinds)
 
     def cache_spec(self, num_pages: Amount, num_states: int = 0) -> CacheSpec:
-        """Returns the cache for `num_pages` (page 0 of each kind included) and `num_states`."""
+        """Returns the cache for these counts; `num_pages` includes page 0 of each kind."""
         kinds = tuple(
             KVCacheSpec(
                 num_layers=kind.size,
@@ -152,7 +150,7 @@ class Deployment:
         return self.kv_bytes(stats["bytes_limit"] - stats["bytes_in_use"])
 
     def device_memory(self) -> tuple[DeviceMemory, ...]:
-        """Returns the memory of this process's devices, without those whose runtime does not count it."""
+        """Returns the memory of this process's devices whose runtime counts it."""
         found = []
         for device in self.devices:
             stats = device.memory_stats() if device.process_index == jax.process_index() else None
@@ -270,7 +268,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
 
 
 def _build_dir(compile_cache_dir: Path | None) -> Path | None:
-    """Returns the folder for native builds, or None if the user has no home folder."""
+    """Returns the folder for native builds; None if the user has no home folder."""
     directory = compile_cache_dir or DEFAULT_BUILD_DIR
     return None if directory.parts[:1] == ("~",) else directory / "native"
 

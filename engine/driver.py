@@ -38,7 +38,7 @@ class StepEngine(Protocol):
     def has_work(self) -> bool: ...
 
     def slack_s(self) -> float:
-        """Returns the seconds that the next step may wait for more requests at no cost, while the engine has work."""
+        """Returns the seconds that the next step may wait for more requests at no cost."""
 
     def stats(self) -> EngineStats: ...
 
@@ -94,8 +94,7 @@ class EngineDriver:
         await asyncio.shield(self._running()[1])
 
     def set_patience(self, seconds: float) -> None:
-        """Sets how long outputs may be held to be handed over together. A request's first and last outputs are never
-        held.
+        """Sets how long outputs may be held to be handed over together, except a request's first and last ones.
 
         Waking the event loop can take longer than a step of a small model takes on the host. The default is no wait.
         """
@@ -213,9 +212,7 @@ class EngineDriver:
             time.sleep(0)  # releases the GIL: otherwise the loop runs only when this thread waits
 
     def _hand_over(self, request_ids: Container[str] | None = None) -> None:
-        """Hands over all outputs, or those of some requests only, so that the event loop is not busy with the others
-        first.
-        """
+        """Hands over all outputs, or only those of some requests, which then need not wait for the others."""
         outputs, self._outputs = self._outputs, []
         if request_ids is not None:
             self._outputs = [output for output in outputs if output.request_id not in request_ids]

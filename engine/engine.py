@@ -222,14 +222,11 @@ class Engine:
         return bool(self._choices or self._early_outputs or self._in_flight)
 
     def slack_s(self) -> float:
-        """Returns the seconds that `step` may wait for more requests: the device is busy, so no request is served
-        later.
-        """
+        """Returns the seconds that `step` may wait for more requests while the device is busy, delaying none."""
         return self._clock.slack_s()
 
     def step(self) -> list[Output]:
-        """Plans and dispatches the next step, then commits the one before; if drafts depend on that one, it commits it
-        first.
+        """Plans and dispatches the next step, then commits the one before, or first if drafts depend on it.
 
         If a grammar constrains a row of the next step, its tokens depend on those of the step before. These are read
         while the device computes up to the head, which then gets its masks. Text and outputs come after that.
@@ -320,9 +317,7 @@ class Engine:
             raise StepFailed(plan) from error
 
     def _commit(self, last: Dispatched | None) -> list[Output]:
-        """Waits for a step and commits it. If it failed, the next step, which depends on it, is lost too but not to
-        blame.
-        """
+        """Waits for a step and commits it. If it failed, the next step, which it feeds, is lost but not to blame."""
         if last is None:
             return []
         try:

@@ -32,10 +32,9 @@ _Parts = tuple[jax.Array, ...]
 
 
 def overlap(model: Decoder, placement: Placement, pays: Callable[[int], bool] | None = None) -> None:
-    """Overlaps sums with compute, if all layers can be computed in parts, in steps whose number of tokens `pays`
-    accepts.
+    """Overlaps sums with compute in steps whose number of tokens `pays` accepts, by default where estimates say so.
 
-    Without `pays`, the estimates decide.
+    All layers must allow computing in parts.
     """
     if pays is None and _can_pay(model.config, placement.num_shares):
         pays = partial(_pays, model.config, placement.num_shares)

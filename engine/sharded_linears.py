@@ -178,8 +178,7 @@ def _pad_embedding(model: Decoder, placement: Placement | None) -> None:
 
 
 def _pad_experts(model: Decoder, placement: Placement | None) -> None:
-    """Pads the experts' inner features to whole tiles of lanes, or each step would copy all experts for a grouped
-    matmul.
+    """Pads experts' inner features to whole tiles, or each step would copy all experts for a grouped matmul.
 
     The padding is 0 after the activation, and multiplied by 0.
     """

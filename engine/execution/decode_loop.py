@@ -116,9 +116,7 @@ def _has_ended(sampled: jax.Array, step: jax.Array, ends: Mapping[str, jax.Array
 
 
 def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:
-    """Makes the quantized weights of `model` wait for `token_ids`; otherwise a compiler unpacks them all before the
-    loop.
-    """
+    """Makes quantized weights wait for `token_ids`, or a compiler would unpack them all before the loop."""
     if not model.config.is_packed:
         return model
     graph, state = nnx.split(model)

@@ -359,9 +359,7 @@ def _tree(x: jax.Array) -> list[jax.Array]:
 
 
 def _prefix_lanes(x: jax.Array, before: jax.Array, end: jax.Array) -> jax.Array:
-    """Returns the prefix sums of `[rows, LANES]` after a sum `before`; the last is `end`, which belongs to a larger
-    block.
-    """
+    """Returns the prefix sums of `[rows, LANES]` after a sum `before`; the last is `end`, from a larger block."""
     levels = _tree(x)
     count = lax.broadcasted_iota(jnp.int32, x.shape, 1) + 1
     total = jnp.broadcast_to(before, x.shape)

@@ -140,9 +140,9 @@ def adjust(
 ) -> jax.Array:
     """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`, in one pass over them.
 
-    The repetition penalty is that of CTRL (Keskar et al., arXiv 1909.05858), over prompt and output. Presence and
-    frequency penalties are those of OpenAI's API, over the output alone. Forbidden tokens get NEVER, whatever their
-    bias; all others stay above it.
+    Repetition is penalised as in CTRL (Keskar et al., arXiv 1909.05858), over prompt and output; presence and frequency
+    as in OpenAI's API, over the output alone. Forbidden tokens get NEVER, whatever their bias; all others stay above
+    it.
     """
     tokens, bias = state.tokens[rows.slot].astype(jnp.int32), state.bias[rows.slot]
     tokens = jax.lax.cond(jnp.any(drafts.ids >= 0), _with_drafts, lambda tokens, _: tokens, tokens, drafts)

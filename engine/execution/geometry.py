@@ -96,8 +96,7 @@ class Geometry:
         )
 
     def state_writes(self, num_tokens: int) -> int:
-        """Returns how many states a step of a token bucket may write: one after each row, and one at each page end
-        within.
+        """Returns how many states a step may write: one after each row, and one at each page end within it.
 
         This suffices however prompts are chunked. A row of n tokens has at most ceil((n - 1) / page_size) page ends
         between its first and its last token, one more than its pages' worth; a single token has none.

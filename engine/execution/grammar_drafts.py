@@ -7,9 +7,7 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.drafter import Draft
 
 FORCED = -1
-"""The kind of drafts that a grammar forces. Their bytes are certain; the tokens that the model spells them with are
-not.
-"""
+"""The kind of drafts that a grammar forces: their bytes are certain, but not how the model tokenizes them."""
 
 
 class GrammarDrafts:

@@ -33,9 +33,7 @@ class HugePages:
         self._moving: list[Thread] = []
 
     def hold(self, arrays: Iterable[jax.Array]) -> None:
-        """Begins to move arrays. They may be used, donated and deleted meanwhile: the kernel refuses addresses that are
-        gone.
-        """
+        """Begins to move arrays. They may be used, donated and deleted meanwhile: the kernel refuses old addresses."""
         size = _page_bytes()
         if not size:
             return

@@ -54,7 +54,7 @@ def _one_by_one(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -
 
 
 def _of_all(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    """Scores all rows without a loop: a CUDA graph can contain branches, but no loops."""
+    """Scores all rows: a CUDA graph can contain branches, but no loops."""
     found = jax.vmap(_of_row)(logits, token_ids)
     asked: Logprobs = jax.tree.map(
         lambda rows: jnp.where(is_scored.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0), found
@@ -71,8 +71,7 @@ def _of_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab],
 def _top(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the largest values of a row, in order, and their indices; among equal ones the first.
 
-    They are in the blocks with the largest maxima, which are found much sooner. Blocks stay in order, so that ties
-    resolve the same way.
+    They are in the blocks with the largest maxima, which are found much sooner. Blocks stay in order, for ties.
     """
     blocks = jnp.pad(logits, (0, -len(logits) % _BLOCK), constant_values=-jnp.inf).reshape(-1, _BLOCK)
     if len(blocks) <= count:

@@ -32,8 +32,7 @@ class MaskBuilder:
         self._ended: list[tuple[Sequence, GrammarFailed | None]] = []
 
     def build(self, plan: StepPlan, newest: Mapping[Sequence, int]) -> np.ndarray:
-        """Returns i32 `[num_drawn, words]`, a bit per token, set if it may be drawn; rows without a grammar have all
-        bits set.
+        """Returns i32 `[num_drawn, words]`, a bit per token that may be drawn; all are set in rows without a grammar.
 
         `newest` has the token of each sequence that the host has read and not committed yet. A sequence that ended with
         it, or ends here (`take_ended`), has all bits set: what it draws is discarded.
@@ -95,10 +94,7 @@ class MaskBuilder:
         return matcher.state.deep_copy() if matcher is not None and matcher.may_guess else None
 
     def take_ended(self) -> list[tuple[Sequence, GrammarFailed | None]]:
-        """Returns the sequences that grammars have ended since the last call, and clears the list.
-
-        A grammar ends a sequence by a failure, or if nothing can follow and no token says so.
-        """
+        """Takes the sequences that grammars ended, by a failure or because nothing can follow and no token says so."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -148,7 +144,7 @@ class MaskBuilder:
         self._executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.strides[0], len(masks))
 
     def _fill_again(self, masks: np.ndarray, place: int, sequence: Sequence, newest: Mapping[Sequence, int]) -> None:
-        """Fills the mask of a row whose matcher failed at it, with another matcher."""
+        """Fills the mask of a row again after its matcher failed."""
         while (matcher := self._renewed(sequence, newest, self._matchers[sequence].failure())) is not None:
             self._fill(masks, [(matcher, place)])
             if not matcher.has_failed:

@@ -30,7 +30,7 @@ class HeadRow(NamedTuple):
 
 
 def head_rows(plan: StepPlan) -> list[HeadRow]:
-    """Returns the head's rows in the order of the plan's rows; for each, the tokens it scores come first."""
+    """Returns the head's rows in the order of the plan's; each row's scored tokens come first."""
     found: list[HeadRow] = []
     end = 0
     for row in plan.rows:

@@ -137,9 +137,7 @@ class BatchBuilder:
 
 
 def _pack_states(plan: StepPlan, parts: dict[str, np.ndarray]) -> None:
-    """Packs the state slots. With several steps in one dispatch, these are the first; switches are packed with the
-    stops.
-    """
+    """Packs the state slots. With several steps in one dispatch, later switches are packed with the stops."""
     first_tokens = parts["cu_q_lens"]
     parts["state_reads"][: len(plan.rows)] = [row.states.read for row in plan.rows]
     writes = [

@@ -244,9 +244,7 @@ class Runner:
         return self._neutral_options[num_rows]
 
     def _masks(self, num_rows: int, batch: Batch, masks: np.ndarray | None) -> jax.Array | np.ndarray:
-        """Returns masks padded with rows that may draw everything. If no row is constrained, they are kept on the
-        device.
-        """
+        """Pads masks with rows that may draw everything. Masks without any constraint are kept on the device."""
         shape = (num_rows, self._geometry.mask_words)
         if masks is not None:
             padded = np.full(shape, -1, np.int32)

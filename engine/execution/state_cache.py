@@ -67,11 +67,9 @@ def _zeros(arrays: Any) -> tuple[LayerCache, ...]:
 
 
 def _format(array: CacheArray, placement: Placement | None) -> jax.sharding.Sharding | Format:
-    """Returns the format of an array. On TPU, slots stay the outermost axis, since a kernel reads and writes single
-    slots.
+    """Returns the format of an array. On TPU slots stay the outermost axis: a kernel accesses single slots.
 
-    The compiler would put another axis outermost if that pads less, and copy the array into the kernel's order in each
-    layer.
+    The compiler would put another axis outermost if that pads less, and copy the array in each layer.
     """
     device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
     sharding: jax.sharding.Sharding = SingleDeviceSharding(device)

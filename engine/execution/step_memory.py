@@ -81,7 +81,7 @@ def _processor() -> str:
 
 
 def _code() -> str:
-    """Returns a digest of the engine's sources, C++ included, and of the jax versions that compile and run them."""
+    """Returns a digest of the engine's sources, C++ included, and of jax's versions."""
     digest = hashlib.sha256(f"{jax.__version__} {jaxlib.version.__version__}".encode())
     for path in sorted(_SOURCES.rglob("*")):
         if path.suffix in (".py", ".cc", ".h"):

@@ -119,9 +119,7 @@ class Steps:
 
 
 def _in_two(module: _M) -> tuple[Params, Callable[[Params], _M]]:
-    """Splits a module into its parameters and a rebuild function: plain arrays enter a compiled call several times
-    faster.
-    """
+    """Splits a module into parameters and a rebuild function: plain arrays enter compiled calls much faster."""
     graph, state = nnx.split(module)
     params, structure = jax.tree.flatten(state)
 

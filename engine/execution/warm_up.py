@@ -92,9 +92,7 @@ def measure_again(runner: Runner, kept: StepTimes) -> StepTimes:
 
 
 def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
-    """Returns the decode steps per row bucket: several where they stay short, if a lone sequence decodes a tenth
-    faster.
-    """
+    """Returns decode steps by row bucket: several where they stay short, if a lone sequence gains a tenth or more."""
     short = [rows for rows, seconds in times.decode_s.items() if seconds * LOOP_STEPS <= LONGEST_LOOP_S]
     if not short:
         return {}
@@ -105,9 +103,7 @@ def choose_decode_steps(runner: Runner, times: StepTimes) -> dict[int, int]:
 
 
 def time_decoding(runner: Runner, num_rows: int, num_steps: int) -> float:
-    """Returns the seconds that one sequence takes for LOOP_STEPS tokens, in dispatches of `num_steps`; waits once, at
-    the end.
-    """
+    """Returns one sequence's seconds for LOOP_STEPS tokens in dispatches of `num_steps`, waiting only for the last."""
     batch = _decode_batch(runner.geometry, num_rows, num_steps=num_steps)
     start = time.perf_counter()
     for _ in range(max(1, LOOP_STEPS // num_steps)):
@@ -161,9 +157,7 @@ def _prompt_batch(geometry: Geometry, num_tokens: int, context: int = 0) -> Batc
 def _decode_batch(
     geometry: Geometry, num_rows: int, *, num_seqs: int | None = None, num_steps: int = 1, extended: bool = False
 ) -> Batch:
-    """Returns first tokens of `num_seqs` sequences in the sink page. The default is one per row, or one with several
-    steps.
-    """
+    """Returns first tokens of `num_seqs` sequences in the sink page: one per row, or one with several steps."""
     if num_seqs is None:
         num_seqs = 1 if num_steps > 1 else num_rows
     flat, parts = geometry.step_layout(num_rows).empty()

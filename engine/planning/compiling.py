@@ -86,8 +86,7 @@ class Compiler:
         return min(map(_largest, self.cache[: self.num_page_kinds])) if self.steps.is_stacked else self.cache_bytes
 
     def compile(self, kind: str, size: int) -> Bucket:
-        """Compiles one function, or returns what is kept of it. No other thread may compile: libtpu has crashed when
-        two did.
+        """Compiles one function, or returns the kept result. No other thread may compile: libtpu has crashed then.
 
         Raises:
             ConfigError: it does not fit the device's memory.

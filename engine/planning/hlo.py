@@ -84,7 +84,7 @@ class Instruction:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is a collective or, in a pair, the start of one."""
+        """Whether it is a collective or the start of one."""
         return self.opcode.removesuffix("-start") in COLLECTIVES
 
     @property
@@ -195,17 +195,14 @@ class Program:
         self._parse(text)
 
     def traffic(self, cache_bytes: int, *, dearest: bool = False) -> Traffic:
-        """Returns the traffic of one run.
+        """Returns the traffic of one run; `dearest` counts the most expensive branches of conditionals.
 
-        `cache_bytes` is the size of the KV cache's largest array on one device. With `dearest`, conditionals count as
-        their most expensive branch.
+        `cache_bytes` is the size of the KV cache's largest array on one device.
         """
         return self._of(self.entry, cache_bytes, dearest=dearest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
-        """Returns the traffic per iteration of each loop at a depth: at 1 a layer of a step, at 2 a layer in a loop of
-        steps.
-        """
+        """Returns the traffic per iteration of each loop at a depth: 1 for a layer of a step, 2 in a loop of steps."""
         return [self._of(body, cache_bytes) for body in self.loops(depth)]
 
     def loops(self, depth: int = 1) -> list[Computation]:
@@ -217,9 +214,7 @@ class Program:
         return computations
 
     def runs(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Iterator[Run]:
-        """Yields what runs when `computation` runs once; a conditional runs the branch with the fewest bytes, or the
-        most.
-        """
+        """Yields what one run of `computation` runs; a conditional runs the branch with the fewest or most bytes."""
         for instruction in computation.instructions.values():
             times, inner = 1, None
             if instruction.opcode == "while":

@@ -123,7 +123,7 @@ class PlannedSteps:
         return Programs.of([self._traffic[size] for size in sizes], weight_bytes)
 
     def _expert_load(self, size: int, num_tokens: int, is_loop: bool) -> Load:
-        """Returns the expert load of `num_tokens` tokens in a step of `size`."""
+        """Returns the load of `num_tokens` tokens in a step of `size`."""
         traffic = self._traffic["loop" if is_loop else "backbone", size]
         return expert_load(self._deployment, num_tokens, traffic, self._loop_steps if is_loop else 1)
 
@@ -131,9 +131,7 @@ class PlannedSteps:
         return step_flops(self._model, num_tokens, num_rows, 0) / self._devices
 
     def _mean_keys(self, start: int, count: int) -> float:
-        """Returns the keys that a chunk's tokens see, themselves included, averaged over the features of all layers'
-        heads.
-        """
+        """Returns the mean of keys that a chunk's tokens see, themselves included, over all layers' head features."""
         total = sum(features * keys_seen(window, start, count) for window, features in self._features.items())
         return total / self._features.total()
 

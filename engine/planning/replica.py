@@ -54,9 +54,7 @@ class Replica:
     def __init__(
         self, scheduler: Scheduler, pace: Pace, timing: StepTiming, max_num_seqs: int, *, takes_all: bool = False
     ) -> None:
-        """Starts an idle replica. With `takes_all`, every request waits in the engine; otherwise it takes what can run,
-        as a worker does.
-        """
+        """With `takes_all`, every request waits in the engine; otherwise it takes what can run, as a worker does."""
         self.scheduler = scheduler
         self.now_s = 0.0
         self.busy_s = 0.0  # the device's computing time
@@ -108,9 +106,7 @@ class Replica:
         return self.now_s
 
     def commit(self) -> float:
-        """Turns the results into outputs. Returns when the next turn begins, if there is work and no request comes
-        first.
-        """
+        """Turns the results into outputs. Returns when the next turn begins, unless a request comes first."""
         ending, self._ending = self._ending, None
         if ending is not None:
             for step in range(ending.shape.num_steps):

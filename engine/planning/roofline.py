@@ -168,8 +168,8 @@ def decode_step(
 ) -> Step:
     """Estimates a step in which `batch` sequences of `context` tokens each generate one token.
 
-    If it `is_drawn`, rows use temperature or other options; otherwise they are greedy. `waited_s` is how long the
-    backbone waits for links; None: the full time of what they carry.
+    Rows use temperature or other options if `is_drawn`, and are greedy otherwise. `waited_s` is the backbone's wait for
+    links; None: the full time of what they carry.
     """
     model, devices = deployment.model, _devices(deployment)
     weights = step_weight_bytes(model, batch, deployment.placement)
@@ -218,9 +218,7 @@ def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes
 
 
 def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> Load:
-    """Returns the load of a step's grouped matmuls for `num_tokens`; `num_steps` steps run in one dispatch of
-    `program`.
-    """
+    """Returns the grouped matmuls' load for `num_tokens` in a step, one of `num_steps` in a dispatch of `program`."""
     plain, quantized = program.grouped_matmuls // num_steps, program.quantized_grouped_matmuls // num_steps
     if not plain and not quantized:
         return Load()
@@ -237,9 +235,7 @@ def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
 
 
 def kv_sequence_bytes(model: ModelConfig, kv_dtype: str, num_tokens: int) -> int:
-    """Returns the KV bytes of the tokens that a sequence's last token sees, in all layers, over all devices of a
-    replica.
-    """
+    """Returns the KV bytes of the tokens that a sequence's last token sees, over all layers and devices."""
     return sum(
         _layer_bytes(attention, kv_dtype) * min(num_tokens, attention.sliding_window or num_tokens)
         for attention in model.attentions
@@ -252,9 +248,7 @@ def _layer_bytes(attention: AttentionConfig, kv_dtype: str) -> int:
 
 
 def kv_bytes_moved(deployment: Deployment, context: int) -> int:
-    """Returns the KV bytes that a token decoding after `context` others moves on each device, in whole padded page
-    rows.
-    """
+    """Returns the KV bytes that decoding after `context` tokens moves on each device, in whole padded page rows."""
     pages_per_seq = -(-deployment.max_model_len // deployment.page_size)
     kinds = deployment.cache_spec(Amount((2,) * len(deployment.kind_bytes))).kinds
     groups = layer_groups(deployment.model)
@@ -273,13 +267,13 @@ def kv_bytes_moved(deployment: Deployment, context: int) -> int:
 
 
 def _pairs(num_tokens: int, window: int) -> int:
-    """Returns the number of pairs of a prompt's tokens with the tokens that they see, themselves included."""
+    """Returns the number of pairs of a prompt's tokens with the tokens they see, themselves included."""
     short = min(num_tokens, window)
     return short * (short + 1) // 2 + (num_tokens - short) * short
 
 
 def _mean_keys(model: ModelConfig, seen: Callable[[int], int]) -> int:
-    """Returns the mean of the keys seen with each layer's window, weighted by the features of the layers' heads."""
+    """Returns the mean of keys seen with each layer's window, weighted by the layers' head features."""
     features = [attention.num_mixed for attention in model.attentions]
     counts = [seen(attention.sliding_window or sys.maxsize) for attention in model.attentions]
     return round(statistics.fmean(counts, features))

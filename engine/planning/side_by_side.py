@@ -37,7 +37,7 @@ class Source:
 def compiled_in_turn(
     compiler: Compiler, functions: Sequence[Function], progress: ReportProgress | None
 ) -> tuple[Bucket, ...]:
-    """Compiles the functions one by one. Raises ConfigError if one does not fit the device's memory."""
+    """Compiles one after another. Raises ConfigError if one does not fit the device's memory."""
     made: list[Bucket] = []
     for kind, size in functions:
         _report(progress, len(made), len(functions), (kind, size))

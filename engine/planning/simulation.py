@@ -36,11 +36,11 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a fleet, or of one of its replicas. Rates are over the time from the first arrival of all to the last
-    token of all.
+    """Figures of a fleet, or of one of its replicas. Rates are over the time from the first arrival to the last token
+    of all.
 
-    TTFT runs from the arrival to the first token, the wait in the queue included. ITL is the time between two tokens of
-    one request; the tokens of one dispatch come at once.
+    TTFT: from the arrival to the first token, the wait in the queue included. ITL: between two tokens of one request;
+    those of one dispatch come at once.
     """
 
     requests: int

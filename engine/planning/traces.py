@@ -38,9 +38,7 @@ class TracedRequest:
     line: int = 0
 
     def prompt_ids(self, number: int) -> tuple[int, ...]:
-        """Returns token ids that no other request has, except in the prefix. `number` is the request's index in the
-        trace.
-        """
+        """Returns token ids that no other request has, except in the prefix. `number` is the request's index."""
         return (self.prefix,) * self.num_prefix + (_OWN_IDS + number,) * (self.num_prompt - self.num_prefix)
 
     @staticmethod
@@ -66,9 +64,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Reads a trace. Raises ConfigError if the file is unreadable or a line is wrong; the message names the line and
-    value.
-    """
+    """Reads a trace. Raises ConfigError if the file is unreadable or a line is wrong; the message names the value."""
     try:
         if not path.is_file():
             raise ConfigError(f"--trace {path} is no file")

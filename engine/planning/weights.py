@@ -100,13 +100,13 @@ def _in_whole_lanes(path: ParamPath, kernel: jax.ShapeDtypeStruct) -> jax.ShapeD
 
 
 def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
-    """Returns the expected number of experts that at least one of `num_tokens` tokens chooses."""
+    """Returns the expected number of experts that `num_tokens` tokens choose."""
     share = mixture.num_chosen / mixture.num_experts
     return mixture.num_experts * (1 - (1 - share) ** num_tokens)
 
 
 def vocab_padding_bytes(model: ModelConfig, placement: Placement | None) -> int:
-    """Returns the bytes of padding in the embedding and the head, on each device."""
+    """Returns the padding in embedding and head, on each device."""
     tables = {name: num for name, num in _outer_bytes(model, placement).items() if name in ("embedding", "head")}
     return sum(tables.values()) * model.vocab_padding // model.vocab_rows
 

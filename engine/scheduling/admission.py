@@ -28,17 +28,16 @@ is hashed once, so all sequences get their turn.
 
 
 class Admission:
-    """Admission in one step. Waiting sequences are tried in order of rank, and later ones may pass those that do not
-    fit.
+    """Admission in one step. Waiting sequences are tried in order of rank; later ones may pass those that do not fit.
 
-    The pages that a sequence takes to start are charged to each sequence that it passes (`num_passed_pages`). That
-    count covers the passed sequence's whole life, preemptions included. Every start takes at least a page of each kind,
-    so from some point on nothing behind a waiting sequence starts, and freed pages go to it and to those before it. All
-    running sequences end, and a sequence alone always fits. So it starts, unless sequences of higher rank keep coming.
+    The pages that a sequence takes to start are charged to each sequence that it passes (`num_passed_pages`), over the
+    passed sequence's whole life, preemptions included. Every start takes at least a page of each kind, so from some
+    point on nothing behind a waiting sequence starts, and freed pages go to it and to those before it. All running
+    sequences end, and a sequence alone always fits. So it starts, unless sequences of higher rank keep coming.
     """
 
     def __init__(self, pages: SequencePages, running: list[Sequence]) -> None:
-        """Starts the admission of one step. `running` is read again at each call."""
+        """Reads `running` again at each call."""
         self._pages = pages
         self._running = running
         self._growth = sum(map(pages.to_grow, running), NOTHING)

@@ -157,10 +157,7 @@ class PagePool:
             pages.clear()
 
     def check(self) -> None:
-        """Checks the pool's invariants: every page and state slot is in exactly one condition, and the index is a
-        bijection.
-
-        Every indexed state has its page indexed too.
+        """Checks that every page and slot is in exactly one condition, the index is a bijection, and states have pages.
 
         Raises:
             AssertionError: an invariant does not hold.

@@ -34,10 +34,10 @@ class Scheduler:
     """Token-budget scheduling over a page pool.
 
     There are no phases: each sequence has `num_computed` tokens chasing `num_tokens`. A step gives each decoding
-    sequence a token, then hands the rest of its budget to prompts in order of (priority, arrival), except that shorter
-    ones of the same priority get up to half of it (`shares`). A sequence that runs out of pages preempts the last in
-    that order; a preempted sequence keeps its tokens and is recomputed later. Smaller prompts may pass one whose pages
-    are not available, until `Admission` stops them. A sequence that outgrows the rotary frequencies of its keys, by the
+    sequence a token, then hands the rest of its budget to prompts in order of (priority, arrival). Shorter prompts of
+    the same priority get up to half of it (`shares`). A sequence that runs out of pages preempts the last in that
+    order; a preempted sequence keeps its tokens and is recomputed later. Smaller prompts may pass one whose pages are
+    not available, until `Admission` stops them. A sequence that outgrows the rotary frequencies of its keys, by the
     model's length rule, is preempted as well.
 
     A prompt whose log-probabilities are wanted takes a row of the head for each of its tokens, out of the rows that the
@@ -344,7 +344,7 @@ class Scheduler:
         return min(num_steps, sequence.max_tokens - sequence.num_tokens)
 
     def _rope_length(self, sequence: Sequence) -> int:
-        """Returns the length that determines a sequence's rotary frequencies if its keys are computed from now on."""
+        """Returns the length that a sequence's rotary frequencies depend on from now on."""
         rule = self._length_rule
         return 0 if rule is None else rule.rope_length(sequence.num_prompt, sequence.num_tokens)
 

@@ -142,7 +142,7 @@ class SequenceFailed(Exception):
 
 
 def _scores_prompt(request: Request, index: int) -> bool:
-    """Whether the choice scores the prompt: only the first one, and only if an earlier run has not sent them yet."""
+    """Only the first choice scores the prompt, and not if an earlier run has sent the log-probabilities."""
     is_new = not (request.generated and request.generated[index])
     return index == 0 and is_new and request.sampling.prompt_logprobs is not None
 

@@ -14,9 +14,7 @@ from penstock.engine.scheduling.sequence_states import SequenceStates
 from penstock.engine.scheduling.step_plan import Row
 
 LOOKAHEAD_PAGES = 4
-"""A sequence is admitted only if every running one could still grow by this many pages. With fewer, those would preempt
-it at once.
-"""
+"""Pages by which every running sequence could still grow when one is admitted: fewer, and it is preempted at once."""
 
 
 class SequencePages:
@@ -61,9 +59,7 @@ class SequencePages:
         return sequence.lookup
 
     def _in_full_groups(self, counts: Iterable[int]) -> Amount:
-        """Sums page counts of the full groups only: pages that a window moves past are replaced, whoever else holds
-        them.
-        """
+        """Sums page counts of the full groups: what a window moves past is replaced, whoever else holds it."""
         windows = self._needs.windows
         return self._needs.by_kind(
             count if window is None else 0 for count, window in zip(counts, windows, strict=True)
@@ -180,8 +176,7 @@ class SequencePages:
         return self._needs.held(sequence.num_tokens + 1, 1).fits(self._pool.available)
 
     def to_grow(self, sequence: Sequence) -> Amount:
-        """Returns the pages that a sequence will still need for its pending tokens and, up to the look-ahead, for new
-        ones.
+        """Returns the pages that a sequence will still need, for pending tokens and up to the look-ahead for new ones.
 
         For a waiting sequence they come on top of those that it starts with.
         """

@@ -141,9 +141,7 @@ class SequenceStates:
         return RowStates(read, (*writes, *behind))
 
     def _writable(self, sequence: Sequence, start: int) -> int:
-        """Returns the slot that a sequence continues in: its current one, unless that is to be kept and another is
-        available.
-        """
+        """Returns the slot to continue in: the current one, unless that is to be kept and another is available."""
         if self._is_kept(sequence, start) and self._states.num_available:
             return self._states.allocate()
         return sequence.states.held.pop(start)

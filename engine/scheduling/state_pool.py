@@ -15,7 +15,7 @@ class StatePool:
     """
 
     def __init__(self, num_slots: int) -> None:
-        """Starts with all slots free. `num_slots` includes the sink; 0 means no slots at all."""
+        """`num_slots` includes the sink; 0 means no slots at all."""
         self.num_slots = num_slots
         self._free: deque[int] = deque(range(1, num_slots))
         self._references = [0] * num_slots

@@ -27,4 +27,4 @@ class Drafter(Protocol):
         """Returns a guess at what follows the tokens of `sequence` that the host knows, at most `limit` tokens."""
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops everything about a sequence that has ended or was never known."""
+        """Drops a sequence, which has ended or was never known."""

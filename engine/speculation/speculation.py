@@ -51,7 +51,7 @@ class Speculation:
         self._can_pay: dict[tuple[int, int], bool] = {}  # at this pace, by a step's sequences and the host's turn
 
     def propose(self, sequences: Collection[Sequence], pace: Pace, room: int) -> dict[Sequence, tuple[int, ...]]:
-        """Returns draft tokens for some of the sequences, as `scheduler.Drafts` asks for them."""
+        """Implements `scheduler.Drafts`."""
         if not self._is_worth_asking(len(sequences), pace):
             return {}
         counts = dict.fromkeys(sequences, 0)

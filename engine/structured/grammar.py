@@ -107,10 +107,7 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing can follow and no token can say so.
-
-        That happens if the vocabulary has no token that ends a reply, or such tokens must not be sampled.
-        """
+        """Whether nothing can follow and no token can say so: there is no end token, or it must not be sampled."""
         return not self.can_end and self.state.is_stopped() and not self.has_failed
 
     @property

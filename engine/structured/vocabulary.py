@@ -59,7 +59,7 @@ class _Wrapper(TokenizerWrapper):
         return ids if is_same else self._longest(wanted)
 
     def _longest(self, text: bytes) -> list[int]:
-        """Splits text into the longest tokens, up to where none fits; llguidance handles the rest."""
+        """Splits text up to where no token fits; llguidance handles the rest."""
         ids: list[int] = []
         at = 0
         while at < len(text):

@@ -72,7 +72,7 @@ class ConversationTemplate:
         return _cut(self._rendered(messages, chat), said)
 
     def _with_role(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Renames the developer role to system, its former name in OpenAI's API, unless the template knows it."""
+        """Renames the developer role to `system`, its former name, unless the template knows it."""
         if message["role"] != "developer" or self._knows_developer:
             return message
         return {**message, "role": "system"}

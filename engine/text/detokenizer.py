@@ -32,8 +32,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """Detokenizer for byte-level vocabularies, whose tokens are bytes. It holds back at most 3 bytes, an unfinished
-    character.
+    """Detokenizer for byte-level vocabularies. It holds back at most 3 bytes, an unfinished character.
 
     Python and the Rust library replace the same stretches of invalid bytes, the "maximal subparts" of section 3.9 of
     the Unicode Standard.

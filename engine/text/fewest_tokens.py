@@ -100,7 +100,7 @@ def _composed(text: str) -> str | None:
 
 
 def _with_spaces(text: str) -> str:
-    """Replaces the space marks by spaces. A mark in the text itself cannot be told from a space."""
+    """Replaces space marks by spaces: a mark in the text itself looks the same."""
     return text.replace(_SPACE, " ")
 
 

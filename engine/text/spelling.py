@@ -50,9 +50,7 @@ class Spelling:
         return self._bytes.get(token_id)
 
     def detokenizer(self, *, goes_on: bool = False) -> Detokenizer:
-        """Returns a detokenizer for a new text. With `goes_on`, even its first token has the text that `spell`
-        returns.
-        """
+        """Returns a detokenizer. With `goes_on`, even the first token has the text that `spell` returns."""
         if self._kind is DecoderKind.BYTES:
             return ByteDetokenizer(self._bytes)
         return ContextDetokenizer(self, self._some_token if goes_on else ())
@@ -79,9 +77,7 @@ class Spelling:
 
 
 def bytes_of(tokens: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
-    """Returns the bytes of tokens that are bytes rather than text: all, the byte tokens, or none, by kind of
-    decoder.
-    """
+    """Returns the tokens that are bytes rather than text: all, the byte tokens, or none, by kind of decoder."""
     if kind is DecoderKind.BYTES:
         byte_of = _byte_alphabet()
         return {id_: _byte_level(token, byte_of) for id_, token in tokens.items()}
@@ -92,9 +88,7 @@ def bytes_of(tokens: Mapping[int, str], kind: DecoderKind) -> dict[int, bytes]:
 
 
 def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
-    """Returns the bytes of a token. One that is not all in the byte alphabet, such as an added one, stands for
-    itself.
-    """
+    """Returns the bytes of a token; one outside the byte alphabet, such as an added one, stands for itself."""
     try:
         return bytes([byte_of[character] for character in token])
     except KeyError:
@@ -102,9 +96,7 @@ def _byte_level(token: str, byte_of: Mapping[str, int]) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns GPT-2's alphabet: a printable byte is its own character, the others are those from U+0100 on, in
-    order.
-    """
+    """Returns GPT-2's alphabet: printable bytes are their own characters, the others are U+0100 and up, in order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(rest)}

@@ -81,9 +81,7 @@ def environment() -> jinja2.Environment:
 
 
 def start(source: str) -> Callable[[Any, int], dict[str, str]]:
-    """Returns the function that renders the template. It is compiled with its first rendering, within the same
-    limits.
-    """
+    """Compiles the template with its first rendering, within the same limits."""
     compiled = functools.cache(environment().from_string)
     return lambda given, num_bytes: _outcome(lambda: compiled(source), given, num_bytes)
 
@@ -130,9 +128,7 @@ def _tojson(
 
 
 def _clock(now_s: float) -> Callable[[str], str]:
-    """Returns the clock for templates, in UTC so that all machines render the same; without a zone, as in
-    transformers.
-    """
+    """Returns a clock in UTC, so that all machines render the same; without a zone, as in transformers."""
     now = datetime.fromtimestamp(min(max(now_s, 0.0), MAX_NOW_S), UTC).replace(tzinfo=None)
 
     def strftime_now(format: str) -> str:  # noqa: A002  as templates call it

@@ -105,8 +105,7 @@ class Tokenizer:
             )
 
     def rules(self) -> str:
-        """Returns as JSON everything that decides which tokens a text becomes and which text they have, except
-        templates.
+        """Returns as JSON all that decides which tokens a text becomes and which text they have, except templates.
 
         It describes the tokenizer as loaded: two checkpoints whose files say the same in different ways get the same
         result. Takes a second for a large vocabulary.
@@ -185,9 +184,7 @@ class Tokenizer:
 
 
 def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """Returns the chat templates by name: `default` and, for conversations with tools, `tool_use`. Others are
-    unused.
-    """
+    """Returns the chat templates by name: `default` and, for conversations with tools, `tool_use`."""
     given: Any = tokenizer.chat_template
     templates = given if isinstance(given, Mapping) else {"default": given}
     found = {name: templates[name] for name in ("default", "tool_use") if templates.get(name) is not None}

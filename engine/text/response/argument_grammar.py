@@ -129,9 +129,7 @@ class _Members:
         return sequence([rule, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else rule
 
     def _lexeme(self, text: str) -> str:
-        """Returns a value with what ends it. Between tags, every kind ends with the tag: a lexer prefers the longer
-        match.
-        """
+        """Returns a value with what ends it. Between tags, all kinds end with the tag: lexers prefer longer matches."""
         if self._syntax.parameter is None:
             return text
         end = self._syntax.parameter.end

@@ -89,10 +89,7 @@ def _formatted(name: object) -> str | None:
 
 
 def _searched(pattern: object) -> str | None:
-    """Returns a condition for text that contains `pattern`.
-
-    Returns None if an anchor belongs to one of several alternatives, or is not at an end of the pattern.
-    """
+    """Returns text that contains `pattern`; None if an anchor is within the pattern or one of several alternatives."""
     inner = str(pattern)
     is_at_start, is_at_end = inner.startswith("^"), inner.endswith("$") and _ATOM.sub("", inner)[-1:] == "$"
     inner = inner[is_at_start : len(inner) - is_at_end]
@@ -104,7 +101,7 @@ def _searched(pattern: object) -> str | None:
 
 
 def _has_alternatives(bare: str) -> bool:
-    """Whether the pattern has alternatives outside of all groups."""
+    """Whether there are alternatives outside of all groups."""
     depth = 0
     for sign in bare:
         depth += {"(": 1, ")": -1}.get(sign, 0)

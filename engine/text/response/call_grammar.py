@@ -35,7 +35,7 @@ class CallGrammar:
         return sequence([mark, self._unmarked_run()])
 
     def marked_run(self) -> str:
-        """Returns the grammar of calls with a mark, for places where text that looks like calls is allowed too."""
+        """Returns calls with a mark, for places where text may look like calls."""
         return sequence([self._spell(self._syntax.group_mark), self._unmarked_run()])
 
     def within_text(self, unlike: str) -> str:
@@ -77,9 +77,7 @@ class CallGrammar:
         return call if self._is_single else f"{call} ({more})*"
 
     def _end(self) -> str:
-        """Returns the end of a call. A delimiter that ends the turn may be an end token, which is not part of the
-        reply.
-        """
+        """Returns the end of a call; optional if it ends the turn, as it may then be a token that ends the reply."""
         end = self._spell(self._syntax.end)
         return f"({end})?" if end and self._format.next_part else end
 

@@ -110,9 +110,7 @@ class ValueGrammar:
         return self._places[reference]
 
     def _alternatives(self, schema: object) -> list[Schema]:
-        """Returns the alternatives of a value, one kind at a time. A union's branches that lead back to it add
-        nothing.
-        """
+        """Returns what a value may be, one kind at a time. A union's branches that lead back to it add nothing."""
         found: list[Schema] = []
         left, seen = [schema], set[int]()
         while left:

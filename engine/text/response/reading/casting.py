@@ -117,7 +117,7 @@ def _own(schema: Mapping[str, Any]) -> tuple[set[str], list[object]]:
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Any]:
-    """Returns the branches of a schema's unions; not all of them if they exceed what is looked at."""
+    """Returns the branches of a schema's unions, cut off at the limit."""
     found = [branch for union in _UNIONS if isinstance(schema.get(union), list) for branch in schema[union]]
     return found[: MAX_NODES + 1]
 

@@ -95,9 +95,7 @@ class Collector:
         self._open_name = None
 
     def forget(self) -> None:
-        """Drops everything collected and held back, which is the prompt's. A call that continues becomes the reply's
-        first.
-        """
+        """Drops what was collected and held back: it is the prompt's. A call that continues is the reply's first."""
         self.take()
         self._space = []
         self.num_calls = self.num_complete = 0

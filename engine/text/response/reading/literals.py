@@ -24,9 +24,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 
 
 def read_literal(source: Source, quote: str = "", depth: int = 0) -> Reading[object]:
-    """Reads a value. With a `quote`, strings stand between two of these and words are strings; otherwise it is
-    Python's.
-    """
+    """Reads a value: Python's or, with a `quote`, one with strings between two of these and words as strings."""
     if depth > MAX_DEPTH:
         raise Malformed
     character = yield from source.skip_space()

@@ -179,9 +179,7 @@ class ReplyParser:
         return rest
 
     def _given_back(self, is_last: bool) -> str:
-        """Returns the text to look at again. A call that has begun keeps what it has; if it is cut off, it ends
-        there.
-        """
+        """Returns the text to look at again. A call that has begun keeps what it has; a cut off one ends there."""
         if self._collector.num_calls > self._num_calls:
             self._collector.border()
             return "" if is_last else self._source.unsettled()
@@ -208,9 +206,7 @@ class ReplyParser:
         return self._tag in frame.begins or frame.function in self._source.text or is_cut
 
     def _is_cut_call(self) -> bool:
-        """Whether what was begun is a call whose name was not certain yet when something other than the model ended the
-        reply.
-        """
+        """Whether a call was begun whose name was not certain yet when something but the model ended the reply."""
         if self._ended is Ended.ITSELF or not self._source.is_cut_off or self._modes.frame is not None:
             return False
         return self._is_marked or self._calls.names_a_tool(self._source.text)
@@ -240,10 +236,7 @@ class ReplyParser:
 
 
 def _is_part_of_tag(events: list[dict[str, Any]], last: list[dict[str, Any]]) -> bool:
-    """Whether `last`, the end of `events`, is an unfinished tag of more than one character.
-
-    A single character is not enough: much else begins with it too.
-    """
+    """Whether `last`, the end of `events`, is an unfinished tag; one character is too common to count."""
     has_tag = any(event["type"] == "region_open" and event["field"] != PART for event in events)
     held = "".join(event["text"] for event in last if event["type"] == "region_chunk")
     return not has_tag and len(held.strip()) > 1

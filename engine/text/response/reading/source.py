@@ -84,9 +84,7 @@ class Source:
         return character
 
     def expect(self, *syntaxes: str) -> Reading[int]:
-        """Reads one of `syntaxes`, with any white space before it and where it has some; returns the index of the
-        match.
-        """
+        """Reads one of `syntaxes`, with any white space before it and where it has some; returns its index."""
         while True:
             ends = [self._match(syntax) for syntax in syntaxes]
             for index, end in enumerate(ends):
