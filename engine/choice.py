@@ -16,8 +16,6 @@ from penstock.engine.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a choice ends."""
-
     reason: FinishReason
     stop_reason: str | int | None = None  # the stop string, or the token id
     error: str | None = None

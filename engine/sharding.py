@@ -125,8 +125,6 @@ def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A model split over `tensor * expert` devices."""
-
     model: ModelConfig
     tensor: int
     expert: int

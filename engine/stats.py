@@ -34,8 +34,6 @@ class EngineInfo:
 
 
 class KindStats(NamedTuple):
-    """Page counts of one kind."""
-
     num_pages: int
     num_free: int
     num_cached: int

@@ -21,8 +21,6 @@ class StepFailed(Exception):
 
 
 class Drawn(NamedTuple):
-    """What a row drew in one step."""
-
     row: Row
     token_ids: Rows[int]  # consecutive tokens; a value below 0 means no token and is the last
     place: int  # index of the first one in `logprobs`; scored prompt tokens come before it

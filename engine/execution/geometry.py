@@ -18,8 +18,6 @@ _NUM_EXTENDED_WORDS = 9
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The fixed set of shapes of an engine's steps."""
-
     max_num_seqs: int
     max_batch_tokens: int
     max_model_len: int

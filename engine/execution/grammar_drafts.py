@@ -11,8 +11,6 @@ FORCED = -1
 
 
 class GrammarDrafts:
-    """Restricts drafts by grammars."""
-
     def __init__(self, masks: MaskBuilder) -> None:
         self._masks = masks
 

@@ -52,8 +52,6 @@ def _drawing(row: Row, token: int, draft: int, output_index: int) -> HeadRow:
 
 
 class Options(NamedTuple):
-    """The extended options of a step."""
-
     flat: np.ndarray
     fills: tuple[SlotFill, ...]  # for batch slots with a new holder
     has_logprobs: bool

@@ -238,7 +238,6 @@ class Runner:
         return InFlight(tokens, _asked_for(logprobs, batch), batch.num_sampled, tokens)
 
     def _neutral(self, num_rows: int) -> jax.Array:
-        """Returns the options of rows that ask for none."""
         if num_rows not in self._neutral_options:
             self._neutral_options[num_rows] = self._put(neutral_options(self._geometry, num_rows)[0])
         return self._neutral_options[num_rows]

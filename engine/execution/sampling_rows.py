@@ -20,8 +20,6 @@ NEVER = -1e30
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of every sampled row."""
-
     temperature: jax.Array  # f32 [num_rows]; 0 is greedy
     top_p: jax.Array  # f32 [num_rows]
     min_p: jax.Array  # f32 [num_rows]

@@ -19,8 +19,6 @@ from penstock.engine.models.recurrence import StateBatch
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The inputs of a step's backbone and head."""
-
     token_ids: jax.Array  # i32 [num_tokens]
     sources: jax.Array  # i32 [num_tokens]: the last step's row that sampled this token, -1 for an uploaded id
     positions: jax.Array  # i32 [num_tokens]

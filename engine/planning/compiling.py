@@ -38,8 +38,6 @@ _FOLDER = "plans"
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One compiled function of a step."""
-
     kind: str  # backbone, head, ALL_OPTIONS (the head with all sampling options), or loop: several decode steps
     size: int  # tokens, or sampled rows
     compile_s: float  # for a kept one, the time it took then
@@ -104,7 +102,6 @@ class Compiler:
         return self.steps.head(size, is_extended=kind != "head")
 
     def _bucket(self, kind: str, size: int, lowered: jax.stages.Lowered, path: Path | None) -> Bucket:
-        """Compiles one function and analyses the result."""
         num_tokens = size if kind in WRITING else 0
         start, cpu_start = time.perf_counter(), time.process_time()
         try:

@@ -59,8 +59,6 @@ _HOST = {"send", "recv", "infeed", "outfeed", "send-done", "recv-done"}
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """One array of an instruction's result."""
-
     num_bytes: int
     is_in_hbm: bool
 
@@ -98,12 +96,10 @@ class Instruction:
 
     @property
     def is_quantized_grouped_matmul(self) -> bool:
-        """Whether it is the kernel of that name."""
         return self.opcode == "custom-call" and self.name.startswith(GROUPED_QUANTIZED_MATMUL)
 
     @property
     def is_delta_rule(self) -> bool:
-        """Whether it is the kernel of that name."""
         return self.opcode == "custom-call" and self.name.startswith(GATED_DELTA_RULE)
 
     @property

@@ -16,8 +16,6 @@ from penstock.engine.planning.roofline import all_reduce_s
 
 @dataclass(frozen=True, slots=True)
 class LinkTime:
-    """Link times of one run."""
-
     seconds: float  # of all collectives
     waited_s: float  # part of it in which nothing else was computed
 

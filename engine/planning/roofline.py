@@ -65,8 +65,6 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The parts of a step's time, in seconds."""
-
     memory_s: float  # of all bytes
     compute_s: float  # of all FLOPs
     xla_s: float  # of all but kernels and collectives, as the compiler expects; 0: unknown

@@ -8,8 +8,6 @@ from penstock.engine.scheduling.sequence import Sequence
 
 
 class Draft(NamedTuple):
-    """A guess at a sequence's next tokens."""
-
     token_ids: tuple[int, ...] = ()
     kind: int = 0
     """How the draft was found. The acceptance of each kind is tracked separately."""

@@ -86,8 +86,6 @@ class GrammarCompiler:
 
 
 class _Tools:
-    """Compiles grammars for one vocabulary."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._eos_token_ids = vocabulary.eos_token_ids
         self._tokenizer: LLTokenizer = llguidance_tokenizer(vocabulary)

@@ -34,7 +34,6 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def refusal(message: str) -> str:
-    """Returns the reason why a grammar is refused."""
     said = _EXCERPT.sub("", cleaned(message))
     what = _PLACE.sub("", said)
     for pattern, words in _WORDS:

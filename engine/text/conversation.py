@@ -29,8 +29,6 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
-    """A conversation as a prompt."""
-
     token_ids: tuple[int, ...]
     text: str  # the chat template's output
     reply_format: str | None = None  # format of the model's answer; None: unknown

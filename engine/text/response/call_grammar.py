@@ -12,8 +12,6 @@ from penstock.engine.text.response.syntax import Arguments, Format
 
 
 class CallGrammar:
-    """Writes the calls of one reply."""
-
     def __init__(self, writer: GrammarWriter, format_: Format, tools: Sequence[Tool], rule: CallRule) -> None:
         self._writer = writer
         self._format = format_
@@ -30,7 +28,6 @@ class CallGrammar:
         return bool(self._trigger)
 
     def run(self) -> str:
-        """Returns the grammar of one or more calls."""
         mark = f"({self._spell(self._syntax.group_mark)})?" if self._syntax.group_mark else ""
         return sequence([mark, self._unmarked_run()])
 

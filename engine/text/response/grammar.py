@@ -66,8 +66,6 @@ class _Reasoning(Enum):
 
 
 class _Reply:
-    """Writes the grammar of one reply."""
-
     def __init__(
         self,
         writer: GrammarWriter,

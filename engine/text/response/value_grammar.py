@@ -22,8 +22,6 @@ _NOTES = frozenset(("title", "description", "default", "examples", "deprecated",
 
 
 class ValueGrammar:
-    """Writes the values of one tool's arguments."""
-
     def __init__(
         self,
         writer: GrammarWriter,

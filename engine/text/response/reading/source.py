@@ -55,7 +55,6 @@ class Source:
         return self.text[self._settled :]
 
     def more(self) -> Reading[None]:
-        """Waits for more text."""
         if self._has_ended:
             self.place = len(self.text)
             self.is_cut_off = True
@@ -72,7 +71,6 @@ class Source:
         return self.text[start : self.place]
 
     def peek(self) -> Reading[str]:
-        """Returns the next character."""
         while self.place == len(self.text):
             yield from self.more()
         return self.text[self.place]
@@ -96,7 +94,6 @@ class Source:
             yield from self.more()
 
     def sees(self, syntax: str) -> Reading[bool]:
-        """Whether `syntax` is next."""
         while (end := self._match(syntax)) is None:
             yield from self.more()
         return end >= 0
