@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Protocol
 
 SAME_STOP_S = 1.0
-"""In which a second stop is the first one again."""
+"""Time within which a second stop counts as the first one, arriving twice."""
 
 _HANG_UP_S = 0.25  # what it may take until a terminal that hangs up can be seen to
 _SERVICES = ("worker", "gateway")
@@ -30,7 +30,7 @@ Act = Callable[[], object]
 
 
 class Loop(Protocol):
-    """The event loop's half that is needed here: importing asyncio takes a moment."""
+    """The part of an event loop that is needed here: importing asyncio takes a moment."""
 
     def call_soon_threadsafe(self, callback: Act, /) -> object: ...
 
@@ -42,7 +42,7 @@ class Loop(Protocol):
 
 
 class Stopping:
-    """What the signals of this process do. Made before anything else, in the main thread."""
+    """What the signals of this process do. It is made before anything else, in the main thread."""
 
     def __init__(self) -> None:
         self._has_terminal = is_at_terminal()
@@ -55,7 +55,7 @@ class Stopping:
 
     @property
     def numbers(self) -> frozenset[signal.Signals]:
-        """Those that are heard."""
+        """The signals that are heard."""
         return frozenset(self._before)
 
     @property
@@ -63,14 +63,14 @@ class Stopping:
         return self._stopped_s is not None
 
     def listen(self) -> None:
-        """Takes the signals, those too that whoever started this process had blocked: a mask is inherited."""
+        """Takes the signals, also those that the parent process had blocked: a mask is inherited."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._receive)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
 
     def give_up(self) -> None:
-        """Has the signals mean what they did before `listen`."""
+        """Gives the signals back the meaning that they had before `listen`."""
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -89,14 +89,14 @@ class Stopping:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Within it signals are blocked and waited for. After it they do nothing, as after `serving`."""
+        """Blocks signals within the block and waits for them. After it they do nothing, as after `serving`."""
         try:
             yield
         finally:
             self._is_over = True
 
     def is_new_stop(self, came_s: float | None = None) -> bool:
-        """Notes a stop that came then (monotonic; None: now). False: it is the first one again."""
+        """Notes a stop that came at that time (monotonic; None: now). False: it is the first one, arriving twice."""
         came_s = time.monotonic() if came_s is None else came_s
         if self._stopped_s is not None:
             return came_s - self._stopped_s >= SAME_STOP_S
@@ -116,7 +116,7 @@ class Stopping:
         return self._has_terminal and not is_at_terminal()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        """Between any two instructions of the main thread."""
+        """Handles a signal, between any two instructions of the main thread."""
         if self._is_over:
             return
         if self._loop is not None:
@@ -183,7 +183,7 @@ _current: Stopping | None = None
 
 
 def listen_early(words: Sequence[str] = sys.orig_argv) -> None:
-    """Takes the signals of a process that was started as a service."""
+    """Takes the signals of this process if it was started as a service."""
     global _current  # noqa: PLW0603 - a process has one
     if _current is None and _is_service(words) and threading.current_thread() is threading.main_thread():
         _current = Stopping()
@@ -199,7 +199,7 @@ def _is_service(words: Sequence[str]) -> bool:
 
 
 def end() -> None:
-    """Has the signals do nothing from now on, also while the interpreter ends, which would make them deadly again."""
+    """Makes the signals do nothing from now on, also while the interpreter ends, which would make them deadly again."""
     if _current is not None:
         for number in _current.numbers:
             signal.signal(number, signal.SIG_IGN)
@@ -207,7 +207,7 @@ def end() -> None:
 
 @contextmanager
 def current() -> Iterator[Stopping]:
-    """That of this process; one for the block alone where it was not started as a service."""
+    """Yields this process's `Stopping`, or one for the block alone if the process was not started as a service."""
     if _current is not None:
         yield _current
         return

@@ -17,7 +17,7 @@ from benchmarks.lanes.model import EntryId, Lanes, Waiting
 from benchmarks.lanes.traffic import NO_HOME, Size, Traffic
 
 Homes = Literal["none", "if free", "patient"]
-"""Who gets a new entry while there is room. "none": the worker that has waited longest. "if free": its home, if that
+"""Workers that get a new entry while there is room. "none": the worker that has waited longest. "if free": its home, if that
 has room. "patient": the same, but it waits for a full home until others may take it.
 """
 
@@ -259,7 +259,7 @@ class Simulation:
             self.samples.append((float(second), dict(self.lanes.counters), dict(self.lanes.seats)))
 
     def _die(self, number: int) -> None:
-        """Its requests are given back once its heartbeat lapses; those waiting for it are stolen."""
+        """Ends a worker. Its requests are given back once its heartbeat lapses; those waiting for it are stolen."""
         worker = self.workers[number]
         worker.is_alive = False
         for place in worker.running:

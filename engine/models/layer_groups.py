@@ -1,4 +1,4 @@
-"""Which layers share a page of the KV cache, and where each layer finds what it keeps of a sequence.
+"""Groups of layers that share a page of the KV cache, and where each layer finds its part of a sequence.
 
 All layers with the same number and size of KV heads use one kind of page, so that memory goes where it is needed. A
 page has `size` arrays, and each array holds some tokens of one layer. Layers with the same window are put into groups

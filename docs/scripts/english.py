@@ -1,0 +1,64 @@
+"""Finds what reads as translated, as far as a pattern can: `python docs/scripts/english.py` prints it and exits with 1.
+
+Docstrings may not begin with a fragment that needs the name above it to be read ("Of each request ..."). Sentences of
+the pages may have 35 words; one of code and one of a link count as a word each.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pages import ROOT, Page, all_pages, line_of, page
+
+MOST_WORDS = 35
+_FRAGMENT = re.compile(r"(Of|That of|Those of|As|(By |For |From |In |To |With )?(which|whom)|Who|Whose|Such|Their|Its)\b", re.I)
+_END_OF_SENTENCE = re.compile(r"(?<=[.!?])[)\"]?\s+(?=[\"(`]?[A-Z])")
+
+
+def main() -> int:
+    found = [*_docstrings(), *_sentences()]
+    for each in found:
+        print(each)
+    return int(bool(found))
+
+
+def _docstrings() -> Iterator[str]:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in listed.split():
+        path = ROOT / name
+        if path.exists():
+            for line, text in _strings_alone(ast.parse(path.read_text())):
+                if _FRAGMENT.match(text):
+                    yield f"{name}:{line}: the docstring begins with a fragment: {text.splitlines()[0]}"
+
+
+def _strings_alone(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Docstrings, also those below constants and attributes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text.strip()
+
+
+def _sentences() -> Iterator[str]:
+    for each in all_pages():
+        for line, text in _paragraphs(page(each)):
+            for sentence in _END_OF_SENTENCE.split(text):
+                if (count := len(sentence.split())) > MOST_WORDS:
+                    yield f"{each}:{line}: a sentence of {count} words: {sentence[:80]} ..."
+
+
+def _paragraphs(read: Page) -> Iterator[tuple[int, str]]:
+    for token in read.tokens:
+        if token.type == "inline":
+            words = ["code" if part.type == "code_inline" else part.content for part in token.children or ()]
+            yield line_of(token), "".join(part or " " for part in words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
