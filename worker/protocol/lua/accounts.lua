@@ -1,16 +1,19 @@
--- What tenants have been served. KEYS, in this order: requests; lanes and bands, without a tenant and a priority; bands;
--- service; weights; charged; due. docs/lanes.md says what they hold.
+-- Keeps the accounts of what tenants have been served. docs/lanes.md describes the keys.
+--
+-- KEYS: requests; the prefix of lanes; the prefix of bands; bands; service; weights; charged; due.
+-- ARGV, for `settle_own`: group, worker; then for each entry, the oldest first, its id, its tenant and what it has cost in all
+-- ('' if that is as charged).
 local requests, lane_of, band_of, bands, service, weights, charged, due = unpack(KEYS, 1, 8)
-local FLOOR = '/floor'  -- in `weights`, where no tenant is called so: what the last tenant to leave had been served
-local SPAN = 2 ^ 42  -- ms: until the year 2109
-local CREDIT = 8192  -- tokens, over the weight: what one that was served less than others may make up for when it comes back
-local MOST_BANDS = 16  -- that are looked at for who was served the least
+local FLOOR = '/floor'  -- a field of `weights`, which is no tenant's name: what the last tenant to leave had been served
+local SPAN = 2 ^ 42  -- ms that the ranks of one priority span: dates fit in until the year 2109
+local CREDIT = 8192  -- tokens, over the weight: what a tenant that was served less may make up for when it comes back
+local MOST_BANDS = 16  -- bands that a search for the least served tenant looks at
 
 local function number(value) return string.format('%.17g', value) end
 
 local function priority_of(rank) return 1000 - math.floor(rank / SPAN) end
 
--- The priority of a tenant's next entry; nil if none waits.
+-- Returns the priority of a tenant's next entry, or nil if none waits.
 local function priority_next(tenant)
   local rank = redis.call('ZRANGE', lane_of .. tenant, 0, 0, 'WITHSCORES')[2]
   return rank and priority_of(tonumber(rank))
@@ -18,12 +21,12 @@ end
 
 local function floor() return tonumber(redis.call('HGET', weights, FLOOR) or 0) or 0 end
 
--- The least that anybody who waits with this priority has been served; nil if nobody does.
+-- Returns the least that any tenant that waits with this priority has been served, or nil if none waits.
 local function least(priority)
   return tonumber(redis.call('ZRANGE', band_of .. priority, 0, 0, 'WITHSCORES')[2])
 end
 
--- The least that anybody who waits has been served (nil: nobody does), and whether all were looked at.
+-- Returns the least that any waiting tenant has been served (nil if none waits), and whether all bands were looked at.
 local function least_of_all()
   local active, lowest = redis.call('ZRANGE', bands, 0, MOST_BANDS), nil
   for i = 1, math.min(#active, MOST_BANDS) do
@@ -33,8 +36,8 @@ local function least_of_all()
   return lowest, #active <= MOST_BANDS
 end
 
--- What one has been served no less than that comes back while others wait, the least of whom has been served so much. If
--- nobody waits, it is what the last one to leave had been.
+-- Returns the least that a tenant counts as served when it comes back. `lowest` is the least that any waiting tenant has been
+-- served. If none waits, the answer is what the last tenant to leave had been served.
 local function base(lowest) return lowest and math.max(0, lowest - CREDIT) or floor() end
 
 local function valid_weight(text)
@@ -42,8 +45,8 @@ local function valid_weight(text)
   return weight and weight > 0 and weight < math.huge and weight or 1
 end
 
--- Adds to what a tenant has been served, or takes off what was estimated too high. Of one that was forgotten as much is known
--- as that it had not more.
+-- Adds to what a tenant has been served, or subtracts what was estimated too high. A tenant that was forgotten starts from
+-- `base`, because it had been served no more.
 local function serve(tenant, tokens)
   if tokens == 0 then return end
   local more, priority = number(tokens / valid_weight(redis.call('HGET', weights, tenant))), priority_next(tenant)
@@ -57,13 +60,14 @@ local function serve(tenant, tokens)
   end
 end
 
--- What `charged` has of an entry: what its tenant was charged so far, and behind a space, where a script knew it, its place.
+-- `tokens_in` and `place_in` read what `charged` holds of an entry: what its tenant was charged so far and, behind a space, the
+-- place of the entry if a script knew it.
 local function tokens_in(noted) return tonumber(string.match(noted or '', '^%S+') or 0) or 0 end
 
 local function place_in(noted) return string.match(noted or '', ' .*') or '' end
 
--- Charges tenants for what their entries have cost in all, as far as that is not charged. Of an entry without a total it
--- stays. Answers what `charged` had.
+-- Charges tenants the part of their entries' total costs that is not charged yet. An entry without a total keeps its charge.
+-- Returns what `charged` held.
 local function charge(entries, tenants, totals)
   local added, noted = {}, redis.call('HMGET', charged, unpack(entries))
   for i, before in ipairs(noted) do
@@ -75,9 +79,8 @@ local function charge(entries, tenants, totals)
   return noted
 end
 
--- Of the bills in ARGV (group, worker, and for each entry, the oldest first, its id, its tenant and what it has cost in all,
--- or '' if that is as was charged): those of entries that this worker has, settled. One that was frozen would speak for its
--- successor. Answers the entries, their totals, and what `charged` had.
+-- Settles the bills in ARGV for the entries that this worker has. A worker that was frozen would otherwise speak for its
+-- successor. Returns the entries, their totals (false if the charge stays), and what `charged` held.
 local function settle_own()
   local entries, tenants, totals, mine = {}, {}, {}, {}
   local from, last, page = ARGV[3], ARGV[#ARGV - 2], #ARGV

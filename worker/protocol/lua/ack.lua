@@ -1,4 +1,9 @@
--- After accounts.lua and forget.lua. ARGV as of `settle_own`. KEYS from 9 on: seen, of requests whose replies have ended.
+-- Removes entries of this worker from the queue and settles their costs. It also marks requests that have ended.
+--
+-- KEYS: those of accounts.lua; from 9 on `seen` of the requests whose replies have ended.
+-- ARGV: as in accounts.lua.
+-- Answers how many entries were removed.
+-- Loaded after accounts.lua and forget.lua.
 local entries = #ARGV > 2 and settle_own() or {}
 if #entries == 0 then return 0 end
 redis.call('XACK', requests, ARGV[1], unpack(entries))

@@ -1,4 +1,9 @@
--- After accounts.lua. ARGV as of `settle_own`: what is said last is true, and nothing is charged once it was settled.
+-- Charges tenants for what entries of this worker have cost so far. The last total holds, and an entry that was settled is
+-- charged nothing more.
+--
+-- KEYS and ARGV: as in accounts.lua.
+-- Answers how many of the entries this worker has.
+-- Loaded after accounts.lua.
 local entries, totals, before = settle_own()
 if #entries == 0 then return 0 end
 local noted = {}

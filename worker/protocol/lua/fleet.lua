@@ -1,18 +1,21 @@
--- After lanes.lua. The three last of KEYS: load, workers, backlog.
+-- Sums up what the workers of a queue can do, and counts the entries of the queue.
+--
+-- KEYS: those of lanes.lua; the last three are load, workers and backlog.
+-- Loaded after lanes.lua.
 local load, workers = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
-local LAPSE = 5000  -- ms: for so long it is good what a worker said
-local MOST_WORKERS = 500  -- that one look asks
+local LAPSE = 5000  -- ms for which the last word of a worker counts
+local MOST_WORKERS = 500  -- workers that one measurement asks
 local now = clock()
 
--- A mean of those values that are known.
+-- Adds a value to a mean, if it is known.
 local function note(mean, value)
   if value > 0 then mean.sum, mean.count = mean.sum + value, mean.count + 1 end
 end
 
 local function value_of(mean) return mean.count > 0 and mean.sum / mean.count or nil end
 
--- Of the workers that serve: how many, how many requests they run at once, and means of the tokens per second of one, of the
--- tokens of a reply and of the bytes per token. Of many workers some are asked for all.
+-- Returns how many workers serve, how many requests they run at once, and three means: tokens per second of one worker, tokens of
+-- a reply, and bytes per token. In a large fleet it asks some workers, which stand for all.
 local function fleet()
   local count, places = 0, 0
   local rates, replies, sizes = {sum = 0, count = 0}, {sum = 0, count = 0}, {sum = 0, count = 0}
@@ -28,7 +31,7 @@ local function fleet()
     local tokens, size = tonumber(of_reply or ''), tonumber(of_token or '')
     if not (room and speed and tokens and size) or math.abs(now - tonumber(at)) > LAPSE then
       gone[#gone + 1] = parts[i]
-    elseif room > 0 then  -- one that drains has none for anybody
+    elseif room > 0 then  -- a worker that drains takes nothing
       count, places = count + 1, places + room
       note(rates, speed)
       note(replies, tokens)
@@ -40,7 +43,7 @@ local function fleet()
   return math.floor(count * each + 0.5), places * each, value_of(rates), value_of(replies), value_of(sizes)
 end
 
--- How many consumers the group has, and how many entries are pending; nil where there is no group.
+-- Returns how many consumers the group has and how many entries are pending, or nil if there is no group.
 local function group_size()
   local groups = redis.pcall('XINFO', 'GROUPS', requests)
   for _, each in ipairs(groups.err and {} or groups) do
@@ -50,11 +53,11 @@ local function group_size()
   end
 end
 
--- Entries that nobody has, those of them that have a place, those that workers have, those of the first that were given
--- back, and the largest id that anybody has.
+-- Returns how many entries no worker has, how many of them have a place, how many entries workers have, how many of the first
+-- were given back, and the largest id that is pending.
 --
--- The server counts by consumer. Where these are many it is asked now and then, and our own counts, if there are such, are
--- good in between.
+-- The server counts by consumer. If these are many, it is asked now and then, and our own counts, if there are any, hold in
+-- between.
 local function standing(entries)
   local length, consumers, all = redis.call('XLEN', requests), group_size()
   if not consumers then return length, 0, 0, 0 end

@@ -1,10 +1,14 @@
--- After clock.lua. Where prompts that begin alike go: to the worker, of those that serve, that has the highest weight for
--- their slot (rendezvous hashing, Thaler and Ravishankar, 1998), unless that has its share of slots already (bounded loads,
--- Mirrokni, Thorup and Zadimoghaddam, 2018): few beginnings are spread as well as many. Whoever comes or goes moves its own
--- slots, and no others. `homes` holds the slots that were asked for.
+-- Chooses the home of prompts that begin alike, which is one worker.
+--
+-- The home is the serving worker that has the highest weight for their slot (rendezvous hashing, Thaler and Ravishankar, 1998),
+-- unless it has its share of slots already (bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018). So few beginnings are
+-- spread as well as many. A worker that comes or goes moves its own slots, and no others.
+--
+-- KEYS: the caller passes homes, which holds the slots that were asked for, serving, and the prefix of nudges.
+-- Loaded after clock.lua.
 local PRIME = 2 ^ 26 - 5
-local SHARE = 1.25  -- of slots, over the mean, that one worker has at most
-local BYTES_PER_MS = 40  -- of prompts that are computed, some 10,000 tokens in a second
+local SHARE = 1.25  -- the most slots that one worker has, over the mean
+local BYTES_PER_MS = 40  -- the speed at which prompts are computed, some 10,000 tokens in a second
 local numbers = {}
 
 local function weight_of(slot, name)
@@ -14,7 +18,7 @@ end
 
 local function share_of(slots, workers) return math.ceil(SHARE * slots / workers) end
 
--- For one that begins to serve, as one of so many: the slots that are its own now.
+-- Gives a worker that begins to serve the slots that are its own now. `workers` counts it too.
 local function move_in(homes, name, workers)
   local owners, won = redis.call('HGETALL', homes), {}
   local most = 2 * share_of(#owners / 2, workers)
@@ -27,7 +31,7 @@ local function move_in(homes, name, workers)
   if #won > 0 then redis.call('HSET', homes, unpack(won)) end
 end
 
--- The worker of highest weight that has not its share.
+-- Returns the worker with the highest weight that does not have its share yet.
 local function settle(homes, slot, names)
   local owned, total, best = {}, 0, nil
   for _, name in ipairs(names) do owned[name] = 0 end
@@ -41,7 +45,7 @@ local function settle(homes, slot, names)
   return best
 end
 
--- Who has the slot. One that does not serve any more has none.
+-- Returns the worker that has the slot, or nil if none serves. A worker that no longer serves has none.
 local function home_of(homes, serving, slot, name)
   local now = clock()
   local until_ms = name and redis.call('ZSCORE', serving, name)
@@ -51,13 +55,13 @@ local function home_of(homes, serving, slot, name)
   return best
 end
 
--- How long (ms) an entry, by its id and size, is left to a home that is full: from when it came, no longer than it takes to
--- compute its prompt elsewhere. So it costs nothing where more waits than can be run. One that came later than now, by its id, was
--- dated before the server's clock was set back, or is behind one that was: it is not left.
+-- Returns for how long (ms) an entry is still left to a home that is full. It waits there no longer, from when it came, than its
+-- prompt takes to compute elsewhere; so this costs nothing if more waits than can be run. An entry that has an id later than now
+-- is not left: it was dated before the server's clock was set back, or it follows one that was.
 local function left_to_full(entry, size, now, most)
   local since = now - string.match(entry, '^%d+')
   return since < 0 and 0 or math.min(most, size / BYTES_PER_MS) - since
 end
 
--- Wakes a worker that waits for new entries: it looks again whose turn it is.
+-- Wakes a worker that waits for new entries, so that it looks again whose turn it is.
 local function nudge(nudge_of, name) redis.call('XADD', nudge_of .. name, 'NOMKSTREAM', 'MAXLEN', 1, '*', 'look', 'again') end

@@ -1,25 +1,30 @@
--- After clock.lua, junk.lua, sized.lua, accounts.lua and backlog.lua. KEYS from 9 on: passed; named; asked; aside, without a model.
+-- Says which waiting entry is next, and moves entries between lanes and workers. docs/lanes.md describes the keys.
 --
--- What is pending for WAITING waits, whether or not it has a place in a lane: lanes only say who is next. So an entry of a
--- lane is taken only if it is pending there, and what no lane has is found by its age. It is pending there since 1970:
--- that tells it, within one XCLAIM, from one that a worker has, whatever the server's clock says.
+-- An entry that is pending for WAITING waits, whether or not it has a place in a lane: lanes only say which one is next. So a
+-- script takes an entry from a lane only if it is pending for WAITING, and finds an entry that no lane has by its age. The
+-- delivery time of what is pending for WAITING is in 1970. Within one XCLAIM, that tells it from an entry that a worker has,
+-- whatever the server's clock says.
 --
--- A body is read when its entry gets its first place, and when a worker gets it; at once, if that is in one run. What a place
--- was is kept with what the entry was charged, for when nobody has it any more.
+-- A script reads a body when the entry gets its first place, and when a worker gets the entry; it reads it once if one run does
+-- both. The place is kept with what the entry was charged, for the time when no worker has the entry any more.
+--
+-- KEYS: those of accounts.lua; from 9 on passed, named, asked, and the prefix of aside; the last one is backlog.
+-- ARGV: 1 to 5 as in sized.lua.
+-- Loaded after clock.lua, junk.lua, sized.lua, accounts.lua and backlog.lua.
 local passed, named, asked, aside_of = unpack(KEYS, 9, 12)
 local WAITING, UNOWNED = 'waiting', 'unowned'
-local ASIDE = UNOWNED .. '/'  -- and the digest of a model: what only workers with that model go on with
-local SINCE, LEAST = 1, 3600000  -- ms: when the former were delivered, and before when nothing was to a worker
-local PATIENCE = 60000  -- ms: when one without a deadline is due, beside those of its tenant that have one
-local LONGEST = 604800000  -- ms: a deadline
-local AGAIN = 1.6 * 10 ^ 12  -- ms: so much earlier is due what a worker has had, so before all that none has had
-local BYTES_PER_TOKEN = 4  -- of a prompt that is not tokenized yet
-local BEGINNING = 1000  -- bytes of a prompt: those that begin alike go where that is known
-local SLOTS = 1024  -- of `homes`
-local SMALL, AT_A_TIME = 16384, 4  -- bytes of entries after which several are read at a time
-local ACTS = 4  -- how often at most a wish to cancel ends a wait
-local bodies, bytes_read = {}, 0  -- by entry, what this run has read of those that are new; of others that wait again
-local newly = {}  -- entries that wait from this run on, and their places; some of them this run may give out
+local ASIDE = UNOWNED .. '/'  -- a model's digest follows; only workers with that model continue such an entry
+local SINCE, LEAST = 1, 3600000  -- ms: when entries of WAITING were delivered, and a time before which no worker's entry was
+local PATIENCE = 60000  -- ms until an entry without a deadline is due, among entries of its tenant that have one
+local LONGEST = 604800000  -- ms: the longest deadline
+local AGAIN = 1.6 * 10 ^ 12  -- ms by which an entry that a worker has had is due earlier, so before all that none has had
+local BYTES_PER_TOKEN = 4  -- an estimate for prompts that are not tokenized yet
+local BEGINNING = 1000  -- bytes of a prompt: prompts that begin with the same ones have the same home
+local SLOTS = 1024  -- fields that `homes` can have
+local SMALL, AT_A_TIME = 16384, 4  -- a script reads several entries at a time after entries of so few bytes, and how many
+local ACTS = 4  -- times that one cancellation can end a wait
+local bodies, bytes_read = {}, 0  -- new entries that this run has read, by id; bytes that it has read of other entries
+local newly = {}  -- entries that wait from this run on, and their places; this run may give out some of them
 
 local function whole(text, least, most)
   local number = string.match(text, '^%s*[-+]?%d+%s*$') and tonumber(text)
@@ -34,8 +39,8 @@ local function slot_of(text) return tonumber(string.sub(redis.sha1hex(text), 1, 
 
 local function timeout_of(ms) return ms and ms > 0 and ms <= LONGEST and ms or nil end
 
--- What an entry says of where it belongs: its tenant and its priority; if they are there, its deadline (ms after it came),
--- its slot of `homes` and its id; its size. What is no such value is refused when the entry is claimed.
+-- Returns what an entry says about its place: tenant and priority; deadline (ms after it came), slot of `homes` and id, if they
+-- are there; and size. It skips an invalid value, which is refused when the entry is claimed.
 local function described(fields)
   local tenant, priority, timeout, slot, size, id = '', 0, nil, nil, 0, nil
   for i = 1, #fields, 2 do
@@ -58,7 +63,8 @@ local function described(fields)
   return {tenant = tenant, priority = priority, timeout = timeout, slot = slot, size = size, id = id ~= '' and id or nil}
 end
 
--- The same as `charged` keeps it, and out of that; nil where no script has known it.
+-- `noted` writes that as `charged` keeps it, and `recalled` reads it back. `recalled` returns nil if no script has known the
+-- place.
 local function noted(was)
   return ' ' .. was.tenant .. '/' .. was.priority .. '/' .. (was.timeout or '') .. '/' .. was.size .. '/' .. (was.slot or '')
     .. '/' .. (was.id or '')
@@ -77,10 +83,10 @@ end
 
 local function rank_of(priority, before) return string.format('%.0f', (1000 - priority) * SPAN + before) end
 
--- Adds the member in the lane, the rank there, when (ms) it is due, and if it expires, when.
+-- Adds to a place the member in the lane, its rank, when (ms) the entry is due, and when it expires, if it does.
 --
--- Members sort as their entries came in, where ranks are equal: a longer number follows a shorter one. They have the size:
--- what would be read is known before it is.
+-- Members of equal rank sort in the order in which their entries came in: a longer number follows a shorter one. A member states
+-- the size, so a script knows how much it would read before it reads.
 local function placed(entry, found)
   local ms, number = string.match(entry, '^(%d+)-(%d+)$')
   local since = math.min(tonumber(ms), SPAN / 2)
@@ -93,7 +99,7 @@ end
 
 local function place(entry, fields) return placed(entry, described(fields)) end
 
--- The place of an entry, by what `charged` has of it, or else by its body; nil if it was deleted.
+-- Returns the place of an entry from what `charged` has of it, or else from its body; nil if the entry was deleted.
 local function place_known(entry, text)
   local found = recalled(text)
   if not found then
@@ -110,9 +116,10 @@ local function entry_of(member)
   return ms .. '-' .. number, tonumber(size), slot
 end
 
--- Whoever comes back has been served no less than those that stayed, but for CREDIT: what it did not ask for it cannot claim
--- now. A lane is empty now and then though its tenant asks for more than it gets: the credit is for that. So nothing need be
--- known of those who had less, once nobody waits who had less than they.
+-- Returns the counter of a tenant that comes back. It counts as served no less than the tenants that stayed, minus CREDIT: it
+-- cannot claim now what it did not ask for. The credit is there because a lane is empty now and then though its tenant asks for
+-- more than it gets. So the counters of tenants that were served less need not be kept, once every tenant that waits was served
+-- more.
 local function lifted(tenant, priority)
   local had = tonumber(redis.call('ZSCORE', service, tenant) or 0)
   redis.call('ZREM', service, tenant)
@@ -121,7 +128,8 @@ local function lifted(tenant, priority)
   return math.max(had, base(least(priority) or lowest))
 end
 
--- A tenant's counter is in the band of its next entry while it waits, and in `service` while it does not.
+-- Moves a tenant's counter. It is in the band of the tenant's next entry while the tenant waits, and in `service` while it does
+-- not.
 local function seat(tenant, before, now, counter)
   if before == now then return end
   if before then
@@ -142,8 +150,8 @@ end
 -- Notes that an entry waits.
 local function note(entry, found) newly[#newly + 1], newly[#newly + 2] = entry, found end
 
--- What somebody asked to cancel is over at once. That the wish was noted is no proof that there is one (the flag is in another
--- slot), so it acts a few times and no more: the fraction of its score counts.
+-- Ends the wait of entries that somebody asked to cancel. A noted cancellation does not prove that the flag is set, which is in
+-- another slot. So it acts a few times and no more; the fraction of its score counts them.
 local function end_asked(waits, ids)
   for i, score in ipairs(redis.call('ZMSCORE', asked, unpack(ids))) do
     if score then
@@ -157,7 +165,7 @@ local function end_asked(waits, ids)
   end
 end
 
--- Writes what `note` has noted of entries that this run has not given out.
+-- Writes what `note` has noted, except for entries that this run has given out.
 local function keep_notes()
   local waits, ids, names, expiring = {}, {}, {}, {}
   for i = 1, #newly, 2 do
@@ -174,8 +182,8 @@ local function keep_notes()
   if redis.call('EXISTS', asked) == 1 then end_asked(waits, ids) end
 end
 
--- Lets entries wait that have their places: of each tenant, in the order they came, its name, ranks and members, and its
--- highest priority.
+-- Adds entries to the lanes. For each tenant, in the order in which they came, `newcomers` has the name, the ranks and members,
+-- and the highest priority.
 local function line_up(newcomers)
   for _, each in ipairs(newcomers) do
     local tenant, priority = each.name, each.priority
@@ -185,8 +193,8 @@ local function line_up(newcomers)
   end
 end
 
--- New entries, up to `limit` of them or a few more: each gets its place. Answers whether there may be more. They are read a
--- few at a time, as nobody knows how large they are.
+-- Gives up to `limit` new entries, or a few more, their places. Returns whether there may be more. It reads a few at a time,
+-- because it cannot know how large they are.
 local function lane_new(limit)
   local new, newcomers, of, read, last, has_more = {}, {}, {}, 0, SMALL + 1, true
   while #new < limit and read < most do
@@ -220,16 +228,16 @@ local function lane_new(limit)
   return has_more
 end
 
--- Who an entry is pending for; nil for what is no entry's id, or nobody's.
+-- Returns the consumer that an entry is pending for; nil if it is pending for none, or is no id.
 local function holder_of(entry)
   if not string.match(entry, '^%d+%-%d+$') then return nil end
   return (redis.call('XPENDING', requests, group, entry, entry, 1)[1] or {})[2]
 end
 
--- Whether what a consumer holds waits for workers, all or those with one model.
+-- Returns whether the entries of a consumer wait for workers, be it for all or for those with one model.
 local function is_held(holder) return holder == WAITING or string.sub(holder or '', 1, #ASIDE) == ASIDE end
 
--- Notes that an entry that waited is this worker's now. Answers whether there is room for more.
+-- Notes that this worker has an entry that waited, and adds it to the answer. Returns whether the answer can hold more.
 local function hand_over(entry, fields, was)
   local cost = tokens_of(was.size)
   if redis.call('HSETNX', charged, entry, cost .. noted(was)) == 1 then serve(was.tenant, cost) end
@@ -240,7 +248,7 @@ local function hand_over(entry, fields, was)
   return add(entry, fields, was.size)
 end
 
--- The same of one that has a place in a lane, or had.
+-- Does the same for an entry that has, or had, a place in a lane, and takes it out of there.
 local function take_out(entry, fields)
   local was = place(entry, fields)
   tally(was.priority, -1, -was.size)
@@ -250,7 +258,7 @@ local function take_out(entry, fields)
   return hand_over(entry, fields, was)
 end
 
--- Gives an entry to this worker, if it waits. Answers whether it was there, and whether there is room for more.
+-- Gives an entry to this worker, if it waits. Returns whether it did, and whether the answer can hold more.
 local function take_held(entry)
   local holder = holder_of(entry)
   local claimed = is_held(holder) and redis.call('XCLAIM', requests, group, worker, 0, entry)[1]
@@ -261,8 +269,8 @@ local function take_held(entry)
   return true, hand_over(entry, claimed[2], was)
 end
 
--- Lets an entry wait again that somebody has. It keeps what it was charged, and goes before all of its tenant and priority
--- that no worker has had, if one `has_had` it. Answers whether it is still there; where it was deleted, nothing is left of it.
+-- Makes an entry that somebody has wait again. It keeps its charge. If workers had it (`has_had`), it goes before all entries of
+-- its tenant and priority that no worker has had. Returns whether it is still there; if it was deleted, nothing is left of it.
 local function put_back(entry, found, has_had)
   if not found or #redis.call('XCLAIM', requests, group, WAITING, 0, entry, 'TIME', SINCE, 'JUSTID') == 0 then
     redis.call('XACK', requests, group, entry)
@@ -276,8 +284,8 @@ local function put_back(entry, found, has_had)
   return true
 end
 
--- The same with what a consumer has, up to `limit` entries and until bodies of `most` bytes were read. Answers how many, and
--- whether there may be more.
+-- Does the same with up to `limit` entries of a consumer, until it has read bodies of `most` bytes. Returns how many entries it
+-- handled, and whether there may be more.
 local function put_back_all(consumer, limit)
   local entries = {}
   for i, item in ipairs(redis.call('XPENDING', requests, group, '-', '+', limit, consumer)) do entries[i] = item[1] end

@@ -1,25 +1,28 @@
--- After fleet.lua and recount.lua. ARGV from 6 on: how many ms must have passed since the last look, and in how many seconds
--- what waits is to have begun. Answers how many requests wait.
+-- Writes to `load` how the queue stands, once a second; the worker that comes first does it for all. It walks no lane, and reads
+-- no more than one body unless it has to count anew. It also forgets what is of no use any more.
 --
--- Writes down how the queue stands: once a second, whichever worker comes first. It walks no lane, and reads no more bodies
--- than one, unless it has to count anew. And it forgets what says nothing any more.
+-- KEYS: as in fleet.lua.
+-- ARGV: 1 to 5 as in sized.lua; 6: how many ms must have passed since the last measurement; 7: within how many seconds waiting
+-- requests should begin.
+-- Answers how many requests wait.
+-- Loaded after fleet.lua and recount.lua.
 local every, target = tonumber(ARGV[6]), tonumber(ARGV[7])
-local KEPT = 3600000  -- ms: the numbers, without a worker
-local MOST_BANDS, MOST_TENANTS = 64, 16  -- that are told apart; and of each band those looked at for the oldest
+local KEPT = 3600000  -- ms that the figures outlast the workers
+local MOST_BANDS, MOST_TENANTS = 64, 16  -- bands that are told apart; tenants of a band among which the oldest entry is searched
 
 local before = redis.call('HMGET', load, 'at_ms', 'waiting', 'worker_rate', 'reply_tokens', 'token_bytes')
 local since = now - (tonumber(before[1] or 0) or 0)
 if since >= 0 and since < every then return tonumber(before[2] or 0) or 0 end
 
--- Tenants of a band, those that were served most, and of higher ones some that may have lower ones behind.
+-- Returns tenants of a band, those that were served most, and some of higher bands that may have lower entries behind.
 local function tenants_below(priority, above)
   local tenants = redis.call('ZRANGE', band_of .. priority, 0, MOST_TENANTS - 1, 'REV')
   for i = 1, math.min(#above, 2 * MOST_TENANTS - #tenants) do tenants[#tenants + 1] = above[i] end
   return tenants
 end
 
--- For how long (ms) the longest has waited of what is next of these tenants with this priority: nobody waits longer, as far as
--- they are due in their turn.
+-- Returns how long (ms) the oldest of these tenants' next entries with this priority has waited. No other waits longer, as far as
+-- entries are due in their turn.
 local function ms_waited(priority, tenants)
   local longest, from, to = 0, number((1000 - priority) * SPAN), '(' .. number((1001 - priority) * SPAN)
   for _, tenant in ipairs(tenants) do
@@ -29,7 +32,7 @@ local function ms_waited(priority, tenants)
   return longest
 end
 
--- Of each priority, the highest first: entries, tokens, and for how long the oldest has waited.
+-- Describes each priority, the highest first: its entries, their tokens, and how long the oldest has waited.
 local function told(bands, oldest, tokens_per_byte, reply)
   local priorities, texts = {}, {}
   for priority, band in pairs(bands) do
@@ -48,8 +51,8 @@ local function told(bands, oldest, tokens_per_byte, reply)
   return table.concat(texts, ' ')
 end
 
--- How many workers would hold what runs, and begin what waits within the target. Of their speed something must be known:
--- until then, those that there are.
+-- Returns how many workers would hold what runs, and begin what waits within the target. Until something is known of their speed,
+-- it returns how many there are.
 local function wanted(waiting, tokens, running, count, places, each_rate)
   if waiting + running == 0 then return 0 end
   local busy = places > 0 and running / (places / count) or 1
@@ -59,11 +62,12 @@ local function wanted(waiting, tokens, running, count, places, each_rate)
   return math.max(1, math.min(math.ceil(busy), waiting + running))
 end
 
-local KNOWN, KNOWN_IDLE = 100000, 100  -- tenants that do not wait, of which is known what they were served: if others do, if nobody does
-local FORGOTTEN = 10000  -- tenants that one look forgets at most
-local CHECKED = 100  -- names that one look asks for
+local KNOWN, KNOWN_IDLE = 100000, 100  -- idle tenants that are remembered while others wait, and while none does
+local FORGOTTEN = 10000  -- tenants that one measurement forgets at most
+local CHECKED = 100  -- names that one measurement checks
 
--- Who was served least goes first, and comes back as one who was served as much as the last to leave: no less than it was.
+-- Forgets idle tenants, those that were served least first. A forgotten tenant comes back as if it had been served as much as the
+-- last one to leave, which is no less than it was.
 local function forget_tenants(waiting)
   local count = math.min(FORGOTTEN, redis.call('ZCARD', service) - (waiting > 0 and KNOWN or KNOWN_IDLE))
   if count <= 0 then return end
@@ -72,7 +76,8 @@ local function forget_tenants(waiting)
   redis.call('ZREMRANGEBYRANK', service, 0, count - 1)
 end
 
--- Those of entries that somebody deleted, or that workers from before took. Not more are left of them than wait.
+-- Forgets names of entries that somebody deleted, or that workers from before lanes took. In the end no more names are left than
+-- entries wait.
 local function forget_names(waiting)
   if redis.call('HLEN', named) <= waiting then return end
   local some, gone = redis.call('HRANDFIELD', named, CHECKED, 'WITHVALUES'), {}

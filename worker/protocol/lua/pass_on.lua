@@ -1,13 +1,18 @@
--- After owned.lua, lanes.lua and homes.lua. KEYS from 13 on as of take.lua. ARGV[6]: an entry that this worker read past the
--- lanes. ARGV[7]: the lowest priority that it takes. ARGV[8]: how many sequences it has room for. ARGV[9]: as ARGV[10] of
--- take.lua. Answers whether the entry waits for others now: it is at home with another, or this worker has no room.
+-- Makes an entry that this worker read past the lanes wait again, if it should go to another worker: it is at home with another,
+-- this worker has no capacity, or it takes only higher priorities.
+--
+-- KEYS: as in take.lua.
+-- ARGV: 1 to 5 as in sized.lua; 6: the entry; 7: the lowest priority that this worker takes; 8: how many more sequences it has
+-- capacity for; 9: for how long (ms) an entry is left to its home.
+-- Answers whether the entry waits for others now.
+-- Loaded after owned.lua, lanes.lua and homes.lua.
 local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local entry, lowest, free = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local item = redis.call('XRANGE', requests, entry, entry)[1]
 if not item or not owned(requests, group, worker, entry) then return 0 end
 local found, now = place(entry, item[2]), clock()
 
--- Where the entry is at home, if it is left to that; and whether there is room.
+-- Returns the home of the entry, if the entry is left to it, and whether that home has capacity.
 local function at_home()
   local name = found.slot and home_of(homes, serving, found.slot, redis.call('HGET', homes, found.slot))
   if not name or name == worker then return end

@@ -1,6 +1,10 @@
--- After sized.lua. KEYS: requests. ARGV[6]: the entry id to go on after.
+-- Reads entries that are pending for a worker. The read behind the last possible id returns nothing, and makes the consumer
+-- known: Redis 7.0 does not list a consumer that only waits.
 --
--- The read beyond everything brings nothing, and makes the consumer known: Redis 7.0 does not list one that only waits.
+-- KEYS: requests.
+-- ARGV: 1 to 5 as in sized.lua; 6: the entry id to go on after.
+-- Answers as in sized.lua.
+-- Loaded after sized.lua.
 local ms, number = '18446744073709551615', '18446744073709551614'  -- one less than what '>' stands for
 redis.call('XREADGROUP', 'GROUP', group, worker, 'COUNT', 1, 'STREAMS', KEYS[1], ms .. '-' .. number)
 for _, item in ipairs(redis.call('XPENDING', KEYS[1], group, '(' .. ARGV[6], '+', count, worker)) do

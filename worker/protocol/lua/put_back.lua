@@ -1,6 +1,9 @@
--- After owned.lua and lanes.lua. ARGV[6]: whether workers have had the entries; from 7 on entries of this worker, which wait
--- again. Answers how many were looked at, from the first on: not all, where bodies of many bytes had to be read; and how many
--- wait now.
+-- Makes entries of this worker wait again. It stops early once it has read bodies of many bytes.
+--
+-- KEYS: those of lanes.lua.
+-- ARGV: 1 to 5 as in sized.lua; 6: whether workers have had the entries; from 7 on the entries.
+-- Answers how many entries it looked at, from the first on, and how many of them wait now.
+-- Loaded after owned.lua and lanes.lua.
 local looked, put = 0, 0
 for i, text in ipairs(#ARGV > 6 and redis.call('HMGET', charged, unpack(ARGV, 7)) or {}) do
   if bytes_read >= most then break end

@@ -1,5 +1,8 @@
--- After fleet.lua. What waits by priority, from the counts that backlog.lua keeps, which may be wrong.
-local RECOUNTED = 500  -- entries that one look counts
+-- Counts what waits, by priority. It uses the counts that backlog.lua keeps; if they are wrong, it counts anew, page by page.
+--
+-- KEYS: as in fleet.lua.
+-- Loaded after fleet.lua.
+local RECOUNTED = 500  -- entries that one run counts
 
 local function oldest_of(consumer)
   local first = redis.pcall('XPENDING', requests, group, '-', '+', 1, consumer)[1]
@@ -15,7 +18,7 @@ local function priority_and_size(entry)
   return was.priority, was.size
 end
 
--- The priority of the oldest, which is found once for each.
+-- Returns the priority of the oldest entry, which is looked up once for each.
 local function priority_of_oldest(entry)
   local known = redis.pcall('HGET', backlog, 'oldest')
   local of, priority = string.match(type(known) == 'string' and known or '', '^(%S+) (%-?%d+)$')
@@ -25,7 +28,7 @@ local function priority_of_oldest(entry)
   return priority
 end
 
--- Of each priority entries and bytes, and the entries of all.
+-- Returns entries and bytes of each priority, and the entries of all.
 local function counts()
   local values, bands, all = redis.call('HGETALL', backlog), {}, 0
   for i = 1, #values, 2 do
@@ -39,8 +42,8 @@ local function counts()
   return bands, all
 end
 
--- Counts a page of what waits, from where the last one ended up to what came since. What was taken meanwhile before it was
--- counted is missing in the end, and made up for at once.
+-- Counts a page of what waits, from where the last page ended up to what was pending when the recount began. Entries that were
+-- taken before they were counted are missing in the end, which is made up for at once.
 local function recount(placed, cursor, last)
   local page = redis.call('XPENDING', requests, group, '(' .. cursor, last, RECOUNTED, WAITING)
   local read = 0
@@ -68,8 +71,8 @@ local function recount(placed, cursor, last)
   keep_counts()
 end
 
--- What has a place, by priority, as far as it is counted. Where the counts are not of what waits (somebody deleted some, or a
--- worker from before lanes took some), they are made anew.
+-- Returns the counts of entries that have a place, as far as they are counted. Counts that do not match are made anew: somebody
+-- deleted entries, or a worker from before lanes took some.
 local function counted(placed, last, cursor, bands, all)
   if placed == 0 then
     redis.call('DEL', backlog)

@@ -1,10 +1,14 @@
--- After lanes.lua. ARGV[6]: an entry; what waits behind it gets its place again, as a key of the lanes was set aside. Where it
--- has one it stays there. Answers the entry that the next run is to go on behind, nil once all were looked at.
+-- Gives waiting entries their places again, after a key of the lanes was set aside. An entry that has a place keeps it.
+--
+-- KEYS: those of lanes.lua.
+-- ARGV: 1 to 5 as in sized.lua; 6: the entry to go on behind.
+-- Answers the entry that the next run is to go on behind, or nil once all were looked at.
+-- Loaded after lanes.lua.
 local page = redis.call('XPENDING', requests, group, '(' .. ARGV[6], '+', count, WAITING)
 local entries, last = {}, nil
 for i, item in ipairs(page) do entries[i] = item[1] end
 
--- A tenant is in the band of its next entry, whatever became of that.
+-- Puts a tenant into the band of its next entry, whatever became of that band.
 local function seat_again(tenant, before)
   local now = priority_next(tenant)
   if before and before ~= now and redis.call('ZSCORE', band_of .. before, tenant) then return seat(tenant, before, now) end

@@ -1,16 +1,19 @@
--- After lanes.lua and homes.lua. KEYS from 13 on: homes, room, serving, nudges without a worker. ARGV[6]: how many new
--- entries get a place before. ARGV[7]: how often, by all workers together, the oldest may be overtaken that has waited for
--- long. ARGV[8]: the lowest priority that is taken. ARGV[9]: how many more sequences this worker has room for. ARGV[10]: for
--- how long (ms) an entry is left to its home. ARGV[11]: the digest of this worker's model, if it is known. Answers entries,
--- whether there are more new ones, and how soon (ms) one that was left may be taken by anybody (or nil).
+-- Gives new entries their places, and gives this worker the entries that are next.
 --
--- The highest priority goes first, then the tenant that has been served the least, then what is due first: of that what is
--- at home here, else what has no home with room. What was set aside for this worker's model goes before all others of its
--- priority: nobody else may take it.
+-- The highest priority goes first, then the tenant that has been served the least, then the entry that is due first. Entries that
+-- are at home here, or nowhere, go before entries of the same tenant that have a home without capacity. Entries that were set
+-- aside for this worker's model go before all others of their priority, because no other worker may take them.
+--
+-- KEYS: those of lanes.lua; from 13 on homes, room, serving, and the prefix of nudges.
+-- ARGV: 1 to 5 as in sized.lua; 6: how many new entries get a place first; 7: how often all workers together may overtake the
+-- oldest entry once it has waited for long; 8: the lowest priority that is taken; 9: how many more sequences this worker has
+-- capacity for; 10: for how long (ms) an entry is left to its home; 11: the digest of this worker's model, if it is known.
+-- Answers the entries, whether there are more new ones, and in how many ms any worker may take one that was left (or nil).
+-- Loaded after lanes.lua and homes.lua.
 local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
-local AGED = 5000  -- ms: what has waited for so long may be overtaken no more than so often
-local OVERTAKES = 'overtakes'  -- in `backlog`: the oldest that has waited for so long, and how often it was
+local AGED = 5000  -- ms: an entry that has waited so long may be overtaken only so often
+local OVERTAKES = 'overtakes'  -- a field of `backlog`: the oldest entry that has waited so long, and how often it was overtaken
 local has_more = lane_new(tonumber(ARGV[6]))
 local lowest, steal_after, now = tonumber(ARGV[8]), tonumber(ARGV[10]), clock()
 local tries, has_room, left_ms, window = 0, true, nil, nil
@@ -20,12 +23,13 @@ count = tonumber(count)
 
 local function oldest(holder) return (redis.call('XPENDING', requests, group, '-', '+', 1, holder)[1] or {})[1] end
 
-local has_aside = digest ~= '' and count > 0 and oldest(ASIDE .. digest) ~= nil  -- whatever its places say
+local has_aside = digest ~= '' and count > 0 and oldest(ASIDE .. digest) ~= nil  -- pending entries count, whatever the places say
 
--- Among how many entries of a tenant what is at home here is looked for: fewer where of many workers each has few homes.
+-- Returns among how many entries of a tenant to search for those at home here. In a large fleet each worker has few homes, so
+-- these are fewer.
 local function width() return math.max(8, math.min(32, math.floor(1024 / math.max(1, redis.call('ZCARD', serving))))) end
 
--- Tenants of a band, the least served first.
+-- Returns tenants of a band, the least served first.
 local function tenants_of(band, how_many)
   local tenants, names = {}, {}
   local counters = redis.call('ZRANGE', band_of .. band, 0, how_many - 1, 'WITHSCORES')
@@ -42,7 +46,7 @@ end
 
 local function least_served(tenants)
   local least
-  for i = 1, #tenants do  -- those behind the first that was not looked at yet have had more
+  for i = 1, #tenants do  -- tenants behind the first that was not looked at have been served more
     local each = tenants[i]
     if not each.is_done and (not least or each.counter < least.counter) then least = each end
     if not each.is_looked_at then break end
@@ -50,7 +54,7 @@ local function least_served(tenants)
   return least
 end
 
--- For entries that may be at home elsewhere: where, and since when they were left there.
+-- Notes where entries that have a slot are at home, and since when they were left there.
 local function look_up(entries)
   local slots, ids = {}, {}
   for _, each in ipairs(entries) do
@@ -72,7 +76,7 @@ local function look_up(entries)
   end
 end
 
--- The next entries of a tenant, as they are in its lane.
+-- Reads the next entries of a tenant from its lane.
 local function look_at_more(tenant, band, page)
   local first = #tenant.seen
   local found = redis.call('ZRANGE', lane_of .. tenant.name, first, first + page - 1, 'WITHSCORES')
@@ -87,7 +91,7 @@ local function look_at_more(tenant, band, page)
   tenant.is_looked_at, tenant.has_all = true, #entries < page
 end
 
--- The next entry of a tenant for this worker, taken off what there is to choose from; nil if there is none.
+-- Returns the next entry of a tenant for this worker, and removes it from the choice; nil if there is none.
 local function next_of(tenant, band, page)
   while #tenant.elsewhere + #tenant.left < window do
     local each = tenant.seen[tenant.at]
@@ -109,7 +113,7 @@ local function next_of(tenant, band, page)
   return table.remove(tenant.elsewhere, 1)
 end
 
--- Whose turn it is, in that order: entries, with their tenants and what they are estimated to cost.
+-- Chooses entries in the order of their turns, and notes their tenants and estimated costs.
 local function choose(band, tenants, wanted)
   local chosen, bytes, page = {}, 0, math.ceil(wanted / #tenants) + 1
   while #chosen < wanted and bytes < most do
@@ -128,7 +132,8 @@ local function choose(band, tenants, wanted)
   return chosen
 end
 
--- Gives entries to this worker if they wait; answers the fields of those that do. What this run has read is not read again.
+-- Gives entries to this worker if they wait. Returns the fields of those that do; bodies that this run has read are not read
+-- again.
 local function claim(read, unread)
   local fields_of, long = {}, string.format('%.0f', math.max(1, clock() - LEAST))
   if #unread > 0 then
@@ -145,7 +150,8 @@ local function claim(read, unread)
   return fields_of
 end
 
--- Of entries that waited before this run: what `charged` has of them, by entry, and no key knows them as waiting any more.
+-- Removes entries from the keys that list them as waiting. Returns, by entry, what `charged` has of those that waited before this
+-- run.
 local function known_of(unread, moved)
   local before = {}
   if #unread > 0 then
@@ -156,8 +162,8 @@ local function known_of(unread, moved)
   return before
 end
 
--- Gives the chosen entries to the worker, and charges those that are not charged yet. One that does not wait any more costs
--- its tenant nothing.
+-- Gives the chosen entries to the worker, and charges those that are not charged yet. An entry that no longer waits costs its
+-- tenant nothing.
 local function take_chosen(chosen)
   local read, unread, moved, gone, new = {}, {}, {}, {}, {}
   for _, each in ipairs(chosen) do
@@ -181,7 +187,7 @@ local function take_chosen(chosen)
   if #gone > 0 then redis.call('HDEL', named, unpack(gone)) end
 end
 
--- The priority of what a tenant has next, when what was chosen is taken out.
+-- Returns the priority of a tenant's next entry once the chosen ones are taken out.
 local function next_priority(tenant, band)
   for _, each in ipairs(tenant.seen) do
     if not each.is_chosen then return band end
@@ -189,7 +195,7 @@ local function next_priority(tenant, band)
   return priority_next(tenant.name)
 end
 
--- Takes the chosen members out of their lanes, and puts the tenants where they belong now.
+-- Takes the chosen members out of their lanes, and moves the tenants to where they belong now.
 local function reseat(band, tenants)
   local seated = {}
   for _, tenant in ipairs(tenants) do
@@ -206,7 +212,7 @@ local function reseat(band, tenants)
   if #seated > 0 then redis.call('ZADD', band_of .. band, unpack(seated)) end
 end
 
--- Has the workers know that entries are left to them. What was left before keeps its time.
+-- Tells workers that entries are left to them. An entry that was left before keeps its time.
 local function leave(tenants)
   local new, told = {}, {}
   for _, tenant in ipairs(tenants) do
@@ -225,12 +231,12 @@ local function leave(tenants)
   if #new > 0 then redis.call('ZADD', passed, 'LT', unpack(new)) end
 end
 
--- Answers how many were taken out of the band.
+-- Takes entries from a band. Returns how many.
 local function take_from(band, how_many)
   local wanted = math.min(count - #found, AT_ONCE)
   window = window or width()
   local tenants = tenants_of(band, how_many)
-  if #tenants == 0 then  -- somebody deleted it; what it held goes by its age
+  if #tenants == 0 then  -- somebody deleted the band; its entries go by their age
     redis.call('ZREM', bands, band)
     return 0
   end
@@ -242,23 +248,23 @@ local function take_from(band, how_many)
   return #chosen
 end
 
--- Takes the oldest, which is known to wait. Answers whether there was one.
+-- Takes the oldest entry, which is known to wait. Returns whether there was one.
 local function take_oldest(entry)
   if not entry then return false end
   local _
-  _, has_room = take_held(entry)  -- unless it was deleted, and is not pending any more
+  _, has_room = take_held(entry)  -- if it was deleted, this drops it, and it is not pending any more
   return true
 end
 
--- The next of what was set aside for this worker's model; nil if there is nothing.
+-- Returns the next entry that was set aside for this worker's model, or nil.
 local function next_aside()
   local first = has_aside and redis.call('ZRANGE', aside_of .. digest, 0, 0, 'WITHSCORES') or {}
   return first[1] and {member = first[1], priority = priority_of(tonumber(first[2]))} or nil
 end
 
--- How often an entry was overtaken.
+-- Returns how often an entry was overtaken.
 local function overtakes_of(entry)
-  local noted = redis.pcall('HGET', backlog, OVERTAKES)  -- measure.lua mends it where it is no hash
+  local noted = redis.pcall('HGET', backlog, OVERTAKES)  -- measure.lua repairs a key that is no hash
   local of, times = string.match(type(noted) == 'string' and noted or '', '^(%S+) (%d+)$')
   return of == entry and tonumber(times) or 0
 end
@@ -272,7 +278,7 @@ end
 
 local waiting = count > 0 and oldest(WAITING) or nil
 local aged = waiting
-local since_aged = aged and now - string.match(aged, '^%d+')  -- below 0 where the clock was set back: for how long, nobody knows
+local since_aged = aged and now - string.match(aged, '^%d+')  -- below 0 if the clock was set back: its wait is unknown
 if since_aged and since_aged >= 0 and since_aged <= AGED then aged = nil end
 local overtakes = aged and overtakes_of(aged) or 0
 if aged and lowest <= -1000 and overtakes >= tonumber(ARGV[7]) then take_oldest(aged) end
@@ -296,7 +302,7 @@ while #found < count and has_room and tries < count + 64 do
 end
 local may_be_lost = left_ms == nil and lowest <= -1000
 if not (waiting or has_aside) then may_be_lost = false end  -- nothing waited
-while may_be_lost and #found < count and has_room and tries < count + 64 do  -- what no lane has any more
+while may_be_lost and #found < count and has_room and tries < count + 64 do  -- entries that no lane has any more
   if not take_oldest(oldest(WAITING) or has_aside and oldest(ASIDE .. digest)) then break end
   tries = tries + 1
 end
