@@ -1,4 +1,9 @@
--- After clock.lua, junk.lua and members.lua. KEYS: queues.
+-- Puts a queue on the list of served queues, or takes it off.
+--
+-- KEYS: queues.
+-- ARGV: queue; for how many ms it is listed (0 takes it off).
+-- Answers 1.
+-- Loaded after clock.lua, junk.lua and members.lua.
 local queue, ttl = unpack(ARGV)
 if ttl ~= '0' then
   enter(KEYS[1], queue, ttl)

@@ -1,9 +1,13 @@
--- After clock.lua, junk.lua, overdue.lua and owned.lua. KEYS: calls, answers.
+-- Writes the answer to a call and removes the call. Only the worker that has the call can answer it, once, and not after its
+-- time.
 --
--- Whoever has the call answers it, once, and not after its time.
+-- KEYS: calls, answers.
+-- ARGV: group, worker, entry; the call's timeout (ms); how long the answer is kept (ms); then the answer's fields and values.
+-- Answers 1; or 0 if another worker has the call, its time is over, or a key holds junk.
+-- Loaded after clock.lua, junk.lua, overdue.lua and owned.lua.
 local group, worker, entry, timeout, ttl = unpack(ARGV, 1, 5)
 if not owned(KEYS[1], group, worker, entry) then return 0 end
-if tonumber(string.match(entry, '^%d+')) > 2 ^ 53 then  -- no call can follow it, and no clock has given it its id
+if tonumber(string.match(entry, '^%d+')) > 2 ^ 53 then  -- no clock gave this id, and no call can follow it
   junk(KEYS[1])
   return 0
 end

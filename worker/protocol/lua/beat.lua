@@ -1,10 +1,16 @@
--- After clock.lua, cut.lua, junk.lua, members.lua and homes.lua. KEYS: heartbeat, drain, serving, card, digests, heartbeat of
--- those with this model, homes, nudges.
+-- Renews the heartbeat of a worker, and publishes whether it serves and with which model.
 --
--- A key that holds another instance is left alone, so of two processes with one name only one keeps running. The key of
--- those that serve expires with its last member, so it exists as long as one of them lives; so does the card, which is
--- always that of one that serves, if any does. The card says itself what time to live it was set with, as workers with longer
--- ones may have set it. Answers the drain mark, and in how many ms the last heartbeat of the queue lapses; 0 if nobody serves it.
+-- A key that holds another instance is left alone, so only one of two processes with the same name keeps running. `serving`
+-- expires with its last member, so it exists as long as one of them lives. The card lasts as long, and belongs to a worker that
+-- serves, if there is one. It states the time to live that it was set with, because a worker with a longer one may have set it.
+--
+-- KEYS: heartbeat, drain, serving, card, digests, the heartbeat of all workers with this model, homes, nudges.
+-- ARGV: instance; time to live (ms); worker; whether it serves; whether its model must match the card; digest; time to live of
+-- the model's heartbeat (ms); then the card's fields and values.
+-- Answers the drain mark, and in how many ms the last heartbeat of the queue lapses (0 if no worker serves it). If another
+-- process has the name, it answers that instance, when its key expires, and the time. If the card belongs to another model, it
+-- answers the card's worker, when the card expires, the time, the field that differs, its value there and its value here.
+-- Loaded after clock.lua, cut.lua, junk.lua, members.lua and homes.lua.
 local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(ARGV, 1, 7)
 local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
 local holder = redis.call('GET', KEYS[1]) or ''
@@ -12,7 +18,7 @@ if holder ~= '' and holder ~= instance then
   cut(KEYS[1], holder, clock())
   local until_ms = redis.call('PEXPIRETIME', KEYS[1])
   if until_ms ~= -1 then return {holder, until_ms, clock()} end
-  junk(KEYS[1])  -- a heartbeat lapses
+  junk(KEYS[1])  -- a heartbeat always expires
 end
 
 local mine = {}
@@ -27,7 +33,7 @@ if longest and longest > 0 and left > longest then
   left = longest
   redis.call('PEXPIRE', card, left)
 end
-if author and must_match == '1' and holder ~= instance then  -- it joins, or its key has lapsed
+if author and must_match == '1' and holder ~= instance then  -- the worker joins, or its heartbeat has lapsed
   for place, field in ipairs(compared) do
     local other, own = theirs[place + 1] or '', mine[field] or ''
     if other ~= own then return {author, redis.call('PEXPIRETIME', card), clock(), field, other, own} end
@@ -57,7 +63,7 @@ if is_mine then
   redis.call('DEL', card)
   redis.call('HSET', card, unpack(ARGV, 8))
 end
-if is_mine or left == ttl then  -- else somebody has set it for longer
+if is_mine or left == ttl then  -- otherwise another worker has set it for longer
   redis.call('HSET', card, 'ttl_ms', left)
   redis.call('PEXPIRE', card, left)
 end

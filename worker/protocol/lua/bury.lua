@@ -1,13 +1,19 @@
--- After junk.lua, owned.lua and forget.lua. KEYS and ARGV as named below; from ARGV[8] on the letter's fields.
+-- Makes a dead letter of an entry that this worker has, and removes the entry from the queue.
 --
--- `sizes` has an entry for each letter, under the letter's id, as the worker may not read letters. The oldest letters are
--- removed while a limit is exceeded; the new one stays whatever its size. A letter that somebody deleted by hand counts until it
--- would be the oldest.
+-- `sizes` has an entry for each letter, under the letter's id, because a worker may not read letters. The oldest letters are
+-- removed while a limit is exceeded; the new letter stays whatever its size. A letter that somebody deleted by hand counts until
+-- it would be the oldest.
+--
+-- KEYS: requests, letters, sizes, sum, charged, seen.
+-- ARGV: group, worker, entry; the letter's size (bytes); the limits of letters, of bytes and of age (ms); then the letter's
+-- fields and values.
+-- Answers 1, or 0 if the entry is not pending for this worker.
+-- Loaded after junk.lua, owned.lua and forget.lua.
 local requests, letters, sizes, sum, charged, seen = unpack(KEYS, 1, 6)
 local group, worker, entry, size = unpack(ARGV, 1, 4)
 local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if not owned(requests, group, worker, entry) then return 0 end
--- What these hold is looked at before anything is written.
+-- These keys are read before anything is written, so that junk in them shows first.
 local bytes, count = redis.call('GET', sum), redis.call('XLEN', sizes)
 if bytes and not string.match(bytes, '^%d+$') then
   junk(sum)
@@ -21,11 +27,11 @@ redis.call('XDEL', requests, entry)
 redis.call('HDEL', charged, entry)
 forget(seen, {[entry] = true})
 
-if not bytes then  -- the first letter, or they are counted anew
+if not bytes then  -- this is the first letter, or they are counted anew
   redis.call('DEL', sizes, sum)
   bytes, count = 0, 0
 end
-if type(redis.pcall('XADD', sizes, letter, 'bytes', size)) ~= 'string' then  -- an id of somebody's that nothing follows
+if type(redis.pcall('XADD', sizes, letter, 'bytes', size)) ~= 'string' then  -- somebody added an id that nothing can follow
   redis.call('DEL', sizes)
   redis.call('XADD', sizes, letter, 'bytes', size)
   bytes, count = 0, 0

@@ -1,4 +1,13 @@
-local MOST_DIGITS = 15  -- of a count: more, and it is none
+-- Claims a request for a worker. It writes a higher epoch to the reply and to the state, so Redis refuses what earlier owners
+-- write.
+--
+-- KEYS: state, reply, cancel.
+-- ARGV: entry; worker; instance; time to live of state and reply (ms); another entry of this request that is known to be gone;
+-- how far an epoch leaps; the highest epoch; tenant; digest; whether to claim a reply that another model began; timeout (ms after
+-- the enqueue, or ''); whether to claim only a request that is over or cancelled.
+-- Answers 'ok' and what `parse_claim` reads; or why the request was not claimed: 'dead'; 'done'; 'junk' and the field;
+-- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest.
+local MOST_DIGITS = 15  -- a longer number is no count
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
 local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model, timeout, only_over = unpack(ARGV)
 local counted = {'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks'}
@@ -33,7 +42,7 @@ local time, is_cancelled = redis.call('TIME'), redis.call('EXISTS', cancel)
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local is_over = is_cancelled == 1 or (timeout ~= '' and now - string.match(entry, '^%d+') >= tonumber(timeout))
 if only_over == '1' and not is_over then return {'goes_on'} end
-if is_of_other and any_model ~= '1' and not is_over then return {'other_model', begun_with} end  -- any may end it
+if is_of_other and any_model ~= '1' and not is_over then return {'other_model', begun_with} end  -- anyone may end what is over
 local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)

@@ -1,6 +1,8 @@
--- No keys. ARGV: of each command the number of its words, then these.
+-- Tells which commands this user may not run. It runs none of them.
 --
--- Answers the places of those that this user may not run. None is run.
+-- KEYS: none.
+-- ARGV: for each command, how many words it has, and these words.
+-- Answers the places of the denied commands, from 0 on. If the server cannot tell, it answers none.
 local denied, number, at = {}, 0, 1
 if not redis.acl_check_cmd then return denied end
 while ARGV[at] do

@@ -1,4 +1,8 @@
--- KEYS: reply. ARGV: time to live in ms, highest epoch, the entry's fields and values.
+-- Ends the reply to a request that cannot be claimed, unless the reply has ended.
+--
+-- KEYS: reply.
+-- ARGV: time to live (ms); the highest epoch; the fields and values of the end.
+-- Answers 'ok'; 'already' if the reply has ended; 'unwritable' if it is no stream, or holds an id that no epoch can exceed.
 local ttl, max_epoch = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local epoch = time[1] * 1000000 + time[2]
@@ -12,6 +16,6 @@ if last then
   epoch = math.max(epoch, tonumber(string.match(last[1], '^%d+')) + 1)
 end
 if epoch > max_epoch then return 'unwritable' end
-redis.call('XADD', KEYS[1], string.format('%d', epoch) .. '-0', unpack(ARGV, 3))  -- few fields: the schema bounds them
+redis.call('XADD', KEYS[1], string.format('%d', epoch) .. '-0', unpack(ARGV, 3))  -- the schema allows few fields
 redis.call('PEXPIRE', KEYS[1], ttl)
 return 'ok'

@@ -1,5 +1,8 @@
--- After clock.lua and junk.lua. A set of members by when each lapses, which expires with its last one.
-local LONGEST = 10 * 366 * 86400000  -- ms: what lapses later is no member of ours
+-- Keeps a set of members by when each lapses. The set expires with its last member.
+--
+-- KEYS: the caller passes the set.
+-- Loaded after clock.lua and junk.lua.
+local LONGEST = 10 * 366 * 86400000  -- ms: a member that lapses later is none of ours
 
 local function enter(set, member, ttl)
   local now = clock()

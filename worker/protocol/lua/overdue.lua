@@ -1,4 +1,6 @@
--- After clock.lua.
+-- Returns whether the time of a call is over.
+--
+-- Loaded after clock.lua.
 local function overdue(entry, timeout)
   return clock() > tonumber(string.match(entry, '^%d+')) + timeout
 end

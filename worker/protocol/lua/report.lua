@@ -1,6 +1,9 @@
--- After clock.lua, junk.lua and members.lua. KEYS: report, reports. ARGV: worker, the report, for how long it stays, for how long the
--- worker is listed (ms).
--- All workers are listed for equally long: one that is to be longer was listed before the server's clock was set back.
+-- Publishes the report of a worker, and lists the worker. All workers are listed for equally long: one that would be listed
+-- longer was listed before the server's clock was set back, and is cut to that.
+--
+-- KEYS: report, reports.
+-- ARGV: worker; the report; how long the report stays (ms); how long the worker is listed (ms).
+-- Loaded after clock.lua, junk.lua and members.lua.
 local last = clock() + ARGV[4]
 for _, worker in ipairs(redis.call('ZRANGE', KEYS[2], string.format('(%d', last), '+inf', 'BYSCORE')) do
   redis.call('ZADD', KEYS[2], string.format('%d', last), worker)

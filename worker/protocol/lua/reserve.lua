@@ -1,6 +1,10 @@
--- After clock.lua, cut.lua and junk.lua. KEYS: heartbeat, starting.
+-- Reserves a name for a process that starts, or renews that. A name belongs to one process: either to one that serves, which has
+-- a heartbeat, or to one that starts.
 --
--- A name is one process's, be it one that serves, which has a heartbeat, or one that starts.
+-- KEYS: heartbeat, starting.
+-- ARGV: instance; time to live (ms).
+-- Answers '' if the name is reserved; otherwise the instance that has it, when its key expires, and the time.
+-- Loaded after clock.lua, cut.lua and junk.lua.
 local instance, ttl = unpack(ARGV)
 for _, key in ipairs(KEYS) do
   local holder = redis.call('GET', key) or ''
@@ -8,7 +12,7 @@ for _, key in ipairs(KEYS) do
     cut(key, holder, clock())
     local until_ms = redis.call('PEXPIRETIME', key)
     if until_ms ~= -1 then return {holder, until_ms, clock()} end
-    junk(key)  -- what holds a name lapses
+    junk(key)  -- a key that holds a name always expires
   end
 end
 redis.call('SET', KEYS[2], instance, 'PX', ttl)

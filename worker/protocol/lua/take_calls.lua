@@ -1,8 +1,12 @@
--- After clock.lua, overdue.lua, owned.lua and sized.lua. KEYS: calls.
+-- Gives calls to a worker: those that another worker left alone for too long, then new ones. Calls that the worker has in hand
+-- stay its own. A call is dropped if its time is over. One run drops a limited number, because it holds up the whole server. The
+-- stream expires once no worker takes calls.
 --
--- What this worker has in hand stays its own; what somebody has left alone for too long is taken over; then come new
--- ones. A call whose time is over is dropped; of any number of them only so many in one run, which holds up the whole server.
--- An answer has, beside what sized.lua puts there, how often it was taken. The stream expires once nobody takes calls.
+-- KEYS: calls.
+-- ARGV: 1 to 5 as in sized.lua; 6: after how many ms a call counts as left alone; 7: the timeout (ms) of a call that has none; 8:
+-- the longest timeout (ms); 9: how many calls one run drops; from 10 on the calls in hand.
+-- Answers as in sized.lua, with the number of times that each call was taken.
+-- Loaded after clock.lua, overdue.lua, owned.lua and sized.lua.
 local idle, default, longest, most_dropped = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local calls, dropped = KEYS[1], 0
 redis.call('PEXPIRE', calls, longest)
