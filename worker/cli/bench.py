@@ -26,19 +26,19 @@ _LOAD: dict[str, tuple[Any, str, str]] = {
         "random|shared-prefix|FILE",
         "Where requests come from; FILE has one JSON object a line. [random]",
     ),
-    "requests": (int, "NUMBER", "How many; of a trace the first. [64, or all of FILE]"),
+    "requests": (int, "NUMBER", "How many; from a trace, the first ones. [64, or all of FILE]"),
     "prompt_length": (str, "LENGTHS", "Tokens of a prompt (after its shared prefix). [loguniform:16:512]"),
-    "output_length": (str, "LENGTHS", "Tokens of an answer; of FILE, where a line does not say. [uniform:16:128]"),
+    "output_length": (str, "LENGTHS", "Tokens of an answer; for FILE, if a line does not say. [uniform:16:128]"),
     "prefix_length": (int, "NUMBER", "Tokens of a shared prefix. [256]"),
     "prefix_count": (int, "NUMBER", "How many shared prefixes. [4]"),
     "vocab_size": (int, "NUMBER", "Random prompts have token ids below it. [the model's, where it is known; 1024]"),
     "trace": (
         str,
         "FILE",
-        "Requests as they came somewhere: Mooncake's JSONL, Azure's or BurstGPT's CSV, or that of `penstock plan`.",
+        "Recorded requests: Mooncake's JSONL, Azure's or BurstGPT's CSV, or the format of `penstock plan`.",
     ),
-    "trace_speed": (float, "NUMBER", "So many times as fast as they came. [1]"),
-    "trace_block": (int, "NUMBER", "Tokens of a prompt for each of a trace's hash_ids. [512; Qwen-Bailian's: 16]"),
+    "trace_speed": (float, "NUMBER", "Replay the trace this many times as fast. [1]"),
+    "trace_block": (int, "NUMBER", "Prompt tokens for each of a trace's hash_ids. [512; Qwen-Bailian's: 16]"),
     "seed": (int, "NUMBER", "The same seed gives the same requests and arrivals. [0]"),
     "arrivals": (str, "burst|constant|poisson|closed", "All at once, at --rate, or --concurrency at a time. [burst]"),
     "rate": (float, "NUMBER", "Requests a second, for constant and poisson."),
@@ -60,7 +60,7 @@ _ENGINE = [name for name, field in Settings.model_fields.items() if group_of(fie
 
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.", metavar="FILE")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) to this file.", metavar="FILE")]
-Repeats = Annotated[int, typer.Option(help="Measure so many times.", min=1, metavar="NUMBER")]
+Repeats = Annotated[int, typer.Option(help="How many times to measure.", min=1, metavar="NUMBER")]
 
 
 def _load_options(*without: str) -> list[Any]:
@@ -127,7 +127,7 @@ def serve(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Start a Redis server and a worker with --model, and stop them.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a worker where none serves the queue.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a worker if none serves the queue.")] = False,
     clients: Annotated[int, typer.Option(help="Clients that share the requests.", metavar="NUMBER")] = 1,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds after which a reply counts as failed.", metavar="NUMBER")
@@ -138,9 +138,9 @@ def serve(
 ) -> None:
     """Benchmark the workers of a queue: requests go through Redis, and replies are streamed back.
 
-    Without --embedded, the queue's own workers are measured, all together; --model then says what they must serve.
+    Without --embedded, it measures all workers of the queue together; --model then says what they must serve.
 
-    Exit status: 1 if no worker serves the queue, or the last one leaves it meanwhile, or they serve another model.
+    Exit status: 1 if no worker serves the queue, the last one leaves meanwhile, or they serve another model.
     """
     if embedded:
         require_worker_extra()
@@ -157,16 +157,16 @@ def serve(
 def compare(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Two files of --json, or pairs of them as they were measured.", metavar="FIRST SECOND"),
+        typer.Argument(help="Two files from --json, or pairs in the order of the runs.", metavar="FIRST SECOND"),
     ],
     *,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Even if model, load or machine are not the same; they are named.")
+        bool, typer.Option("--anyway", help="Compare even if model, load or machine differ, and name them.")
     ] = False,
     fail_above: Annotated[
         float | None,
         typer.Option(
-            help="Exit with 1 if a figure of SECOND is worse by more than so many percent: its whole interval.",
+            help="Exit with 1 if the whole interval of a figure is worse in SECOND by more than this.",
             metavar="PERCENT",
         ),
     ] = None,
@@ -175,11 +175,11 @@ def compare(
 ) -> None:
     """Compare two results of `bench engine` or `bench serve`, figure by figure, with 95 % intervals.
 
-    Of several pairs, intervals and p-values are those of a paired t-test over the pairs: what the machine did beside it
-    is the same for both of a pair. Of one pair with --repeats they are those of Welch's t-test over the runs, else the
-    intervals of a bootstrap over the requests.
+    For several pairs, intervals and p-values come from a paired t-test: other work on the machine affects both files of
+    a pair alike. For one pair with --repeats they come from Welch's t-test over the runs. Otherwise the intervals come
+    from a bootstrap over the requests.
 
-    Exit status: 1 if --fail-above says so; 2 if a file is no result, or the two cannot be compared.
+    Exit status: 1 if --fail-above says so; 2 if a file is no result, or the files cannot be compared.
     """
     if importlib.util.find_spec("numpy") is None or importlib.util.find_spec("scipy") is None:
         raise CommandFailed("numpy or scipy is not installed; install them with: pip install 'penstock[bench]'")

@@ -25,7 +25,7 @@ def card(
 ) -> None:
     """Show the model card of a queue: what its workers serve, and their limits.
 
-    Exit status: 1 if nobody serves it; the message lists the queues that are served.
+    Exit status: 1 if no worker serves it; the message lists the queues that are served.
     """
     found = asyncio.run(_look(settings))
     if as_json:

@@ -37,7 +37,7 @@ def chaos(
     ] = "fake",
     model: Annotated[str, typer.Option(help="A checkpoint's folder, or demo.")] = "demo",
     seed: Annotated[
-        int | None, typer.Option(help="Replays the run of this seed. [dim]\\[random][/]", metavar="NUMBER", min=0)
+        int | None, typer.Option(help="Replay the run with this seed. [dim]\\[random][/]", metavar="NUMBER", min=0)
     ] = None,
     redis_url: Annotated[
         str | None, typer.Option(help="A deployment to use; otherwise a server is started.", metavar="TEXT")
@@ -45,8 +45,8 @@ def chaos(
 ) -> None:
     """Test the delivery guarantees: kill, freeze and cut off workers, and check every token.
 
-    Clients check that no token is lost, doubled, out of order or wrong. Workers, proxies and clients are started here,
-    in a queue of their own, and stopped at the end.
+    Clients check that no token is lost, repeated, out of order or wrong. The command starts workers, proxies and
+    clients here, in a queue of their own, and stops them at the end.
 
     Exit status: 0 all promises were kept; 1 one was broken, or the run failed; 2 wrong usage; 130 interrupted.
     """

@@ -39,7 +39,7 @@ _Names = Annotated[
 _All = Annotated[bool, typer.Option("--all", help="All dead letters that match the other options.")]
 _Code = Annotated[str | None, typer.Option(help="Only dead letters with this error code.", metavar="CODE")]
 _Malformed = Annotated[
-    bool, typer.Option("--malformed", help="Entries that could not be read as a request, instead of requests given up.")
+    bool, typer.Option("--malformed", help="Entries that are no valid request, instead of requests that were given up.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per dead letter.")]
 
@@ -115,10 +115,10 @@ def replay(
     malformed: _Malformed = False,
     code: _Code = None,
 ) -> None:
-    """Send the requests of dead letters again, under new ids, and print these.
+    """Send the requests of dead letters again under new ids, and print the ids.
 
-    The old reply keeps its end: whoever waits for the request must read the reply of the new id. Replaying a letter
-    twice sends its request once.
+    The old reply keeps its end, so clients must read the reply of the new id. Replaying a letter twice sends its
+    request once.
 
     Exit status: 0 all were sent, 1 some could not be.
     """

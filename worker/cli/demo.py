@@ -50,11 +50,11 @@ def demo(
     *,
     settings: Settings,
     stay: Annotated[bool, typer.Option("--stay", help="Keep server and worker running until Ctrl-C.")] = False,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of one answer at most.", min=1)] = 160,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.", min=1)] = 160,
 ) -> None:
     """Try the whole path here: a Redis server, a worker with the demo model, a gateway, a few prompts.
 
-    Stops what it started. Compiled programs are kept, so the next start is quicker.
+    It stops what it started, and keeps compiled programs, so the next start is quicker.
     """
     require_worker_extra()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -15,10 +15,10 @@ from penstock.worker.settings import GATEWAY
 
 @takes_settings(GatewaySettings.model_fields, GATEWAY)
 def gateway(*, settings: GatewaySettings) -> None:
-    """Serve HTTP in front of the queues: the APIs of OpenAI and Anthropic, for any client of theirs.
+    """Serve the HTTP APIs of OpenAI and Anthropic in front of the queues, for any of their clients.
 
-    SIGTERM or SIGINT drains: nothing new is taken, and open answers may go on for the drain timeout. A second one, over
-    a second later, cuts them. SIGHUP has the certificate read again.
+    SIGTERM or SIGINT drains: the gateway takes nothing new, and open answers may go on for the drain timeout. A second
+    signal, over a second later, cuts them off. SIGHUP rereads the certificate.
 
     Exit status: 0 drained; 1 failed; 2 wrong settings; 5 refused by Redis; 130 told to stop twice.
     """

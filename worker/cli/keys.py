@@ -26,13 +26,13 @@ from penstock.worker.settings import Settings
 
 keys = typer.Typer(
     name="keys",
-    help="API keys of the gateway: create, list or revoke them. Once there is one, the gateway answers nobody without.",
+    help="API keys of the gateway: create, list or revoke them. Once there is one, every client needs one.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per key.")]
-_Limit = Annotated[int | None, typer.Option(metavar="NUMBER", min=1, help="At most so many; all gateways together.")]
+_Limit = Annotated[int | None, typer.Option(metavar="NUMBER", min=1, help="Limit over all gateways together.")]
 
 
 @keys.command()
@@ -40,22 +40,22 @@ _Limit = Annotated[int | None, typer.Option(metavar="NUMBER", min=1, help="At mo
 def create(
     *,
     settings: Settings,
-    name: Annotated[str | None, typer.Option(help="For lists and logs; the key's id by default.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Whom its requests are for; it goes to workers' logs.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name in lists and logs; by default the key's id.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant of its requests, named in workers' logs.")] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="A model or queue that it may use, once for each; all by default.", metavar="NAME"),
+        typer.Option(help="A model or queue that it may use; may be repeated. Default: all.", metavar="NAME"),
     ] = None,
     admin: Annotated[
-        bool, typer.Option("--admin", help="It may also look after queues: see what runs, cancel, drain, replay.")
+        bool, typer.Option("--admin", help="It may also operate queues: see what runs, cancel, drain, replay.")
     ] = False,
     requests_per_minute: _Limit = None,
     tokens_per_minute: _Limit = None,
     max_concurrent: _Limit = None,
-    expires_in: Annotated[str | None, typer.Option(help="When it ends, such as 12h or 30d.", metavar="TIME")] = None,
+    expires_in: Annotated[str | None, typer.Option(help="When it expires, such as 12h or 30d.", metavar="TIME")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Create an API key and print it. This is the only time that it is shown: Redis has its hash."""
+    """Create an API key and print it. It is shown only this once: Redis keeps a hash of it."""
     ttl_s = None if expires_in is None else seconds(expires_in, "--expires-in")
     limits = {
         "requests_per_minute": requests_per_minute,
@@ -75,7 +75,7 @@ def create(
 @keys.command("list")
 @takes_settings(["redis_url"])
 def list_keys(*, settings: Settings, as_json: _Json = False) -> None:
-    """List API keys, the oldest first. The keys themselves are not known to anybody but their holders."""
+    """List API keys, the oldest first. Only their holders know the keys themselves."""
     found = asyncio.run(_list(settings))
     if as_json:
         for each in found:
@@ -93,9 +93,9 @@ def revoke(
     settings: Settings,
     names: Annotated[list[str], typer.Argument(help="Ids of keys, or names.", metavar="KEY")],
 ) -> None:
-    """Revoke API keys for good. Streams that are open for them end within a second.
+    """Revoke API keys for good. Their open streams end within a second.
 
-    A revoked key stays in the list: without the last one, the gateway would answer everybody.
+    A revoked key stays in the list: without any key, the gateway would answer everybody.
     """
     for key_id, is_new in asyncio.run(_revoke(settings, names)):
         typer.echo(f"{key_id}: revoked" + ("" if is_new else " before"))

@@ -30,22 +30,22 @@ def plan(
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens of each sequence in the estimates.", min=1)] = 1024,
     trace: Annotated[
-        Path | None, typer.Option(help="JSON Lines of arrivals and lengths: simulate a fleet that serves them.")
+        Path | None, typer.Option(help="JSON Lines of arrivals and lengths, which a simulated fleet serves.")
     ] = None,
     slices: Annotated[int, typer.Option(help="Slices that serve the trace together.", min=1)] = 1,
     processes: Annotated[
-        int | None, typer.Option(help="That compile side by side; none: as many as processors, at most 8.", min=1)
+        int | None, typer.Option(help="Processes that compile at once; none: one per processor, at most 8.", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compile a model for a slice of TPUs, with no TPU and no weights, and say what fits and how fast it could be.
+    """Compile a model for a slice of TPUs, without TPU or weights, and show what fits and how fast it could be.
 
     --model takes a preset (Qwen3-0.6B, Llama-3.1-8B, Qwen3-32B, Qwen3-30B-A3B, Mixtral-8x7B, Gemma-3-27B,
     Llama-3.3-70B, gpt-oss-20b, gpt-oss-120b), a checkpoint's folder, a GGUF file, or a config.json. Every function
     that a worker would compile is compiled, so what does not fit fails here.
 
-    With --trace the real scheduler then runs on a virtual clock, one for each copy of the model, over arrivals such as
-    {"arrival_s": 0.35, "prompt_tokens": 812, "output_tokens": 120}, and says how many tokens come how soon.
+    With --trace, each copy of the model then has the real scheduler on a virtual clock, which serves arrivals such as
+    {"arrival_s": 0.35, "prompt_tokens": 812, "output_tokens": 120}, and the report shows throughput and latency.
     """
     require_worker_extra()
     if settings.model is None:

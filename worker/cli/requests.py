@@ -26,7 +26,7 @@ MAX_LISTED = 1_000_000  # all of them are held in memory before they are printed
 
 requests = typer.Typer(
     name="requests",
-    help="Requests of a queue: list what runs and what waits, look one up, or cancel. Never a word of what they say.",
+    help="Requests of a queue: list what runs or waits, look one up, or cancel. Their text is never shown.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -39,16 +39,16 @@ _Ids = Annotated[list[str], typer.Argument(help="Ids of requests.", metavar="ID"
 def list_requests(
     *,
     settings: Settings,
-    waiting: Annotated[bool, typer.Option("--waiting", help="Those that wait, instead of those that run.")] = False,
-    worker: Annotated[str | None, typer.Option(help="Only those that this worker has.", metavar="NAME")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.", metavar="NAME")] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Requests that wait, instead of those that run.")] = False,
+    worker: Annotated[str | None, typer.Option(help="Only requests of this worker.", metavar="NAME")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only requests of this tenant.", metavar="NAME")] = None,
     limit: Annotated[int, typer.Option(help="Requests to list at most.", metavar="NUMBER", min=1, max=MAX_LISTED)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per request.")] = False,
 ) -> None:
-    """List the requests that workers have, the oldest first; with --waiting those that wait, by whose turn it is.
+    """List the requests that workers have, the oldest first; with --waiting those that wait, the next first.
 
-    Workers say twice a second what they have. What waits is known by its entry in the queue, for a request's id is in
-    its body, which nobody reads here: where a request named no id of its own, the two are one.
+    Workers report their requests twice a second. A waiting request is shown with the id of its queue entry, because its
+    own id is in its body, which is not read. If it has no id of its own, the two are the same.
     """
     if waiting and worker is not None:
         raise typer.BadParameter("what waits is at no worker", param_hint="--worker")
@@ -75,7 +75,7 @@ def show(
     request_id: Annotated[str, typer.Argument(help="Id of a request.", metavar="ID")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how one request stands: where it is, who had it, how far it is. Its text is not read.
+    """Show the state of one request: where it is, who had it, how far it is. Its text is not read.
 
     Exit status: 0 it is known, 1 it is not.
     """
@@ -97,10 +97,10 @@ def cancel(
     ids: _Ids,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Cancel requests, after asking. One that runs or waits ends within a second or so, with the text so far.
+    """Cancel requests, after asking. A request that runs or waits ends within a second or so, with its text so far.
 
-    Exit status: 0 all were flagged, 1 one has ended before, or is not known: it is flagged all the same, and ends when
-    its turn comes, if it waits.
+    Exit status: 0 all were flagged, 1 one had ended or is not known. An unknown one is flagged all the same, and ends
+    at its turn if it waits.
     """
     for request_id in ids:
         _check(request_id)

@@ -25,7 +25,7 @@ _HELP = {
     "max_tokens": "Tokens to generate at most.",
     "min_tokens": "Tokens to generate at least.",
     "temperature": "Sampling temperature; 0 is greedy.",
-    "top_p": "Nucleus sampling: from the most likely tokens that have this probability together.",
+    "top_p": "Nucleus sampling: from the most likely tokens with this total probability.",
     "top_k": "Sample from this many most likely tokens; 0: from all.",
     "min_p": "Drop tokens below this fraction of the most likely one's probability.",
     "seed": "The same seed gives the same tokens.",
@@ -41,11 +41,11 @@ _HELP = {
 
 _CHAT = {
     "tools": ("JSON|@FILE", "Functions that the model may call, as in OpenAI's API."),
-    "tool_choice": ("TEXT|JSON", "none, auto, required, or which of the tools."),
+    "tool_choice": ("TEXT|JSON", "none, auto, required, or one of the tools."),
     "response_format": ("JSON|@FILE", "A JSON schema that the answer follows, as in OpenAI's API."),
     "regex": ("TEXT", "A regular expression that the answer matches."),
     "grammar": ("TEXT|@FILE", "A grammar that the answer follows, in Lark's notation."),
-    "reasoning_effort": ("TEXT", "none, low, medium, high, or what else the model knows."),
+    "reasoning_effort": ("TEXT", "none, low, medium, high, or another level that the model knows."),
 }
 
 _SAMPLING = [

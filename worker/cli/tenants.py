@@ -36,10 +36,10 @@ def list_tenants(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per tenant.")] = False,
 ) -> None:
-    """List those that wait, or have a weight.
+    """List tenants that wait or have a weight.
 
-    `served` counts tokens, one of a prompt as 1 and one of a reply as 2, divided by the weight: of those that wait with
-    the same priority, the one with the least is next.
+    `served` counts a prompt token as 1 and a reply token as 2, divided by the weight. Among tenants that wait with the
+    same priority, the one with the lowest count is next.
     """
     found = asyncio.run(_look(settings))
     if as_json:
@@ -59,15 +59,13 @@ def list_tenants(
 def weight(
     *,
     settings: Settings,
-    tenant: Annotated[str, typer.Argument(help="Its name, as requests say it.")],
+    tenant: Annotated[str, typer.Argument(help="Its name, as in requests.")],
     value: Annotated[
         float,
-        typer.Argument(
-            help="Its share beside that of others; 1 is that of all that have none.", min=MIN_WEIGHT, max=MAX_WEIGHT
-        ),
+        typer.Argument(help="Its share relative to other tenants; 1 is the default.", min=MIN_WEIGHT, max=MAX_WEIGHT),
     ],
 ) -> None:
-    """Give a tenant a larger or smaller share of what the queue's workers can do."""
+    """Give a tenant a larger or smaller share of the capacity of the queue's workers."""
     if not ID_PATTERN.fullmatch(tenant):
         raise CommandFailed(f"{tenant!r} is no tenant: {ID_PATTERN.pattern}", USAGE)
     asyncio.run(_set(settings, tenant, value))

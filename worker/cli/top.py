@@ -44,15 +44,15 @@ def top(
     *,
     settings: Settings,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two looks.", metavar="NUMBER", min=0.1, max=60.0)
+        float, typer.Option(help="Seconds between two updates.", metavar="NUMBER", min=0.1, max=60.0)
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one view and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one look as a JSON object and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one view as a JSON object and exit.")] = False,
 ) -> None:
-    """Watch a queue: workers, lanes, what runs, dead letters, tokens per second; and drain, cancel, replay.
+    """Watch a queue: workers, lanes, requests, dead letters, tokens per second. Drain, cancel and replay by key.
 
     Tab goes from table to table, the arrows from row to row. d drains the selected worker, c cancels the selected
-    request, r sends the request of the selected dead letter again: each asks before. q ends.
+    request, r replays the selected dead letter; each asks first. q quits.
 
     A worker that was killed or froze is shown as silent within two seconds. It is lost once its heartbeat has lapsed.
     """

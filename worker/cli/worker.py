@@ -12,8 +12,8 @@ from penstock.worker.settings import Settings
 def worker(*, settings: Settings) -> None:
     """Serve a model: load it, warm it up, then answer requests from the queue until told to stop.
 
-    SIGTERM or SIGINT drains: nothing new is taken, running requests may finish within the drain timeout, and the rest
-    goes on at other workers. A second one, over a second later, aborts.
+    SIGTERM or SIGINT drains: the worker takes nothing new, running requests may finish within the drain timeout, and
+    other workers continue the rest. A second signal, over a second later, aborts.
 
     Exit status: 0 drained; 1 failed; 2 wrong settings; 3 the name is taken; 4 the engine failed; 5 Redis refused;
     6 not everything could be handed back; 7 a part of the service failed; 8 the queue's workers

@@ -27,11 +27,11 @@ def workers(
 ) -> None:
     """List the workers of a queue, and its backlog.
 
-    `requests` counts those that a worker has taken and not finished; the backlog, those that no worker has. `slots` are
-    sequences that it runs, of those that it could, with those that wait for a slot or for pages; `pages` those that
-    requests hold, of the KV cache. A worker is silent when it has not reported for a second (it says how it is twice as
-    often), and lost when its heartbeat has lapsed: the others take its requests over within seconds. Workers whose
-    models differ in the digest after the name do not continue each other's replies.
+    `requests` counts what a worker has taken and not finished; the backlog counts what no worker has. `slots` shows how
+    many sequences it runs, how many it could, and how many wait for a slot or for pages; `pages` shows how much of the
+    KV cache requests hold. A worker is silent if it has not reported for a second (it reports twice as often), and lost
+    once its heartbeat has lapsed: the others take over its requests within seconds. Workers with different digests
+    after the model's name do not continue each other's replies.
     """
     found = asyncio.run(_look(settings))
     if as_json:
