@@ -149,5 +149,6 @@ def page(name: str) -> Page:
 def all_pages() -> list[str]:
     """Returns the pages for people: those of the root, of docs/, and those beside their subject."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
-    found += [path for folder in ("deploy", "examples", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.md")]
+    folders = ("deploy", "examples", "benchmarks", "tests")
+    found += [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)
