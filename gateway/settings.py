@@ -123,6 +123,12 @@ class GatewaySettings(Rereadable):
         "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
         False,
     )
+    isolate_prefix_cache: bool = _setting(
+        "Server",
+        "Whether tenants of API keys share no prefixes in workers' caches, whose timing tells what others asked before;"
+        " what all of them begin with is then computed once for each. Needs workers that know `cache_salt`.",
+        False,
+    )
     page: bool = _setting("Server", "Whether there is a page at / to try it with in a browser.", True)
     cors_origins: _Names = _setting(
         "Server",

@@ -61,6 +61,7 @@ class Sampling(TypedDict, total=False):
     keep_s: float
     tenant: str
     affinity: str
+    cache_salt: str
     traceparent: str
     tracestate: str
 

@@ -17,8 +17,8 @@ from benchmarks.lanes.model import EntryId, Lanes, Waiting
 from benchmarks.lanes.traffic import NO_HOME, Size, Traffic
 
 Homes = Literal["none", "if free", "patient"]
-"""Workers that get a new entry while there is room. "none": the worker that has waited longest. "if free": its home, if that
-has room. "patient": the same, but it waits for a full home until others may take it.
+"""Workers that get a new entry while there is room. "none": the worker that has waited longest. "if free": its home, if
+that has room. "patient": the same, but it waits for a full home until others may take it.
 """
 
 CHARGE_S = 10

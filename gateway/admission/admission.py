@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from penstock.gateway.admission.tenancy import tenancy
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event, EventWriter
@@ -213,8 +214,10 @@ def admission_of(connection: HTTPConnection) -> Admission:
 
 def of_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateRequest:
     """Returns the request to queue for a caller: for its key's tenant, whatever tenant the client names."""
-    caller = caller_of(asked)
-    return request if caller.key_id is None else request.model_copy(update={"tenant": caller.tenant})
+    caller, settings = caller_of(asked), gateway_of(asked).settings
+    if caller.key_id is None:
+        return request
+    return request.model_copy(update=tenancy(request, caller.tenant, isolates=settings.isolate_prefix_cache))
 
 
 async def metered(asked: HTTPConnection, sent: Sequence[Sent]) -> list[Meter]:

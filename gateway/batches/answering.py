@@ -174,6 +174,7 @@ class Answering:
             card=await self._gateway.directory.card_of(queue),
             owner=self._batch.owner,
             tenant=None if self._key is None else self._key.tenant,
+            isolates_prefix_cache=self._gateway.settings.isolate_prefix_cache,
             timeout_s=max(1.0, self._left_s),
             max_prompts=self._gateway.settings.max_prompts,
         )

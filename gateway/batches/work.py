@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.gateway.admission.tenancy import tenancy
 from penstock.gateway.batches.lines import Line
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.chat import chat_completion
@@ -35,6 +36,7 @@ class Place:
     card: ModelCard
     owner: str
     tenant: str | None
+    isolates_prefix_cache: bool
     timeout_s: float
     max_prompts: int
 
@@ -76,7 +78,7 @@ async def work_of(endpoint: str, line: Line, place: Place, id_of: Callable[[int]
                 "priority": LOWEST_PRIORITY,
                 "timeout_s": min(place.timeout_s, request.timeout_s or place.timeout_s),
                 "keep_s": keep_s,
-                "tenant": place.tenant,
+                **tenancy(request, place.tenant, isolates=place.isolates_prefix_cache),
             }
         )
         for number, request in enumerate(work.requests)

@@ -100,7 +100,6 @@ REFUSED: Mapping[str, Refusal] = {
     "logits_processors": Refusal("code of a client is not run", ([],)),
     "vllm_xargs": Refusal("there are no plug-ins", ({},)),
     "kv_transfer_params": Refusal("pages of the KV cache do not travel"),
-    "cache_salt": Refusal("the prefix cache cannot be split"),
     "thinking_token_budget": Refusal("reasoning has no budget of its own"),
     "guided_decoding_backend": Refusal("there is one backend"),
     "guided_whitespace_pattern": Refusal("white space in JSON is not configurable"),

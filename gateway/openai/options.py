@@ -77,6 +77,7 @@ class Options(Body):
     priority: int | None = None
     prompt_cache_key: str | None = None
     affinity: str | None = None
+    cache_salt: str | None = None
     timeout_s: float | None = None
     regex: str | None = None
     choice: Texts | None = None

@@ -215,6 +215,7 @@ class GenerateRequest(WireModel):
     keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: the worker's default
     tenant: Name | None = None  # tenants share the capacity
     affinity: Name | None = None  # requests with the same value go to one worker, as far as it has capacity
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=128)] | None = None  # shared prefixes have the same
     traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = None  # the trace that it is a part of
     tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = None  # what tracing systems add to that
 
@@ -312,7 +313,8 @@ class GenerateRequest(WireModel):
         beside = self.model_dump(mode="json", include=BESIDE, exclude_defaults=True)
         fields |= {name: str(value) for name, value in beside.items()}
         if self.affinity is None and (beginning := self._beginning()) is not None:
-            fields["affinity"] = hashlib.sha1(beginning.encode(), usedforsecurity=False).hexdigest()[:16]
+            salted = beginning if self.cache_salt is None else f"{self.cache_salt}\0{beginning}"
+            fields["affinity"] = hashlib.sha1(salted.encode(), usedforsecurity=False).hexdigest()[:16]
         return fields if self.id is None else {**fields, "id": self.id}
 
     def _beginning(self) -> str | None:

@@ -40,9 +40,9 @@ async def served(
         yield gateway, worker
 
 
-async def ask(gateway: Running, key: str, model: str = "tiny") -> str | None:
+async def ask(gateway: Running, key: str, model: str = "tiny", **options: Any) -> str | None:
     async with openai_client(gateway.url, key) as client:
-        completion = await client.chat.completions.create(model=model, messages=MESSAGES)
+        completion = await client.chat.completions.create(model=model, messages=MESSAGES, **options)
         return completion.choices[0].message.content
 
 
@@ -295,6 +295,24 @@ async def test_requests_are_for_the_tenant_of_the_key(redis: RedisClient, redis_
         await ask(gateway, with_tenant.text)
         await ask(gateway, without.text)
         assert [request.tenant for request in worker.taken] == ["acme", None]
+
+
+@pytest.mark.parametrize("isolates", [False, True])
+async def test_prefixes_are_shared_within_a_tenant_where_they_are_isolated(
+    redis: RedisClient, redis_url: str, isolates: bool
+) -> None:
+    """A salt of the client's own divides its tenant's prefixes and leads to no other tenant's."""
+    secrets = [await new_key(redis_url, tenant=tenant) for tenant in ("ours", "ours", "theirs", None, None)]
+    async with served(redis, redis_url, isolate_prefix_cache=isolates) as (gateway, worker):
+        for salt in (None, "mine"):
+            for secret in secrets:
+                await ask(gateway, secret.text, extra_body={"cache_salt": salt} if salt else {})
+        salts = [request.cache_salt for request in worker.taken]
+    if isolates:
+        assert [salts.index(salt) for salt in salts] == [0, 0, 2, 3, 3, 5, 5, 7, 8, 8]
+        assert None not in salts
+    else:
+        assert salts == [None] * 5 + ["mine"] * 5
 
 
 async def test_two_keys_have_their_own_idempotency_keys(redis: RedisClient, redis_url: str) -> None:

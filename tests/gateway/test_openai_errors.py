@@ -62,7 +62,10 @@ ASKED: dict[str, tuple[dict[str, Any], Told]] = {
         Told(openai.InternalServerError, 503, "server_error", "no_worker", "model", "1"),
     ),
     "unknown field": ({"tempreature": 1}, Told(BAD, 400, INVALID, "unknown_parameter", "tempreature")),
-    "field of another server": ({"cache_salt": "a"}, Told(BAD, 400, INVALID, "unsupported_parameter", "cache_salt")),
+    "field of another server": (
+        {"kv_transfer_params": {"a": 1}},
+        Told(BAD, 400, INVALID, "unsupported_parameter", "kv_transfer_params"),
+    ),
     "wrong type": ({"temperature": "hot"}, Told(BAD, 400, INVALID, "invalid_type", "temperature")),
     "out of range": ({"top_p": 2}, Told(BAD, 400, INVALID, "invalid_value", "top_p")),
     "missing field": ({"messages": None}, Told(BAD, 400, INVALID, "missing_required_parameter", "messages")),

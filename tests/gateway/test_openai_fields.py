@@ -43,7 +43,7 @@ KINDS: Mapping[type, tuple[str, ...]] = {
     ),
     str: (
         "model", "stop", "regex", "choice", "grammar", "reasoning_effort", "tool_choice", "prompt", "affinity",
-        "prompt_cache_key", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "cache_salt", "prompt_cache_key", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     ),
     list: (
         "stop", "choice", "stop_token_ids", "allowed_token_ids", "bad_token_ids", "messages", "tools", "prompt",

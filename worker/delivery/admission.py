@@ -75,6 +75,7 @@ def to_engine_request(
         response=preparation.response,
         echo=preparation.echo,
         grammar=preparation.grammar,
+        cache_salt=request.cache_salt or "",
     )
 
 

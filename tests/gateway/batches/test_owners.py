@@ -22,7 +22,9 @@ async def two_callers(stack: AsyncExitStack, redis: RedisClient, redis_url: str,
     worker = await stack.enter_async_context(ScriptedWorker(redis_url, answer))
     keys = [await new_key(redis_url, tenant="ours", **limits), await new_key(redis_url)]
     one, other = [
-        await stack.enter_async_context(Asked.beside(worker, redis, redis_url, key.text, batch_lease_s=LEASE_S))
+        await stack.enter_async_context(
+            Asked.beside(worker, redis, redis_url, key.text, batch_lease_s=LEASE_S, isolate_prefix_cache=True)
+        )
         for key in keys
     ]
     return one, other
@@ -49,6 +51,7 @@ async def test_no_key_sees_what_another_one_has(redis: RedisClient, redis_url: s
         assert len((await one.openai.files.list()).data) == 2
         (request,) = one.requests
         assert request.tenant == "ours"
+        assert request.cache_salt
 
 
 async def test_a_batch_of_models_that_its_key_may_not_use_fails(redis: RedisClient, redis_url: str) -> None:
