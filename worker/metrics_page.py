@@ -20,19 +20,19 @@ A worker shows its metrics at `/metrics` of its health port (`health_port`), a g
 Prometheus does; others get Prometheus's text.
 
 - **Labels.** Every sample of a worker has `queue` and `model`; `model` is empty until the model is loaded. No label is
-  a tenant, a request, a key or a worker's name: of series there are as many as the tables say, whatever clients send.
-  Of `priority` there are those that requests wait with, 64 at most. Prometheus adds `job` and `instance`.
-- **Of a process, and of a queue.** Counters and histograms are what one process did: sum them. The gauges of a queue
+  a tenant, a request, a key or a worker's name, so clients can't make series. The label `priority` has the values that
+  requests wait with, 64 at most. Prometheus adds `job` and `instance`.
+- **Process and queue.** Counters and histograms are those of one process: sum them. The gauges of a queue
   (`penstock_queue_*`, `penstock_waiting_*`, `penstock_oldest_wait_seconds`, `penstock_backlog_tokens`,
   `penstock_fleet_*`, `penstock_wanted_workers`, `penstock_dead_letters_kept`) are the same in each of its workers: take
   `max by (queue)`. One worker measures them for all, once a second ([scaling.md](scaling.md)); dead letters are
   counted at each scrape.
 - **Tokens add up.** `prompt_tokens`, `prompt_tokens_cached` and `generation_tokens` are the sums of the usage of the
-  replies that ended, and each is counted by the worker that wrote the end. Over all workers `published_tokens` is
-  `generation_tokens` and what replies have that go on. `engine_generated_tokens` is more by what was generated and then
-  dropped, as another worker had the request. `prefix_cache_queries - prefix_cache_hits` is what was computed of
-  prompts, with tokens that came before a preemption or a takeover. All of this as long as nothing is killed: what a
-  process counted since the last scrape, and what a Redis that loses data was told, is told nowhere else.
+  replies that ended, each counted by the worker that wrote the end. Over all workers, `published_tokens` is
+  `generation_tokens` plus the tokens of replies that still run. `engine_generated_tokens` also counts tokens that were
+  dropped because another worker had the request. `prefix_cache_queries - prefix_cache_hits` is the number of prompt
+  tokens computed, including tokens from before a preemption or a takeover. A killed process loses what it counted
+  since the last scrape, and so does a Redis that loses data.
 - **Names.** What vLLM has too is called the same, with `vllm:` in the place of `penstock_`: `prompt_tokens`,
   `generation_tokens`, `prompt_tokens_cached`, `request_prompt_tokens`, `request_generation_tokens`,
   `prefix_cache_queries`, `prefix_cache_hits`, `kv_cache_usage_perc`, `time_to_first_token_seconds`.

@@ -114,9 +114,9 @@ class Settings(Rereadable):
     )
     kv_cache_dtype: str = _engine(
         "kv_cache_dtype",
-        "Type of keys and values in the KV cache: auto (what the checkpoint says, where the attention has it, else "
-        "unquantized), unquantized, or 8 bits with scales: int8, for attention native, fused or xla, or float8_e4m3fn, "
-        "for fused or xla.",
+        "Type of keys and values in the KV cache: auto (what the checkpoint says, if the attention has it, else "
+        "unquantized), unquantized, or 8 bits with scales. The latter are int8, for native, fused or xla, and "
+        "float8_e4m3fn, for fused or xla.",
     )
     decode_steps: Annotated[int | None, _OrNone] = _engine(
         "decode_steps",
@@ -132,8 +132,8 @@ class Settings(Rereadable):
     prefix_caching: bool = _engine("prefix_caching", "Keep the pages of finished prompts for prompts that begin alike.")
     prefill_share: float = _engine(
         "prefill_share",
-        "How long prompts may make a step in which sequences decode, as a share of the longest step there is (one of "
-        "max_batch_tokens): less for even streams, more for a first token that comes early; 1: no limit.",
+        "How much prompts may add to a step in which sequences decode, as a share of the longest step (one of "
+        "max_batch_tokens). Less makes streams even, more makes first tokens early; 1: no limit.",
     )
     tensor_parallel: int = _engine(
         "tensor_parallel",

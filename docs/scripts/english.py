@@ -67,7 +67,7 @@ def _sentences() -> Iterator[str]:
 def _paragraphs(read: Page) -> Iterator[tuple[int, str]]:
     for token in read.tokens:
         if token.type == "inline":
-            words = ["code" if part.type == "code_inline" else part.content for part in token.children or ()]
+            words = ["Code" if part.type == "code_inline" else part.content for part in token.children or ()]
             yield line_of(token), "".join(part or " " for part in words)
 
 
