@@ -92,7 +92,9 @@ class LLM(Asking):
     def _start(self, engine: StepEngine, preparer: Preparer, defaults: GenerationDefaults, name: str) -> None:
         if defaults.ignored:
             fields = ", ".join(defaults.ignored)
-            warnings.warn(f"generation_config.json of {name} asks for what is not done: {fields}", stacklevel=3)
+            warnings.warn(
+                f"generation_config.json of {name} sets fields that are not supported: {fields}", stacklevel=3
+            )
         self._name = name
         self._loop = LoopThread("penstock-llm")
         local = InProcessEngine(engine, preparer, defaults)

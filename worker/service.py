@@ -133,7 +133,9 @@ class WorkerService:
         try:
             await asyncio.wait({work, abort}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise Aborted("told to stop a second time: left at once, other workers take the requests over")
+                raise Aborted(
+                    "stopped at once, as it was told to stop a second time; other workers take over its requests"
+                )
             await work
         finally:
             await end_tasks([abort, work], patience_s=LEAVE_PATIENCE_S)

@@ -193,7 +193,7 @@ class Session:
                 await self._while_working(asyncio.wait({intake}))
         except TimeoutError as error:  # outputs cannot be published: Redis is away
             raise DrainIncomplete(
-                "what was about to be taken, or gave way, could not be handed back;"
+                "requests that were being taken, or gave way, could not be handed back;"
                 " other workers take it once this one's heartbeat is gone"
             ) from error
         try:

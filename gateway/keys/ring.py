@@ -67,7 +67,7 @@ class KeyRing:
         if not presented:
             raise _unauthorized("an API key is needed: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
         if secret is None:
-            raise _unauthorized("the API key is none of this gateway's, which begin with sk-penstock-")
+            raise _unauthorized("this gateway does not know the API key; its keys begin with sk-penstock-")
         return _checked(secret, known)
 
     def forget(self, key_id: str) -> None:
@@ -97,7 +97,7 @@ def _checked(secret: Secret, known: _Known) -> Presented:
     if found.key is None or not secret.fits(found.key.digest):
         if found.problem:
             raise _unauthorized(f"API key {secret.key_id} can't be used: {found.problem}")
-        raise _unauthorized("the API key is none of this gateway's")
+        raise _unauthorized("this gateway does not know the API key")
     if found.revoked_ms is not None:
         raise revoked(secret.key_id)
     if found.left_ms is None:

@@ -97,7 +97,7 @@ CHAT_POLICY = Policy(
         "web_search_options": Refusal("there is no search of the web"),
         "moderation": Refusal("there is no moderation"),
         "chat_template": Refusal("the template is the model's own"),
-        "add_special_tokens": Refusal("the chat template says which there are", (False,)),
+        "add_special_tokens": Refusal("the chat template decides which are added", (False,)),
         "documents": Refusal("they are not handed to the template; put them into a message", ([],)),
         "mm_processor_kwargs": Refusal("prompts are text"),
     },

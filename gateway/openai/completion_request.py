@@ -81,7 +81,7 @@ COMPLETION_POLICY = Policy(
     refused={
         **REFUSED,
         "suffix": Refusal("text cannot be filled in", ("",)),
-        "add_special_tokens": Refusal("the tokenizer says which there are; give tokens to have none", (True,)),
+        "add_special_tokens": Refusal("the tokenizer decides which are added; give tokens to have none", (True,)),
         **dict.fromkeys(("messages", "tools", "tool_choice"), Refusal("is for POST /v1/chat/completions", ([],))),
     },
 )

@@ -77,4 +77,4 @@ def decode_report(text: bytes) -> WorkerReport:
     try:
         return WorkerReport.model_validate_json(text)
     except ValidationError as error:
-        raise ValueError(f"what stands in the place of a worker's report is none: {explain(error)}") from None
+        raise ValueError(f"the worker report's key holds no valid report: {explain(error)}") from None

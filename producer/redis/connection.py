@@ -173,7 +173,7 @@ def renew_connections(redis: RedisClient) -> None:
 @cache
 def _say_nameless(why: str) -> None:
     """Logs once in a process that the server takes no names."""
-    _log.info("Redis takes no names of connections, so CLIENT LIST shows none: %s", why)
+    _log.info("Redis does not accept names of connections, so CLIENT LIST shows none: %s", why)
 
 
 async def ensure_group(redis: RedisClient, queue: str) -> None:

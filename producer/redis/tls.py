@@ -53,9 +53,9 @@ def _look(wanted: _Wanted, renewal: Renewal[ssl.SSLContext]) -> None:
     outcome = renewal.look()
     files = ", ".join(file for file in wanted[:3] if file is not None)
     if outcome == "renewed":
-        _log.info("TLS to Redis goes by the files of now: %s", files)
+        _log.info("TLS to Redis uses the renewed files: %s", files)
     elif outcome == "refused":
-        _log.error("TLS to Redis stays with what it read before: %s cannot be used: %s", files, renewal.error)
+        _log.error("TLS to Redis keeps the files it read before: %s cannot be used: %s", files, renewal.error)
 
 
 def _made(wanted: _Wanted) -> ssl.SSLContext:

@@ -63,7 +63,7 @@ def exporters() -> tuple[SpanExporter | None, MetricExporter | None]:
         return None, None
     spans, metrics = _exporter("traces"), _exporter("metrics")
     if metrics is not None and not isinstance(metrics, MetricExporter):
-        raise TelemetryUnavailable("OTEL_METRICS_EXPORTER names what is to be scraped: /metrics is that without it")
+        raise TelemetryUnavailable("OTEL_METRICS_EXPORTER names an exporter that is scraped: /metrics is one already")
     return spans, metrics
 
 
@@ -125,7 +125,7 @@ def _exporter(signal: str) -> Any:
             raise TelemetryUnavailable(f"{variable}: the exporter {name!r} can't be made: {error}") from error
     asked, there = os.environ.get(variable), ", ".join(sorted(entry_points(group=group).names))
     raise TelemetryUnavailable(
-        f"{variable} is {asked!r}: of the exporter {name!r} no package is installed, but {there}"
+        f"{variable} is {asked!r}: no package for the exporter {name!r} is installed; installed are: {there}"
     )
 
 

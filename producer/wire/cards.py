@@ -54,6 +54,6 @@ def decode_card(fields: Mapping[bytes, bytes]) -> ModelCard:
     try:
         return ModelCard.model_validate({name.decode(): value.decode() for name, value in fields.items()})
     except ValidationError as error:
-        raise ValueError(f"what stands in the place of a model card is none: {explain(error)}") from None
+        raise ValueError(f"the model card's key holds no valid card: {explain(error)}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"what stands in the place of a model card is none: {error}") from None
+        raise ValueError(f"the model card's key holds no valid card: {error}") from None

@@ -155,7 +155,7 @@ _RESERVED_VARIABLES = frozenset(
 def _free_variables(values: dict[str, Any]) -> dict[str, Any]:
     taken = sorted(_RESERVED_VARIABLES & values.keys())
     if taken:
-        raise ValueError(f"may not set {', '.join(taken)}, which a template gets from elsewhere")
+        raise ValueError(f"may not set {', '.join(taken)}, which the worker passes to the template")
     return values
 
 

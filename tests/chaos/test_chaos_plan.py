@@ -93,7 +93,7 @@ def test_requests_that_a_fault_waits_for_run_to_their_end() -> None:
     ("values", "message"),
     [
         ({"kills": -1}, "kills must be 0 or more, not -1"),
-        ({"workers": 1}, "workers must be 2 or more, as a killed one needs an heir, not 1"),
+        ({"workers": 1}, "workers must be 2 or more, so that another can take over from a killed one, not 1"),
         ({"requests": 0, "kills": 0, "zombies": 0, "restarts": 0, "losses": 0}, "requests must be at least 1 .* not 0"),
         ({"requests": 10}, "requests must be at least 1 and the number of faults, 52, not 10"),
     ],

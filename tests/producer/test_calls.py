@@ -202,7 +202,7 @@ async def test_the_card_and_the_list_of_queues(redis_url: str, redis: RedisClien
         assert await client.model_card(queue="q") is None
         assert await client.queues() == ()
         await redis.hset(keys.card("q"), "junk", "x")
-        with pytest.raises(ServerRefused, match="queue 'q': what stands in the place of a model card is none"):
+        with pytest.raises(ServerRefused, match="queue 'q': the model card's key holds no valid card"):
             await client.model_card(queue="q")
 
 

@@ -48,5 +48,5 @@ def test_a_reader_ignores_what_a_later_version_says() -> None:
 
 @pytest.mark.parametrize("fields", [{b"model": b"x"}, {b"model": b"\xff"}, {b"vocab_size": b"many"}])
 def test_what_is_no_card_is_refused(fields: dict[bytes, bytes]) -> None:
-    with pytest.raises(ValueError, match="what stands in the place of a model card is none"):
+    with pytest.raises(ValueError, match="the model card's key holds no valid card"):
         decode_card(fields)

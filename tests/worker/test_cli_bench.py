@@ -156,7 +156,7 @@ def test_results_that_cannot_be_compared_are_a_wrong_usage(tmp_path: Path) -> No
     outcome = command("bench", "compare", first, str(tmp_path / "x"))
     assert (outcome.status, "timelines" in outcome.err) == (2, True)
     outcome = command("bench", "compare", first, first, first)
-    assert (outcome.status, "3 files are no pairs" in outcome.err) == (2, True)
+    assert (outcome.status, "3 files do not form pairs" in outcome.err) == (2, True)
     outcome = command("bench", "compare", first, first, "--fail-above", "-1")
     assert (outcome.status, outcome.err) == (2, "penstock: --fail-above must be 0 or more, not -1\n")
 

@@ -34,4 +34,4 @@ async def test_a_queue_of_none(redis_url: str, redis: RedisClient, capsys: pytes
     assert "queues that are served: none" in capsys.readouterr().err
     await redis.hset(keys.card("q"), "junk", "x")
     assert await card(redis_url, "q") == 1
-    assert "queue q: what stands in the place of a model card is none" in capsys.readouterr().err
+    assert "queue q: the model card's key holds no valid card" in capsys.readouterr().err

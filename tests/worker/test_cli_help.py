@@ -106,7 +106,7 @@ async def test_otel_without_its_extra_is_one_line_that_says_what_to_install(name
 async def test_an_exporter_that_is_not_there_ends_a_gateway_before_its_processes() -> None:
     outcome = await penstock("gateway", "--otel", "on", "--workers", "2", OTEL_TRACES_EXPORTER="zipkin")
     assert outcome.status == 1
-    assert outcome.err.startswith("penstock: OTEL_TRACES_EXPORTER is 'zipkin': of the exporter 'zipkin' no package")
+    assert outcome.err.startswith("penstock: OTEL_TRACES_EXPORTER is 'zipkin': no package for the exporter 'zipkin'")
 
 
 def test_an_unknown_option_is_named() -> None:

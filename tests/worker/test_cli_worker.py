@@ -80,7 +80,7 @@ async def test_a_second_signal_aborts(redis_url: str, compile_cache: Path) -> No
     assert outcome.status == 130
     last = json.loads(outcome.err.splitlines()[-1])
     assert (last["event"], last["level"], last["exit_status"]) == ("worker_failed", "critical", 130)
-    assert last["error"].startswith("told to stop a second time")
+    assert last["error"].startswith("stopped at once, as it was told to stop a second time")
 
 
 async def test_a_drain_leaves_no_rendering_process_behind(redis_url: str, compile_cache: Path, tmp_path: Path) -> None:

@@ -545,7 +545,7 @@ def test_progress_can_be_a_function(llm: LLM) -> None:
 
 def test_what_the_model_asks_for_and_does_not_get_is_warned_of() -> None:
     defaults = GenerationDefaults(eos_token_ids=(), ignored=("num_beams=4",))
-    with pytest.warns(UserWarning, match="asks for what is not done: num_beams=4"):
+    with pytest.warns(UserWarning, match="sets fields that are not supported: num_beams=4"):
         LLM.from_engine(FakeEngine(), FakeText(), defaults).close()
 
 

@@ -93,7 +93,7 @@ async def test_no_command_that_is_nice_to_have_is_needed(
         assert (shown.status, '"w0"' in shown.out) == (0, True)
     assert proxy.refused["CLIENT SETNAME"] > 0
     assert proxy.refused["INFO"] > 0
-    assert caplog.text.count("Redis takes no names of connections") == 1
+    assert caplog.text.count("Redis does not accept names of connections") == 1
 
 
 async def _is_ready(http: httpx2.AsyncClient) -> bool:

@@ -197,7 +197,7 @@ def _blocks(fields: Mapping[str, Any], num_prompt: int, size: int) -> tuple[tupl
     """Returns the blocks that a prompt begins with, and how many of its tokens they cover."""
     if "hash_ids" in fields:
         if "prefix_id" in fields:
-            raise _Wrong("hash_ids and prefix_id say both what the prompt begins with")
+            raise _Wrong("hash_ids and prefix_id both say what the prompt begins with: give one")
         ids = fields["hash_ids"]
         if not isinstance(ids, list) or not all(_is_id(each) for each in ids):
             raise _Wrong(f"hash_ids must be a list of numbers or texts, not {_shown(ids)}")

@@ -174,7 +174,9 @@ class ChaosOptions:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if self.workers < 2:
-            raise ValueError(f"workers must be 2 or more, as a killed one needs an heir, not {self.workers}")
+            raise ValueError(
+                f"workers must be 2 or more, so that another can take over from a killed one, not {self.workers}"
+            )
         faults = self.kills + self.zombies + self.restarts + self.losses
         if self.requests < max(1, faults):
             raise ValueError(f"requests must be at least 1 and the number of faults, {faults}, not {self.requests}")

@@ -27,7 +27,9 @@ def compare_files(
     if fail_above is not None and not fail_above >= 0:
         raise CommandFailed(f"--fail-above must be 0 or more, not {fail_above:g}", USAGE)
     if len(files) % 2:
-        raise CommandFailed(f"{len(files)} files are no pairs: FIRST SECOND, and again, as they were measured", USAGE)
+        raise CommandFailed(
+            f"{len(files)} files do not form pairs: give FIRST SECOND of each pair, in the order of the runs", USAGE
+        )
     require_folders(json=json_path, plot=plot)
     try:
         results = [read_result(file) for file in files]

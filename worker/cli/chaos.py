@@ -86,5 +86,5 @@ def _report(outcome: Outcome, seed: int) -> None:
     if not outcome.verdict.is_kept:
         raise CommandFailed(
             f"{len(outcome.verdict.problems)} broken promises; the workers' logs are in {outcome.logs}; "
-            f"the same again: --seed {seed}"
+            f"to replay this run: --seed {seed}"
         )

@@ -51,7 +51,7 @@ def list_requests(
     own id is in its body, which is not read. If it has no id of its own, the two are the same.
     """
     if waiting and worker is not None:
-        raise typer.BadParameter("what waits is at no worker", param_hint="--worker")
+        raise typer.BadParameter("waiting requests have no worker", param_hint="--worker")
     found = asyncio.run(_list(settings, waiting=waiting, worker=worker, tenant=tenant, limit=limit))
     if as_json:
         for each in found.shown:

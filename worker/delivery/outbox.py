@@ -172,7 +172,7 @@ class Outbox:
             live.add(output)
         except Exception:  # one broken request must not lose the outputs of others
             live.log.exception("output_failed")
-            live.fail("internal_error", "the worker failed to take up what the engine generated; its log says why")
+            live.fail("internal_error", "the worker failed to process the engine's output; its log says why")
             self.requests.abort(live)
 
     # Output.

@@ -144,8 +144,8 @@ class Preparer:
         source = self._grammar_source(asked, response, has_reasoning=chat.has_reasoning)
         if source is not None and asked.add_generation_prompt is False and not asked.continue_final_message:
             raise InvalidRequest(
-                "add_generation_prompt false: the model writes the head of its answer itself, "
-                "which contradicts the form or the calls that the answer is held to"
+                "add_generation_prompt false: the model then writes the head of its answer itself, "
+                "so the answer cannot be held to a form or to calls"
             )
         return Preparation(chat.token_ids, response, _last_words(asked), source)
 

@@ -35,5 +35,5 @@ def test_what_is_encoded_is_decoded_and_later_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b"{}", b'{"version":"1","phase":"asleep"}'])
 def test_what_is_no_report_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match="what stands in the place of a worker's report is none"):
+    with pytest.raises(ValueError, match="the worker report's key holds no valid report"):
         decode_report(text)

@@ -113,7 +113,7 @@ def test_each_signal_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is 'zipkin': of the exporter 'zipkin' no package"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is 'zipkin': no package for the exporter 'zipkin'"),
         ("OTEL_METRICS_EXPORTER", "zipkin", "OTEL_METRICS_EXPORTER is 'zipkin'"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/xml", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/xml': of the exporter"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "smoke", "'otlp_proto_smoke'"),

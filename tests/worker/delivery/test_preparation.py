@@ -237,7 +237,7 @@ def test_what_constrains_a_reply_is_compiled(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("form", [{"choice": ["a"]}, {"tools": [CALLER], "parallel_tool_calls": False}])
 def test_a_form_needs_the_head_of_an_answer_in_front_of_it(form: dict[str, Any]) -> None:
     preparer = Preparer(Hermes(), WorkerConfig(), Compiler())
-    with pytest.raises(InvalidRequest, match=r"add_generation_prompt false: .* contradicts the form"):
+    with pytest.raises(InvalidRequest, match=r"add_generation_prompt false: .* cannot be held to a form"):
         preparer.prepare(GenerateRequest(messages=CHAT, add_generation_prompt=False, **form))
     for fields in ({}, {"add_generation_prompt": False, "continue_final_message": True}):
         assert preparer.prepare(GenerateRequest(messages=CHAT, **form, **fields)).grammar is not None

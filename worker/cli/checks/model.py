@@ -60,7 +60,7 @@ def _check_generation(path: Path) -> Finding:
     except EngineError as error:
         return Finding(name, "fail", str(error), f"correct {GENERATION_FILE}")
     if defaults.ignored:
-        detail = f"{GENERATION_FILE} asks for what is not done here: {', '.join(defaults.ignored)}"
+        detail = f"{GENERATION_FILE} sets fields that are not supported: {', '.join(defaults.ignored)}"
         return Finding(name, "warn", detail, f"take these fields out of {GENERATION_FILE} if you can do without them")
     return Finding(name, "ok", f"temperature {defaults.temperature:g}, ends at {list(defaults.eos_token_ids)}")
 
