@@ -43,10 +43,11 @@ UPGRADE_FROM ?= dcbffd7600cf7b26a97c109295b6ab226058a088
 test-upgrade: .venv/dev.stamp  ## run workers, gateways and clients of this version beside those of UPGRADE_FROM, a commit or tag
 	@UPGRADE_FROM=$(UPGRADE_FROM) $(BIN)/python -m pytest -q -m upgrade
 
-lint: .venv/dev.stamp  ## check style, format and the direction of imports
+lint: .venv/dev.stamp  ## check style, format, the direction of imports, and what can be checked of the English
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python docs/scripts/english.py
 
 format: .venv/dev.stamp  ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
