@@ -141,17 +141,20 @@ def write() -> None:
 
 _HEAD = """# TPU ledger
 
-Everything here was compiled ahead of time by libtpu for the topology named, on a machine with no TPU, with abstract
-weights; `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed. bfloat16, max_num_seqs
-{max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len {max_model_len}; every function that a worker
-compiles at its start with these settings. What compiles also fits: running out of HBM, VMEM or SMEM is a compile error.
+The presets of `penstock plan`, compiled ahead of time by libtpu for the topology named, with abstract weights, on a
+machine with no TPU. `make tpu-ledger` makes the page anew. Nothing was run, so no time on a TPU is claimed.
 
-How bytes are counted: `engine/planning/hlo.py` reads the optimised HLO and adds, for each instruction as often as it
-runs, the operands it reads and the results it writes that lie in HBM, of slices and updates in place only their own
-size. The KV that the attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written
-for a new token. The ideal is all weights once, live KV once, the new KV once. Sampling is greedy. The kernel that ships
-in JAX (`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for the new token. On
-TPU7x the counted text is of the same program with nothing given to SparseCores: libtpu cannot print the other.
+Settings: bfloat16, max_num_seqs {max_num_seqs}, max_batch_tokens {max_batch_tokens}, max_model_len {max_model_len};
+compiled: every function that a worker compiles at its start with these settings. What compiles also fits: running out
+of HBM, VMEM or SMEM is a compile error.
+
+`engine/planning/hlo.py` counts bytes in the optimised HLO: for each instruction, as often as it runs, the operands
+read from HBM and the results written to it. Slices and updates in place count only their own size. The KV that the
+attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written for a new token.
+
+The ideal is all weights once, live KV once, the new KV once. Sampling is greedy. The kernel that ships in JAX
+(`ragged`) reads whole blocks, here of 1,024 keys, so at this context it reads a second one for the new token. On TPU7x
+the counted program gives nothing to SparseCores: libtpu cannot print the other.
 """
 _FITS = """## Does it fit
 
@@ -159,14 +162,14 @@ _FITS = """## Does it fit
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 _BYTES = """## Bytes of a decode step over the ideal, per device
 
-The last three columns are of a head of 128 rows: MB of a greedy one, and what it moves over that with temperature and
-every filter, and with all options that a request can have.
+The last three columns are for a head of 128 rows: the MB that a greedy one moves, and multiples of it. "Filtered" has
+temperature and every filter, "all options" all that a request can have.
 
 | model, slice, split, attention | batch 1 | batch 32 | batch 128 | at most 1.10 | head MB | filtered | all options |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 _SECONDS = """## Seconds of compiling
 
-Of processor time, threads added up, as the clock depends on what else the machine does. One function after the other.
+Processor time of all threads, since the clock depends on what else the machine does. Functions compile one by one.
 
 | model, slice, split, attention | functions | steps, by tokens | heads, by rows | all options | loops | sum |
 | --- | --- | --- | --- | --- | --- | --- |"""
