@@ -166,7 +166,7 @@ async def test_a_client_goes_on_with_what_it_had(
         files.key.write_bytes(whole)
         proxy.cut()
         assert await client.ping()
-        assert f"goes by the files of now: {files.authority}, {files.certificate}, {files.key}" in caplog.text
+        assert f"uses the renewed files: {files.authority}, {files.certificate}, {files.key}" in caplog.text
 
 
 async def test_an_authority_that_is_not_trusted_is_refused(

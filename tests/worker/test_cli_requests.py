@@ -63,7 +63,7 @@ async def test_what_runs_and_what_waits(
         assert await penstock(redis_url, "list", "--waiting", "--limit", str(2**63)) == 2
         assert "1000000" in capsys.readouterr().err
         assert await penstock(redis_url, "list", "--waiting", "--worker", "w0") == 2
-        assert "at no worker" in capsys.readouterr().err
+        assert "waiting requests have no worker" in capsys.readouterr().err
 
         assert await penstock(redis_url, "show", entries[0]) == 0  # named no id of its own
         assert "state:          waiting" in capsys.readouterr().out
