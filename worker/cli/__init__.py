@@ -7,7 +7,7 @@
 | 2 | wrong usage or settings |
 | 3 to 8 | `worker` could not start or go on: `worker/errors.py` lists the reasons |
 | 130 | interrupted; for `worker` and `gateway`: told to stop twice |
-| 134, 135, 139 | a crash, by SIGABRT, SIGBUS or SIGSEGV: docs/troubleshooting.md |
+| 134, 135, 136, 139 | a crash, by SIGABRT, SIGBUS, SIGFPE or SIGSEGV: docs/troubleshooting.md |
 """
 
 from __future__ import annotations
