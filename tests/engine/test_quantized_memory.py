@@ -22,6 +22,7 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder, quantized
 
 GEOMETRY = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 2}
+OBJECTS_BYTES = 2**20  # for what is no array: a process that ran many tests was seen to hold 0.2 MB more of it
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "head_dim": 64}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gptq": ("gptq in order", "llama", GEOMETRY),
@@ -59,7 +60,7 @@ def test_loading_holds_each_array_once(checkpoint: Path, stacked: bool, monkeypa
     monkeypatch.setattr(weights, "PIECE_BYTES", 2**15)
     held, peak, size = _traced(checkpoint, "auto", stacked=stacked)
     assert size <= held  # what was read into is what the device has: no copy of it
-    assert peak <= 1.15 * (checkpoint / "model.safetensors").stat().st_size
+    assert peak <= 1.15 * (checkpoint / "model.safetensors").stat().st_size + OBJECTS_BYTES
 
 
 @pytest.mark.parametrize("setting", ["int8", "int4", "fp8"])
