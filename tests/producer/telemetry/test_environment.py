@@ -115,7 +115,7 @@ def test_each_signal_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is 'zipkin': no package for the exporter 'zipkin'"),
         ("OTEL_METRICS_EXPORTER", "zipkin", "OTEL_METRICS_EXPORTER is 'zipkin'"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/xml", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/xml': no package for the exporter"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/xml", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/xml': no package"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "smoke", "'otlp_proto_smoke'"),
         ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody", "'otlp_proto_http' can't be made: .*'nobody'"),
     ],
