@@ -16,7 +16,8 @@ from pages import ROOT, Page, all_pages, line_of, page
 MOST_WORDS = 35
 FOLDERS = ("penstock", "producer", "engine", "worker", "gateway", "benchmarks", "deploy", "docs", "examples", "tests")
 _FRAGMENT = re.compile(
-    r"(Of|That of|Those of|As|(By |For |From |In |To |With )?(which|whom)|Who|Whose|Such|Their|Its)\b", re.IGNORECASE
+    r"(Of|That of|Those of|What is|As|(By |For |From |In |To |With )?(which|whom)|Who|Whose|Such|Their|Its)\b",
+    re.IGNORECASE,
 )
 _END_OF_SENTENCE = re.compile(r"(?<=[.!?])[)\"]?\s+(?=[\"(`]?[A-Z])")
 
@@ -29,18 +30,7 @@ def main() -> int:
 
 
 def _docstrings() -> Iterator[str]:
-    for folder in (
-        "penstock",
-        "producer",
-        "engine",
-        "worker",
-        "gateway",
-        "benchmarks",
-        "deploy",
-        "docs",
-        "examples",
-        "tests",
-    ):
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for line, text in _strings_alone(ast.parse(path.read_text())):
                 if _FRAGMENT.match(text):
@@ -49,7 +39,7 @@ def _docstrings() -> Iterator[str]:
 
 
 def _strings_alone(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Docstrings, also those below constants and attributes."""
+    """Yields docstrings, also those below constants and attributes."""
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):

@@ -21,7 +21,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 class Checkpoint(Protocol):
-    """What is known of a model before it is loaded, and its weights.
+    """Description of a model before it is loaded, and access to its weights.
 
     All methods raise CheckpointError for files that are missing or damaged, and ConfigError for what is not supported.
     """

@@ -1,4 +1,4 @@
-"""What is known of a waiting sequence's prefix and of the pages that it waits for."""
+"""Results of looking up a waiting sequence's prefix, and the pages that it waits for."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Pace:
 
 @dataclass(slots=True)
 class PromptBudget:
-    """What is left of one step for prompts."""
+    """The part of one step that is left for prompts."""
 
     times: StepTimes | None  # None: no limit
     left_s: float  # for the prompts' attention and the bucket's tokens

@@ -40,7 +40,7 @@ async def create_completion(asked: Request) -> Response:
 
 
 PartShown = tuple[Shown, str]
-"""What is shown of the answers to one prompt, and the prompt's text if its log-probabilities are shown."""
+"""The parts shown of the answers to one prompt, and the prompt's text if its log-probabilities are shown."""
 
 
 async def _parts(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx2
 import openai
 from fakes import eventually
-from fleets import Gateway, Worker
+from fleets import Gateway, Worker, Workers, start_gateway, workers_of
 
+from penstock.producer.redis.connection import RedisClient
 from penstock.worker.chaos.fake_engine import expected_text
 
 CLIENTS, REPLICAS = 4, 2
@@ -102,3 +104,24 @@ class Fleet:
             self.service.gateways.append(await start())
             self.service.gateways.remove(old)  # while its preStop hook sleeps, the cluster learns of it
             await old.stop()
+
+    async def stop(self) -> None:
+        for each in (*self.workers, *self.service.gateways):
+            await each.stop()
+
+
+@asynccontextmanager
+async def two_versions(
+    trees: Mapping[str, Path], redis: RedisClient, url: str, folder: Path
+) -> AsyncIterator[tuple[Fleet, Workers, Workers]]:
+    """Runs replicas of `old`; yields them, and what starts workers of each version. At the end, all must stop well."""
+    fleet = Fleet(Service())
+    async with AsyncExitStack() as stack:
+        old, new = [
+            await stack.enter_async_context(workers_of(version, trees[version], redis, url, folder))
+            for version in ("old", "new")
+        ]
+        fleet.workers = [await old.start() for _ in range(REPLICAS)]
+        fleet.service.gateways = [await start_gateway(trees["old"], url) for _ in range(REPLICAS)]
+        yield fleet, old, new
+        await fleet.stop()

@@ -22,7 +22,8 @@ import pytest
 from fakes import eventually
 from fleets import ROOT, Workers, environment, start_gateway, workers_of
 from patience import WAIT_S
-from rolling_load import CLIENTS, REPLICAS, Fleet, Service, under_load
+from rolling_load import CLIENTS, two_versions, under_load
+from worker_harness import is_queue_empty, read_reply
 
 from penstock.producer import keys
 from penstock.producer.redis.connection import RedisClient
@@ -47,16 +48,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 async def test_a_fleet_is_updated_under_load_and_back(
     redis_url: str, redis: RedisClient, tmp_path: Path, trees: dict[str, Path]
 ) -> None:
-    service = Service()
-    fleet = Fleet(service)
-    async with AsyncExitStack() as stack:
-        old, new = [
-            await stack.enter_async_context(workers_of(version, tree, redis, redis_url, tmp_path))
-            for version, tree in trees.items()
-        ]
-        fleet.workers = [await old.start() for _ in range(REPLICAS)]
-        service.gateways = [await start_gateway(trees["old"], redis_url) for _ in range(REPLICAS)]
-        async with under_load(service) as go_on:
+    async with two_versions(trees, redis, redis_url, tmp_path) as (fleet, old, new):
+        async with under_load(fleet.service) as go_on:
             await go_on()
             await fleet.roll_workers(new.start)
             await go_on()
@@ -66,11 +59,9 @@ async def test_a_fleet_is_updated_under_load_and_back(
             await go_on()
             await fleet.roll_workers(old.start)
             await go_on()
-        await eventually(lambda: is_empty(redis))
+        await eventually(lambda: is_queue_empty(redis))
         assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
-        for each in (*fleet.workers, *service.gateways):
-            await each.stop()
-    assert service.num_answered > 5 * CLIENTS
+    assert fleet.service.num_answered > 5 * CLIENTS
 
 
 async def test_a_mixed_fleet_is_killed_in_the_middle(
@@ -91,10 +82,10 @@ async def test_a_mixed_fleet_is_killed_in_the_middle(
     for version, requests in asked.items():
         for request, choices in zip(requests, replies[version], strict=True):
             assert choices == expected(request), request["id"]
-    owners = [await owners_of(redis, request["id"]) for requests in asked.values() for request in requests]
+    owners = [(await read_reply(redis, request["id"])).owners for requests in asked.values() for request in requests]
     took_over = {pair for names in owners for pair in itertools.pairwise(name.partition("-")[0] for name in names)}
     assert took_over >= {("old", "new"), ("new", "old")}
-    await eventually(lambda: is_empty(redis))
+    await eventually(lambda: is_queue_empty(redis))
     assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
 
 
@@ -147,16 +138,6 @@ async def has_begun(redis: RedisClient, worker: str) -> bool:
         if owners[-1:] == [worker] and entries[-1]["type"] == "chunk":
             return True
     return False
-
-
-async def is_empty(redis: RedisClient) -> bool:
-    """Checks that no request is left: a worker removes one just after the end of its reply."""
-    return await redis.xlen(keys.requests("q")) == 0
-
-
-async def owners_of(redis: RedisClient, request_id: str) -> list[str]:
-    entries = [entry for _, entry in await redis.xrange(keys.reply("q", request_id))]
-    return [entry["worker"] for entry in entries if entry["type"] == "own"]
 
 
 @pytest.mark.parametrize(("of", "by"), [("old", "new"), ("new", "old")])
