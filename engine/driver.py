@@ -68,6 +68,7 @@ class EngineDriver:
         self._notify_capacity: Callable[[], None] = lambda: None
         self._outputs: list[Output] = []  # owned by the thread: not handed over yet
         self._due_s = 0.0  # owned by the thread: when to hand them over (monotonic)
+        self._passed_on_s = 0.0  # owned by the thread: when the last step ended (monotonic)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -95,6 +96,8 @@ class EngineDriver:
 
     def set_patience(self, seconds: float) -> None:
         """Sets how long outputs may be held to be handed over together, except a request's first and last ones.
+
+        They are not held while a step runs that is expected to end later than that.
 
         Waking the event loop can take longer than a step of a small model takes on the host. The default is no wait.
         """
@@ -202,9 +205,11 @@ class EngineDriver:
             self._on_loop(self._notify_capacity)
 
     def _pass_on(self, outputs: Sequence[Output]) -> None:
+        """Hands over outputs when that is due, or would be before the end of the next step if it takes as long."""
         self._outputs += outputs
         now_s = time.monotonic()
-        if now_s >= self._due_s or not self._engine.has_work():
+        step_s, self._passed_on_s = now_s - self._passed_on_s, now_s
+        if now_s + step_s >= self._due_s or not self._engine.has_work():
             self._due_s = now_s + self._patience_s
             self._hand_over()
         elif urgent := {output.request_id for output in outputs if _is_urgent(output)}:

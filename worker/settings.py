@@ -133,7 +133,7 @@ class Settings(Rereadable):
     prefill_share: float = _engine(
         "prefill_share",
         "How much prompts may add to a step in which sequences decode, as a share of the longest step (one of "
-        "max_batch_tokens). Less makes streams even, more makes first tokens early; 1: no limit.",
+        "max_batch_tokens). Less makes streams even, more makes first tokens early; 1: all of it.",
     )
     tensor_parallel: int = _engine(
         "tensor_parallel",

@@ -6,7 +6,8 @@ Prompts are computed in chunks, in the same steps as decoding sequences (Agrawal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,6 +16,11 @@ PROMPT_WEIGHT = 2
 
 MIN_CHUNK = 16
 """Prompt tokens that every step may compute, so that prompts advance whatever the times say."""
+
+LONGEST_STEPS = 1.25
+"""Prompts never add more than this many times the longest step measured. That one was at the beginning of a prompt. Far
+into one, attention makes a whole chunk take many times as long.
+"""
 
 WORTH_IT = 1.2
 """Factor by which drafts must raise the token rate: neither times nor chances are known exactly."""
@@ -123,18 +129,21 @@ class Pace:
 
         The limit is a time, not a proportion of the step. A decode step of few sequences is short; prompts cut to fit
         it would come late, and nobody would notice the gain. Waiting counts on both sides: a prompt next to two streams
-        is not limited, and a burst is computed in full steps.
+        may fill the step, and so may a burst. `LONGEST_STEPS` bounds even these: streams wait for the step, and so does
+        a short prompt that comes while it runs.
         """
         lengths = list(decoding)
-        if not num_prompts or not lengths or self.times is None:
+        if not num_prompts or self.times is None:
             return PromptBudget(None, 0.0, 0, 0)
-        share = max(self.prefill_share, PROMPT_WEIGHT * num_prompts / len(lengths))
+        share = LONGEST_STEPS
+        if lengths:
+            share = max(self.prefill_share, PROMPT_WEIGHT * num_prompts / len(lengths))
         if share >= 1:
-            return PromptBudget(None, 0.0, 0, 0)
-        num_pairs = sum(lengths)
-        usual_s = self.times.decoding_s(len(lengths), num_pairs)
-        sampling_s = self.times.sampling_s(len(lengths))
-        left_s = usual_s + share * self.times.longest_s - sampling_s - num_pairs * self.times.pair_s
+            share = LONGEST_STEPS
+        left_s, sampling_s = share * self.times.longest_s, 0.0
+        if lengths:
+            sampling_s = self.times.sampling_s(len(lengths))
+            left_s += self.times.decoding_s(len(lengths), 0) - sampling_s
         return PromptBudget(self.times, left_s, len(lengths), 0, sampling_s)
 
 
@@ -165,6 +174,16 @@ class PromptBudget:
             if bucket > self.num_tokens and free_s >= 0:
                 count = max(count, min(bucket - self.num_tokens, int(free_s / pair_s) if pair_s else bucket))
         return max(0, count)
+
+    @contextmanager
+    def reserved(self, count: int, context: int) -> Iterator[None]:
+        """Keeps the time that `count` tokens after `context` others attend from what is taken within the block."""
+        seconds = 0.0 if self.times is None else count * context * self.times.pair_s
+        self.left_s -= seconds
+        try:
+            yield
+        finally:
+            self.left_s += seconds
 
     def take(self, count: int, context: int) -> None:
         self.num_tokens += count

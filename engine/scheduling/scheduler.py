@@ -209,16 +209,21 @@ class Scheduler:
     def _share(
         self, prefilling: list[Sequence], chosen: dict[Sequence, int], budget: int, prompts: PromptBudget
     ) -> int:
-        """Chooses prompts that go before the first running one. Returns the rest of the budget."""
-        limit = prompts.tokens(prefilling[0].num_computed)
-        shared = shares(
-            prefilling, self._waiting, budget if limit is None else min(budget, limit), self._pool.page_size
-        )
+        """Chooses prompts that go before the first running one. Returns the rest of the budget.
+
+        The first one keeps half of what it could compute alone, in tokens and in time for its attention.
+        """
+        first = prefilling[0]
+        limit = prompts.tokens(first.num_computed)
+        most = budget if limit is None else min(budget, limit)
+        floor = min(first.num_pending, most - most // 2)
+        shared = shares(prefilling, self._waiting, budget, floor, self._pool.page_size)
         if not shared:
             return budget
         running = [sequence for sequence in shared if sequence.batch_slot >= 0]
-        budget = self._continue_all(running, chosen, budget, prompts, shared)
-        return self._admit_waiting(None, chosen, budget, prompts, shared)
+        with prompts.reserved(floor, first.num_computed):
+            budget = self._continue_all(running, chosen, budget, prompts, shared)
+            return self._admit_waiting(None, chosen, budget, prompts, shared)
 
     def _continue_all(
         self,

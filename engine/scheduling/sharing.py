@@ -9,14 +9,14 @@ from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 
 
 def shares(
-    running: Collection[Sequence], waiting: Iterable[Sequence], budget: int, page_size: int
+    running: Collection[Sequence], waiting: Iterable[Sequence], budget: int, floor: int, page_size: int
 ) -> dict[Sequence, int]:
     """Returns the tokens of prompts that go before the first running one, in the order of their turns.
 
-    Prompts of a higher priority come first. Of the rest, the first running prompt gets at least half. Prompts of its
-    own priority with fewer tokens left share what remains, the shortest first. So a short prompt never waits for a long
-    one, and a stream of short ones at most doubles the time of a long one: shortest remaining time first, with a floor
-    against starvation. All others wait for their turn by rank.
+    Prompts of a higher priority come first. Of the rest, the first running prompt gets at least `floor`, or half of
+    what they leave. Prompts of its own priority with fewer tokens left share what remains, the shortest first. So a
+    short prompt never waits for a long one: shortest remaining time first, with a floor against starvation. All others
+    wait for their turn by rank.
 
     A prompt that shares the pages that a running one computes next waits for them: it will find them in the prefix
     cache, and computing them twice would help nobody.
@@ -25,6 +25,7 @@ def shares(
         running: running prompts, by rank, at least one; some of their tokens are computed.
         waiting: sequences that do not run.
         budget: tokens that prompts may take of the step.
+        floor: tokens among them that are the first running prompt's, unless a higher priority takes them.
         page_size: tokens of a page.
 
     Raises:
@@ -32,7 +33,6 @@ def shares(
     """
     first, *others = running
     shared: dict[Sequence, int] = {}
-    floor = min(first.num_pending, budget - budget // 2)
     for sequence in sorted(chain(others, waiting), key=_turn):
         is_higher = sequence.request.priority > first.request.priority
         if not (is_higher or _is_shorter(sequence, first)):
@@ -49,7 +49,7 @@ def shares(
         shared[sequence] = count
         budget -= count
         if is_higher:
-            floor = min(first.num_pending, budget - budget // 2)
+            floor = min(floor, budget - budget // 2)
     return shared
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from engines import drive, outputs_of
 from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
+from penstock.engine import driver as driver_module
 from penstock.engine.driver import DriverStopped
 from penstock.engine.request import FinishReason
 from penstock.engine.stats import EngineStats
@@ -112,6 +115,7 @@ class ScriptedEngine:
         self.num_waiting = 0
         self.num_free_pages = 0
         self.steps = threading.Semaphore(0)
+        self.num_begun = 0
 
     def check(self, request: Request) -> None: ...
 
@@ -121,6 +125,7 @@ class ScriptedEngine:
     def abort(self, request_id: str, reason: FinishReason) -> None: ...
 
     def step(self) -> list[Output]:
+        self.num_begun += 1
         self.steps.acquire()
         outputs = []
         for request_id, row in list(self.rows.items()):
@@ -203,6 +208,26 @@ async def test_patience_ends_by_itself() -> None:
         await asyncio.sleep(1.1)
         engine.steps.release(1)
         await until(lambda: len(offsets) == 4)
+
+
+@pytest.mark.parametrize(("step_s", "sent_at_step"), [(0.02, 11), (0.05, 5), (0.1, 3), (0.15, 2), (0.5, 2)])
+async def test_nothing_is_held_while_a_step_runs_that_ends_after_patience(
+    step_s: float, sent_at_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience is 0.21 s from the first step on; each step takes the same time."""
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
+    now_s = 1000.0
+    monkeypatch.setattr(driver_module, "time", clock)
+    async with running(0.21) as (engine, _, offsets):
+        engine.steps.release(1)
+        await until(lambda: offsets == [0])
+        for step in range(2, sent_at_step + 1):
+            await until(lambda begun=step: engine.num_begun == begun)  # what is before it has been passed on, or not
+            await asyncio.sleep(0)
+            assert offsets == [0]
+            now_s += step_s
+            engine.steps.release(1)
+        await until(lambda: offsets == list(range(sent_at_step)))
 
 
 async def test_capacity_is_reported_when_the_last_waiting_request_has_started() -> None:

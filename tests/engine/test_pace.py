@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import Request, SamplingParams
-from penstock.engine.scheduling.pace import MIN_CHUNK, Pace, StepTimes
+from penstock.engine.scheduling.pace import LONGEST_STEPS, MIN_CHUNK, Pace, StepTimes
 from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
@@ -37,15 +37,15 @@ def test_a_prompt_that_is_scored_pays_for_rows_too() -> None:
     assert Pace().prompt_budget([10] * 8, 1).tokens(0, are_scored=True) is None
 
 
-def test_where_nothing_decodes_or_nothing_was_measured_there_is_no_limit() -> None:
-    assert allowed(PACED, []) is None
+def test_where_nothing_was_measured_there_is_no_limit_and_where_nothing_decodes_it_is_the_largest_step() -> None:
     assert allowed(Pace(prefill_share=0.25), [10] * 16) is None
-    assert allowed(Pace(LINEAR), [10] * 16) is None
+    assert allowed(PACED, []) == 256
+    assert allowed(Pace(LINEAR), [10] * 16) == 240
 
 
 def test_the_more_prompts_wait_the_larger_are_chunks_and_beside_few_streams_nothing_bounds_them() -> None:
-    assert [allowed(PACED, [10] * 16, num_prompts=count) for count in (1, 2, 4, 7, 8)] == [48, 48, 112, 112, None]
-    assert [allowed(PACED, [10] * count) for count in (1, 2, 4)] == [None, None, 124]
+    assert [allowed(PACED, [10] * 16, num_prompts=count) for count in (1, 2, 4, 7, 8)] == [48, 48, 112, 112, 240]
+    assert [allowed(PACED, [10] * count) for count in (1, 2, 4)] == [255, 254, 124]
 
 
 def test_a_chunk_far_behind_in_its_prompt_is_smaller_because_it_attends_to_more() -> None:
@@ -55,6 +55,35 @@ def test_a_chunk_far_behind_in_its_prompt_is_smaller_because_it_attends_to_more(
     assert far == 32  # 96 ms, of which 64 are for 64 tokens, pay for 32 behind 1,000 others
     assert allowed(pace, [0] * 32, context=1600) == 20
     assert allowed(pace, [1000] * 32, context=1600) == 20  # whatever the streams attend to
+
+
+@pytest.mark.parametrize("num_decoding", [0, 1, 16])
+def test_far_into_a_prompt_a_chunk_takes_little_more_than_the_longest_step(num_decoding: int) -> None:
+    times = replace(LINEAR, pair_s=1e-7)
+    for context in (0, 1_000, 10_000, 30_000):
+        count = allowed(Pace(times), [0] * num_decoding, context)
+        assert count is not None
+        step_s = times.step_s(num_decoding + count, num_decoding, count * context)
+        assert step_s <= LONGEST_STEPS * times.longest_s + times.decoding_s(num_decoding, 0)
+        assert (num_decoding + count == 256) == (context <= 1_000)  # where attention is brief, chunks are whole
+
+
+def test_a_long_prompt_and_short_ones_share_the_time_and_neither_starves() -> None:
+    """The long one stands so far in that a chunk of it is mostly attention."""
+    pace = Pace(replace(LINEAR, pair_s=2e-6))
+    scheduler = Scheduler(
+        PagePool(2000, 16, prefix_caching=False), max_num_seqs=20, max_batch_tokens=256, max_model_len=9000
+    )
+    scheduler.add(long := sequence("long", 8000, 0))
+    while long.num_computed < 6000:
+        alone = next(iter(steps(scheduler, 1, pace))).num_tokens
+    for place in range(1, 6):
+        scheduler.add(short := sequence(f"s{place}", 20, place))
+        before = long.num_computed
+        steps(scheduler, 1, pace)
+        assert short.num_computed == 20
+        assert long.num_computed - before >= alone / 3
+        scheduler.finish(short)
 
 
 def test_a_step_is_foretold_from_what_was_measured() -> None:
@@ -97,10 +126,10 @@ def sequence(name: str, num_prompt: int, arrival: int) -> Sequence:
     return Sequence(request, 0, arrival)
 
 
-def steps(scheduler: Scheduler, count: int) -> list[Any]:
+def steps(scheduler: Scheduler, count: int, pace: Pace = PACED) -> list[Any]:
     plans = []
     for _ in range(count):
-        plan = scheduler.plan(PACED)
+        plan = scheduler.plan(pace)
         assert plan is not None
         for row in plan.rows:
             scheduler.commit(row, 7 if row.num_sampled else None)
