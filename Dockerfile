@@ -21,16 +21,21 @@ RUN --mount=type=cache,target=/root/.cache/pip \
         --requirement constraints/image-build.txt
 COPY pyproject.toml README.md CHANGELOG.md LICENSE ./
 COPY penstock penstock
+COPY protocol protocol
 COPY producer producer
+COPY serving serving
 COPY engine engine
 COPY worker worker
 COPY gateway gateway
+COPY local local
+COPY tools tools
+COPY cli cli
 RUN /opt/build/bin/python -m hatchling build --target wheel --directory /dist \
     && /opt/penstock/bin/pip install --disable-pip-version-check --no-index --no-deps /dist/penstock-*.whl
 # On a CPU, attention and matmuls are C++. Built here for each kind of processor, no worker needs a compiler, or the minutes
 # that it takes; on an accelerator nobody calls them.
 RUN case "${IMAGE}" in cpu) ;; *) exit 0 ;; esac; \
-    apt-get update && apt-get install --yes --no-install-recommends g++ && /opt/penstock/bin/python -m penstock.engine.native
+    apt-get update && apt-get install --yes --no-install-recommends g++ && /opt/penstock/bin/python -m penstock.engine.kernels.cpu
 
 FROM ${BASE}
 ARG IMAGE=cpu

@@ -81,8 +81,8 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
 docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md and architecture.svg from the code, and build the site into site/
-	@$(BIN)/python -m penstock.worker.settings_page > docs/configuration.md
-	@$(BIN)/python -m penstock.worker.metrics_page > docs/metrics.md
+	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
+	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
 	@PYTHONPATH=tests:tests/engine $(BIN)/python -m models_page
 	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
 	@$(MAKE) --no-print-directory site
@@ -96,7 +96,7 @@ picture: .venv/worker.stamp  ## draw docs/top.svg: the screen of `penstock top` 
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find penstock producer engine worker gateway tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	find penstock protocol producer serving engine worker gateway local tools cli tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environment
 	rm -rf .venv
@@ -126,7 +126,7 @@ sbom: .venv/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.js
 
 image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than that for CPUs
 	docker build --tag penstock$(if $(filter-out cpu,$(IMAGE)),:$(IMAGE)) --build-arg IMAGE=$(IMAGE) \
-	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' producer/version.py) \
+	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' protocol/version.py) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg CREATED=$$(git log -1 --format=%cI) .
 
 .venv/clients/%.stamp: tests/clients/%.txt .venv/dev.stamp

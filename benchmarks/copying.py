@@ -34,7 +34,7 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.models.decoder import Decoder
 from penstock.engine.speculation.drafter import Drafter
 from penstock.engine.speculation.ngrams import NgramDrafter
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.report import append_result
 
 FOLDER = Path(".cache/copying")
 SIZES = {**CONFIG_JSON, "hidden_size": 384, "intermediate_size": 1024, "head_dim": 64, "num_hidden_layers": 6}

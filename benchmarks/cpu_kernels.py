@@ -25,16 +25,16 @@ from rich.console import Console
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
-from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.cpu import NativeLibrary, load_library, panel_width
 from penstock.engine.models import QKV
-from penstock.engine.models.experts import GroupedLinear, RowGroups
-from penstock.engine.models.layers import Linear
-from penstock.engine.models.packed import PackedGroups, PackedLinear
-from penstock.engine.models.packed_quantized import PackedQuantizedLinear
-from penstock.engine.models.quantized import QuantizedLinear
-from penstock.engine.native import NativeLibrary, load_library, panel_width
-from penstock.worker.bench.report import append_result
+from penstock.engine.models.cpu.panels import PackedGroups, PackedLinear
+from penstock.engine.models.cpu.quantized import PackedQuantizedLinear
+from penstock.engine.models.layers.basic import Linear
+from penstock.engine.models.layers.experts import GroupedLinear, RowGroups
+from penstock.engine.models.layers.quantized import QuantizedLinear
+from penstock.tools.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
 GEOMETRIES = {"16 query, 8 KV heads, head_dim 128": (16, 8, 128), "6 query, 2 KV heads, head_dim 64": (6, 2, 64)}

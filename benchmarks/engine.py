@@ -18,14 +18,14 @@ from rich.console import Console
 from benchmarks.step_profile import profiled
 from benchmarks.tables import table_of
 from penstock.engine import Engine, EngineConfig
-from penstock.producer.serving import garbage
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.machine import describe_machine
-from penstock.worker.bench.on_engine import run_on_engine
-from penstock.worker.bench.options import LoadOptions
-from penstock.worker.bench.presets import GEOMETRIES, preset_dir, preset_root
-from penstock.worker.bench.report import Report, append_result
-from penstock.worker.bench.summary import Summary
+from penstock.serving import garbage
+from penstock.tools.bench.machine import describe_machine
+from penstock.tools.bench.on_engine import run_on_engine
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
+from penstock.tools.bench.report import Report, append_result
+from penstock.tools.bench.summary import Summary
+from penstock.tools.bench.traffic.load import Load
 
 RESULTS = Path(__file__).parent / "results"
 COMPILE_CACHE = preset_root().parent / "compile"

@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks import gateway_sides
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.report import append_result
 
 PARTS = {
     "latency": gateway_sides.latency,

@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from benchmarks.service_process import QUEUE, process_cpu_s, worker_in_process
 from benchmarks.steady_engine import SteadyEngine, steady_model
+from penstock.local.embedded import EmbeddedServer, dies_with_parent
 from penstock.producer import AsyncClient
-from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent
 from penstock.worker.logs import configure_logs
 
 CHAT = "/v1/chat/completions"

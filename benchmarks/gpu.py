@@ -33,17 +33,17 @@ from rich.table import Table
 
 from penstock.engine.attention import CacheSpec
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig
-from penstock.engine.planning import preset
-from penstock.engine.planning.roofline import kv_token_bytes, step_flops
-from penstock.engine.planning.weights import step_weight_bytes
-from penstock.engine.scheduling.amounts import Amount
-from penstock.worker.bench.report import append_result
+from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.tools.bench.report import append_result
+from penstock.tools.plan import preset
+from penstock.tools.plan.device.roofline import kv_token_bytes, step_flops
+from penstock.tools.plan.device.weights import step_weight_bytes
 
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
 NANO = "nano"

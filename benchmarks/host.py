@@ -19,13 +19,13 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.execution.packing import Batch
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.report import append_result
 
 VOCAB_SIZE = 1000
 RESULTS = Path(__file__).parent / "results"

@@ -28,18 +28,18 @@ from benchmarks.engine import RESULTS
 from benchmarks.host import word_tokenizer
 from benchmarks.tables import table_of
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.deployment import DEFAULT_BUILD_DIR, Deployment, deploy
+from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR, Deployment, deploy
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.kernels.cpu import load_library, panel_width
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
 from penstock.engine.models.config import DeltaNetConfig, MLPConfig
-from penstock.engine.models.layers import Linear
-from penstock.engine.models.packed import PackedLinear, pack_head
-from penstock.engine.models.packed_block import pack_blocks
-from penstock.engine.native import load_library, panel_width
-from penstock.engine.planning.roofline import kv_sequence_bytes, step_flops
-from penstock.worker.bench.machine import describe_machine
-from penstock.worker.bench.report import append_result
+from penstock.engine.models.cpu.block import pack_blocks
+from penstock.engine.models.cpu.panels import PackedLinear, pack_head
+from penstock.engine.models.layers.basic import Linear
+from penstock.tools.bench.machine import describe_machine
+from penstock.tools.bench.report import append_result
+from penstock.tools.plan.device.roofline import kv_sequence_bytes, step_flops
 
 HYBRIDS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3.5-0.8B": {

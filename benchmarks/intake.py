@@ -28,12 +28,12 @@ from rich.console import Console
 
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.producer.redis.pipeline import execute
-from penstock.worker.bench.report import append_result
-from penstock.worker.chaos.process import FakeWorker
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
+from penstock.protocol.redis.pipeline import execute
+from penstock.tools.bench.report import append_result
+from penstock.tools.chaos.process import FakeWorker
 
 QUEUE = "intake"
 PAGE = 1000

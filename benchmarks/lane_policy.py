@@ -27,7 +27,7 @@ from benchmarks.lanes.costs import RUNNING, Cost
 from benchmarks.lanes.simulated import OUTPUT_WEIGHT, Homes, Simulation
 from benchmarks.lanes.traffic import BATCH, BURSTING, INTERACTIVE, Size, Traffic, drawn
 from benchmarks.tables import table_of
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.report import append_result
 
 DEATHS = 0.01  # of the fleet, in the middle of the burst
 SCAN_S = 1.5  # at the earliest, between two looks for dead workers

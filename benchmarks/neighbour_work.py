@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import httpx2 as httpx
 
 from penstock.producer import AsyncClient
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.connection import connect
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.connection import connect
 
 BODY_BYTES = 900_000
 VOCAB_SIZE = 8192

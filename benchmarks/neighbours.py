@@ -33,15 +33,16 @@ from rich.console import Console
 from benchmarks.engine import RESULTS
 from benchmarks.neighbour_work import TEMPLATE, VOCAB_SIZE, WORK, Site, do, words
 from benchmarks.tables import table_of
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import connect
-from penstock.producer.tasks import end_tasks
-from penstock.worker.bench.presets import preset_dir, preset_root
-from penstock.worker.bench.report import append_result
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.local.gateway_process import local_gateway
-from penstock.worker.local.worker_process import local_worker, wait_joined
-from penstock.worker.protocol.heartbeat import BEATS_PER_TTL
+from penstock.local.embedded import EmbeddedServer
+from penstock.local.gateway_process import local_gateway
+from penstock.local.worker_process import local_worker, wait_joined
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import connect
+from penstock.protocol.tasks import end_tasks
+from penstock.tools.bench.presets import preset_dir, preset_root
+from penstock.tools.bench.report import append_result
+from penstock.worker.presence.heartbeat import BEATS_PER_TTL
 
 QUEUE, NAME = "neighbours", "w"
 CONTEXT, STEP_TOKENS, SHORT_TOKENS = 65_536, 256, 20

@@ -31,15 +31,15 @@ from rich.console import Console
 
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
+from penstock.cli.top import ANSWER_S
 from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Handle, PenstockError
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.connection import answered, connect, parse_url
-from penstock.worker.bench.report import append_result
-from penstock.worker.chaos.process import FakeWorker
-from penstock.worker.cli.top import ANSWER_S
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.connection import answered, connect, parse_url
+from penstock.tools.bench.report import append_result
+from penstock.tools.chaos.process import FakeWorker
 from penstock.worker.logs import configure_logs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

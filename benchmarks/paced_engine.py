@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.host import small_model, word_tokenizer
 from penstock.engine import Engine, EngineConfig
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch
 from penstock.engine.generation_defaults import GenerationDefaults

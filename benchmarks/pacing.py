@@ -22,15 +22,15 @@ from rich.console import Console
 from benchmarks.simulation import trace_of
 from benchmarks.tables import table_of
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.planning.replica import Replica
-from penstock.engine.planning.simulation import simulate
-from penstock.engine.planning.step_times import StepShape
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, StepTimes
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.worker.bench.arrivals import Arrivals
-from penstock.worker.bench.datasets import random_requests
-from penstock.worker.bench.load import Load
+from penstock.tools.bench.traffic.arrivals import Arrivals
+from penstock.tools.bench.traffic.datasets import random_requests
+from penstock.tools.bench.traffic.load import Load
+from penstock.tools.plan.replica import Replica
+from penstock.tools.plan.simulation import simulate
+from penstock.tools.plan.step_times import StepShape
 
 GEOMETRY = Geometry(max_num_seqs=64, max_batch_tokens=512, max_model_len=1024, page_size=16, vocab_size=8192)
 HOST_S = 0.3e-3  # planning and dispatching

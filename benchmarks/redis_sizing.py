@@ -15,11 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import WorkerService
 

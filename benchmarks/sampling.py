@@ -28,8 +28,8 @@ from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.execution.runner import Runner
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.structured import Grammar
-from penstock.worker.bench.machine import describe_machine
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.machine import describe_machine
+from penstock.tools.bench.report import append_result
 
 RESULTS = Path(__file__).parent / "results"
 PLAIN = "plain"

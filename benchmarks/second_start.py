@@ -23,8 +23,8 @@ from rich.console import Console
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine import Engine, EngineConfig
-from penstock.worker.bench.presets import GEOMETRIES, preset_dir, preset_root
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
+from penstock.tools.bench.report import append_result
 
 
 def main() -> None:

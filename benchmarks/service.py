@@ -18,8 +18,8 @@ from rich.console import Console
 from benchmarks import service_engine, service_publishing, service_readers
 from benchmarks.engine import RESULTS, engine_arguments
 from benchmarks.tables import table_of
-from penstock.producer.serving import garbage
-from penstock.worker.bench.report import append_result
+from penstock.serving import garbage
+from penstock.tools.bench.report import append_result
 from penstock.worker.logs import configure_logs
 
 PARTS = {

@@ -16,11 +16,11 @@ from benchmarks.engine import loaded_engine, shared_load
 from benchmarks.service_process import ServerCosts, bench_client, worker_in_process
 from benchmarks.steady_engine import TimedEngine
 from penstock.engine import Engine
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.on_engine import run_on_engine
-from penstock.worker.bench.presets import GEOMETRIES
-from penstock.worker.bench.summary import Summary
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.tools.bench.on_engine import run_on_engine
+from penstock.tools.bench.presets import GEOMETRIES
+from penstock.tools.bench.summary import Summary
+from penstock.tools.bench.traffic.load import Load
 from penstock.worker.service import Model
 
 _ONLINE_SHARE = 0.4  # of the bare engine's requests per second: few have to wait

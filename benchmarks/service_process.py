@@ -15,9 +15,9 @@ from typing import Any
 
 from redis import Redis
 
-from penstock.producer.redis.connection import connect
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.redis.connection import connect
 from penstock.worker.config import WorkerConfig
-from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings_loading import flag
 

@@ -11,8 +11,8 @@ from redis import Redis
 
 from benchmarks.service_process import ServerCosts, preload, until, worker_in_process
 from benchmarks.steady_engine import SteadyEngine, steady_model
-from penstock.producer import keys
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
 
 NUM_SEQS = 512
 STEPS_S = (0.002, 0.003, 0.006)  # the engine offers more than can be written, about as much, and less

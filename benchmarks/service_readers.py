@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.service_process import ServerCosts, bench_client, preload, until, worker_in_process
 from benchmarks.steady_engine import SteadyEngine, steady_model
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 NUM_REPLIES = 256
 NUM_TOKENS = 100

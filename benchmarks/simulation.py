@@ -30,16 +30,16 @@ from benchmarks.paced_engine import paced_engine
 from benchmarks.step_recording import MeasuredSteps, StepRecord, recorded
 from benchmarks.tables import table_of
 from penstock.engine import Engine
-from penstock.engine.planning.replica import Replica
-from penstock.engine.planning.simulation import simulate
-from penstock.engine.planning.traces import Trace, TracedRequest
-from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.machine import describe_machine
-from penstock.worker.bench.on_engine import run_on_engine
-from penstock.worker.bench.report import append_result
-from penstock.worker.bench.summary import Summary
+from penstock.tools.bench.machine import describe_machine
+from penstock.tools.bench.on_engine import run_on_engine
+from penstock.tools.bench.report import append_result
+from penstock.tools.bench.summary import Summary
+from penstock.tools.bench.traffic.load import Load
+from penstock.tools.plan.replica import Replica
+from penstock.tools.plan.simulation import simulate
+from penstock.tools.plan.traces import Trace, TracedRequest
 
 RESULTS = Path(__file__).parent / "results"
 _DRAWS = 3  # simulations per trace

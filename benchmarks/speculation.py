@@ -22,7 +22,7 @@ from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.drafter import Draft, Drafter
 from penstock.engine.speculation.ngrams import NgramDrafter
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.report import append_result
 
 ACCEPTANCES = (0.0, 0.5, 0.8, 1.0)
 

@@ -20,9 +20,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from penstock.engine import Engine
-from penstock.engine.planning.step_times import StepShape
 from penstock.engine.scheduling.slack import StepClock
 from penstock.engine.scheduling.step_plan import StepPlan
+from penstock.tools.plan.step_times import StepShape
 
 _WAITED_S = 0.2e-3  # a host that waited less may have come after the end
 _KNOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens of a step

@@ -25,15 +25,14 @@ from rich.console import Console
 from benchmarks.engine import RESULTS
 from benchmarks.intake import cpu_s
 from benchmarks.tables import table_of
-from penstock.producer import keys
-from penstock.producer.operations.collector import look
-from penstock.producer.operations.reports import REMEMBERED_S, REPORT_INTERVAL_S
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.producer.redis.pipeline import execute, execute_one
-from penstock.worker.bench.report import append_result
-from penstock.worker.chaos.process import FakeWorker
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.protocol import scripts
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys, scripts
+from penstock.protocol.operations.collector import look
+from penstock.protocol.operations.reports import REMEMBERED_S, REPORT_INTERVAL_S
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
+from penstock.protocol.redis.pipeline import execute, execute_one
+from penstock.tools.bench.report import append_result
+from penstock.tools.chaos.process import FakeWorker
 
 QUEUE = "top"
 PAGE = 1000

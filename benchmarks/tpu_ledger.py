@@ -20,8 +20,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
-from penstock.engine.planning import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
-from penstock.engine.planning.compiling import WRITING
+from penstock.tools.plan import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
+from penstock.tools.plan.device.compiling import WRITING
 
 RESULTS = Path(__file__).parent / "results" / "tpu_aot.md"
 CONTEXT = 1024
@@ -148,7 +148,7 @@ Settings: bfloat16, max_num_seqs {max_num_seqs}, max_batch_tokens {max_batch_tok
 compiled: every function that a worker compiles at its start with these settings. What compiles also fits: running out
 of HBM, VMEM or SMEM is a compile error.
 
-`engine/planning/hlo.py` counts bytes in the optimised HLO: for each instruction, as often as it runs, the operands
+`tools/plan/device/hlo.py` counts bytes in the optimised HLO: for each instruction, as often as it runs, the operands
 read from HBM and the results written to it. Slices and updates in place count only their own size. The KV that the
 attention kernel moves is added: whole pages of {context} tokens per sequence, and what is written for a new token.
 

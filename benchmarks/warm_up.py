@@ -18,17 +18,17 @@ from rich.console import Console
 from benchmarks.engine import RESULTS
 from benchmarks.tables import table_of
 from penstock.engine import EngineConfig
-from penstock.engine.cache_sizes import with_pages
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
-from penstock.engine.models.packed import pack_head
-from penstock.engine.models.packed_block import pack_blocks
-from penstock.worker.bench.presets import GEOMETRIES
-from penstock.worker.bench.report import append_result
+from penstock.engine.models.cpu.block import pack_blocks
+from penstock.engine.models.cpu.panels import pack_head
+from penstock.tools.bench.presets import GEOMETRIES
+from penstock.tools.bench.report import append_result
 
 NUM_EXPERTS, NUM_CHOSEN = 16, 4
 FORMS = ("native", "xla")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.logprobs import PromptLogprobs, Spell, logprob_at
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence

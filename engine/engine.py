@@ -9,26 +9,26 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from penstock.engine.cache_sizes import with_pages
 from penstock.engine.choice import Choice, Ending, NewChoices, output_of
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment
+from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.deployment import Deployment
+from penstock.engine.deployment.opening import open_model
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
 from penstock.engine.execution.dispatched import Dispatched, Drawn, StepFailed
 from penstock.engine.execution.grammar_drafts import GrammarDrafts
-from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
-from penstock.engine.execution.sampling_rows import NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.sampling.masks import MaskBuilder
+from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.limits import Limits
 from penstock.engine.models import Decoder
-from penstock.engine.opening import open_model
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 from penstock.engine.scheduling.slack import StepClock, foretold_s
@@ -239,11 +239,7 @@ class Engine:
             self._clock.begin(is_idle=self._in_flight is None)
             plan = self._plan()
             outputs += self._take_early_outputs()
-            last = self._take_in_flight()
-            try:
-                self._in_flight = self._dispatch(plan, last)
-            finally:  # even if the next step cannot be dispatched
-                outputs += self._commit(last)
+            self._dispatch_and_commit_last(plan, outputs)
         except StepFailed as failure:
             outputs += self._recover(failure, lost=plan)
         return outputs + self._end_by_grammar()
@@ -296,6 +292,14 @@ class Engine:
     def _take_in_flight(self) -> Dispatched | None:
         last, self._in_flight = self._in_flight, None
         return last
+
+    def _dispatch_and_commit_last(self, plan: StepPlan | None, outputs: list[Output]) -> None:
+        """Appends the outputs of the step before, even if the next one cannot be dispatched."""
+        last = self._take_in_flight()
+        try:
+            self._in_flight = self._dispatch(plan, last)
+        finally:
+            outputs += self._commit(last)
 
     def _dispatch(self, plan: StepPlan | None, last: Dispatched | None) -> Dispatched | None:
         if plan is None:

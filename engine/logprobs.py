@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.request import Request, TokenLogprob, TopLogprob
 
 Spell = Callable[[int], tuple[str, bytes]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -67,52 +68,21 @@ def create_app(
         provider: receives spans; None: nothing is traced here, but clients' traces still continue in workers.
         max_connections: the server's limit on connections; None: the setting.
     """
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        client = AsyncClient(
-            settings.address(),
-            max_queue_length=settings.max_queue_length,
-            answer_timeout_s=settings.redis_timeout_s,
-            tracing=provider or False,
-        )
-        directory, interruptions = Directory(client, settings.queues), Interruptions()
-        operator_url = "redis_url" if settings.operator_redis_url is None else "operator_redis_url"
-        async with (
-            client,
-            Store(settings.address(), answer_timeout_s=settings.redis_timeout_s) as store,
-            Store(settings.address(operator_url), answer_timeout_s=settings.redis_timeout_s) as desk,
-            _standing(settings, directory, client, store, desk) as standing,
-            Keeper(store, client, interruptions, standing, is_key_required=settings.require_key) as keeper,
-            Watch(store, client, standing, settings.abandon_after_s) as watch,
-        ):
-            ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
-            records, news = Records(store, ledger), asyncio.Event()
-            app.state.desk = Desk(desk, settings.queues)
-            app.state.gateway = gateway = Gateway(
-                settings, client, directory, store, interruptions, keeper, ledger, records, watch, news, standing
-            )
-            async with BatchRunner(gateway):
-                yield
-
     routes = [*health.ROUTES, *OPENAI_ROUTES, *UNSERVED_ROUTES]  # before routes whose parameter would match them
     routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES, *OPERATIONS_ROUTES]
-    if settings.page:
-        routes += page_routes()
-    handlers = {
-        ApiError: _answer_api_error,
-        PenstockError: _answer_penstock_error,
-        HTTPException: _answer_http_exception,
-        ClientGone: _answer_nobody,
-        ClientDisconnect: _answer_nobody,
-    }
+    routes += page_routes() if settings.page else []
     middleware = [
         *_tracing(provider),
         Middleware(Observing, metrics=metrics or Metrics()),
         *_cors(settings),
         Middleware(KeyGuard),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    app = Starlette(
+        routes=routes,
+        lifespan=partial(_connected, settings=settings, provider=provider),
+        exception_handlers=_HANDLERS,
+        middleware=middleware,
+    )
     app.state.is_draining = False
     app.state.bodies = BodyBudget(settings.max_bodies_bytes)
     app.state.shares = Shares(max_connections or settings.max_connections)
@@ -120,6 +90,37 @@ def create_app(
     app.state.error_forms = {ANTHROPIC_PATH: error_body}
     app.router.redirect_slashes = False  # the redirect would use the host that the client named
     return app
+
+
+@asynccontextmanager
+async def _connected(
+    app: Starlette, *, settings: GatewaySettings, provider: TracerProvider | None
+) -> AsyncIterator[None]:
+    """Holds what the application needs while it serves: connections, keys, tasks."""
+    client = AsyncClient(
+        settings.address(),
+        max_queue_length=settings.max_queue_length,
+        answer_timeout_s=settings.redis_timeout_s,
+        tracing=provider or False,
+    )
+    directory, interruptions = Directory(client, settings.queues), Interruptions()
+    operator_url = "redis_url" if settings.operator_redis_url is None else "operator_redis_url"
+    async with (
+        client,
+        Store(settings.address(), answer_timeout_s=settings.redis_timeout_s) as store,
+        Store(settings.address(operator_url), answer_timeout_s=settings.redis_timeout_s) as desk,
+        _standing(settings, directory, client, store, desk) as standing,
+        Keeper(store, client, interruptions, standing, is_key_required=settings.require_key) as keeper,
+        Watch(store, client, standing, settings.abandon_after_s) as watch,
+    ):
+        ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
+        records, news = Records(store, ledger), asyncio.Event()
+        app.state.desk = Desk(desk, settings.queues)
+        app.state.gateway = gateway = Gateway(
+            settings, client, directory, store, interruptions, keeper, ledger, records, watch, news, standing
+        )
+        async with BatchRunner(gateway):
+            yield
 
 
 def _standing(
@@ -179,3 +180,12 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+_HANDLERS = {
+    ApiError: _answer_api_error,
+    PenstockError: _answer_penstock_error,
+    HTTPException: _answer_http_exception,
+    ClientGone: _answer_nobody,
+    ClientDisconnect: _answer_nobody,
+}

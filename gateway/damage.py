@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from penstock.producer.redis.junk import Guard
+from penstock.protocol.queue.junk import Guard
 
 _log = structlog.get_logger(__name__)
 

@@ -10,9 +10,10 @@ from copy import copy
 from penstock.gateway.damage import tell
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.gateway.metrics import FORGET_AFTER_S
-from penstock.producer import AsyncClient, ModelCard, ServerRefused, keys
+from penstock.producer import AsyncClient, ModelCard, ServerRefused
 from penstock.producer.aio import connections_of
-from penstock.producer.tasks import Joined
+from penstock.protocol import keys
+from penstock.protocol.tasks import Joined
 
 MAX_AGE_S = 2.0
 

@@ -26,8 +26,8 @@ from penstock.producer import (
     ServerRefused,
     UnknownRequest,
 )
-from penstock.producer.redis.faults import is_refused
-from penstock.producer.wire.values import explain, place_of
+from penstock.protocol.redis.faults import is_refused
+from penstock.protocol.wire.values import explain, place_of
 
 RETRY_AFTER_S = 1
 

@@ -10,9 +10,9 @@ from prometheus_client import Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.gateway.exposition import Registry
-from penstock.producer.redis.faults import Trouble
-from penstock.producer.version import __version__
+from penstock.protocol.redis.faults import Trouble
+from penstock.protocol.version import __version__
+from penstock.serving.exposition import Registry
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _LABELS = ("method", "route")

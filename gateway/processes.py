@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from penstock.gateway import log_lines
+from penstock.serving import log_lines
 from penstock.stopping import Stopping
 
 _log = structlog.get_logger(__name__)

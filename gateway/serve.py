@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock import stopping
-from penstock.gateway.exporting import exporting
-from penstock.gateway.http.certificate import certificate_of
-from penstock.gateway.http.guard import NUM_ON_TOP
 from penstock.gateway.processes import ABORT, ABORTED, keep_running
 from penstock.gateway.server import GatewayServer, serving_metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.probe import probe
 from penstock.producer import PenstockError
-from penstock.producer.redis.faults import is_refused
-from penstock.producer.serving import garbage
-from penstock.producer.serving.hints import hint_for
-from penstock.producer.serving.listening import listen, shown
-from penstock.producer.telemetry.loading import check_telemetry, load_telemetry
+from penstock.protocol.redis.faults import is_refused
+from penstock.protocol.telemetry.loading import check_telemetry, load_telemetry
+from penstock.serving import garbage
+from penstock.serving.exporting import exporting
+from penstock.serving.hints import hint_for
+from penstock.serving.http.certificate import certificate_of
+from penstock.serving.http.guard import NUM_ON_TOP
+from penstock.serving.listening import listen, shown
 from penstock.stopping import Stopping
 
 if TYPE_CHECKING:
-    from penstock.producer.telemetry.sdk import Telemetry
+    from penstock.protocol.telemetry.sdk import Telemetry
 
 _log = structlog.get_logger(__name__)
 

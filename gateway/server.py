@@ -19,19 +19,19 @@ from penstock.gateway import health
 from penstock.gateway.app import create_app
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
-from penstock.gateway.exposition import render
-from penstock.gateway.http.certificate import certificate_of
-from penstock.gateway.http.guard import GuardedServer, Limits
 from penstock.gateway.http.observing import PROBES
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
-from penstock.producer.redis import tls
-from penstock.producer.renewal import keep_looking
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.redis import tls
+from penstock.protocol.redis.renewal import keep_looking
+from penstock.protocol.tasks import end_tasks
+from penstock.serving.exposition import render
+from penstock.serving.http.certificate import certificate_of
+from penstock.serving.http.guard import GuardedServer, Limits
 
 if TYPE_CHECKING:
-    from penstock.producer.telemetry.sdk import Telemetry
+    from penstock.protocol.telemetry.sdk import Telemetry
 
 _log = structlog.get_logger(__name__)
 

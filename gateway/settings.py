@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validator, model_validator
 from pydantic.config import JsonDict
 
-from penstock.producer import keys
-from penstock.producer.hosts import is_host
-from penstock.producer.redis.address import check_files, parse_url
-from penstock.producer.redis.credentials import Rereadable
-from penstock.producer.wire import ID_PATTERN, MIN_KEEP_S
+from penstock.protocol import keys
+from penstock.protocol.redis.address import check_files, parse_url
+from penstock.protocol.redis.credentials import Rereadable
+from penstock.protocol.redis.hosts import is_host
+from penstock.protocol.wire import ID_PATTERN, MIN_KEEP_S
 
 PREFIX = "PENSTOCK_GATEWAY_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")

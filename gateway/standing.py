@@ -15,11 +15,11 @@ from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.probe import probe
 from penstock.producer import PenstockError
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import Trouble, is_refused, may_pass
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.serving.refusals import Refusals
-from penstock.producer.tasks import Joined, end_tasks
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import Trouble, is_refused, may_pass
+from penstock.protocol.tasks import Joined, end_tasks
+from penstock.serving.readiness import Readiness
+from penstock.serving.refusals import Refusals
 
 _log = structlog.get_logger(__name__)
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING  # noqa: E402
 
 from penstock import producer  # noqa: E402
 from penstock.producer import *  # noqa: F403, E402  its `__all__` is the one list of what users import
-from penstock.producer.version import __version__  # noqa: E402
+from penstock.protocol.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
-    from penstock.worker.llm import LLM as LLM
+    from penstock.local.llm import LLM as LLM
 
 __all__ = ["__version__"]  # without LLM, so that `import *` stays light and works without the worker extra
 __all__ += producer.__all__
@@ -33,7 +33,7 @@ if not TYPE_CHECKING:  # whose reader would take every name for one that is here
         if name != "LLM":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            return importlib.import_module("penstock.worker.llm").LLM
+            return importlib.import_module("penstock.local.llm").LLM
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("penstock"):
                 raise

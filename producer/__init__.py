@@ -8,7 +8,11 @@ returns, to annotate with.
 from penstock.producer.aio import AsyncClient
 from penstock.producer.blocking.client import BlockingHandle, BlockingReplyStream, Client
 from penstock.producer.bulk import BulkResult
-from penstock.producer.errors import (
+from penstock.producer.handle import Handle, ReplyStream
+from penstock.producer.progress import BulkProgress, ProgressCallback
+from penstock.producer.request import Prompt, Sampling
+from penstock.producer.transport import State
+from penstock.protocol.errors import (
     BadAddress,
     CallFailed,
     CallTimedOut,
@@ -25,13 +29,9 @@ from penstock.producer.errors import (
     TelemetryUnavailable,
     UnknownRequest,
 )
-from penstock.producer.handle import Handle, ReplyStream
-from penstock.producer.progress import BulkProgress, ProgressCallback
-from penstock.producer.queue_status import QueueStatus
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
-from penstock.producer.request import Prompt, Sampling
-from penstock.producer.transport import State
-from penstock.producer.wire import (
+from penstock.protocol.queue.status import QueueStatus
+from penstock.protocol.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
+from penstock.protocol.wire import (
     FinishReason,
     GenerateRequest,
     Message,

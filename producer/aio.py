@@ -15,17 +15,17 @@ from penstock.producer.arguments import check_name, check_wait
 from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S, check_timeout
 from penstock.producer.connections import Connections
-from penstock.producer.errors import BadAddress, ConnectionLost
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
-from penstock.producer.queue_status import QueueStatus
-from penstock.producer.redis.address import Address, check_files, parse_url
-from penstock.producer.reply import Reply
 from penstock.producer.request import Prompt, Sampling, build_request, request_of_tokens
-from penstock.producer.telemetry.loading import client_spans
 from penstock.producer.transport import Transport
-from penstock.producer.wire import AnswerEntry, CallName, GenerateRequest, ModelCard
+from penstock.protocol.errors import BadAddress, ConnectionLost
+from penstock.protocol.queue.status import QueueStatus
+from penstock.protocol.redis.address import Address, check_files, parse_url
+from penstock.protocol.reply import Reply
+from penstock.protocol.telemetry.loading import client_spans
+from penstock.protocol.wire import AnswerEntry, CallName, GenerateRequest, ModelCard
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -47,7 +47,7 @@ class AsyncClient:
     threads or event loops; use `Client` there.
 
     Args:
-        url: where Redis is (`penstock.producer.redis.address.parse_url`, or what it returns); the default is the
+        url: where Redis is (`penstock.protocol.redis.address.parse_url`, or what it returns); the default is the
             environment's REDIS_URL, then `redis://localhost:6379`.
         queue: the queue's name.
         max_queue_length: QueueFull is raised at this many waiting and running requests, and for a request that would

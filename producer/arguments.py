@@ -8,7 +8,7 @@ from numbers import Integral, Real
 
 from pydantic import BaseModel
 
-from penstock.producer.wire import ID_PATTERN, in_python
+from penstock.protocol.wire import ID_PATTERN, in_python
 
 LONGEST_S = 1e9
 """The longest time accepted: some thirty years."""

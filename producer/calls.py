@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from redis import exceptions
 
-from penstock.producer import keys
 from penstock.producer.arguments import check_seconds
-from penstock.producer.errors import (
+from penstock.protocol import keys
+from penstock.protocol.errors import (
     CallFailed,
     CallTimedOut,
     ConnectionLost,
@@ -21,16 +21,16 @@ from penstock.producer.errors import (
     RequestRefused,
     ServerRefused,
 )
-from penstock.producer.ids import new_id
-from penstock.producer.redis.address import Address
-from penstock.producer.redis.calls import Sent, drop_answers, send_call
-from penstock.producer.redis.connection import RedisClient, as_ours, redis_errors
-from penstock.producer.redis.enqueue import Execute
-from penstock.producer.redis.faults import UNREACHABLE, may_pass
-from penstock.producer.redis.moves import BLOCK_S, Witness
-from penstock.producer.redis.streams import Streams, read_streams
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, CallName, decode_answer
+from penstock.protocol.ids import new_id
+from penstock.protocol.queue.calls import Sent, drop_answers, send_call
+from penstock.protocol.queue.enqueue import Execute
+from penstock.protocol.redis.address import Address
+from penstock.protocol.redis.connection import RedisClient, as_ours, redis_errors
+from penstock.protocol.redis.faults import UNREACHABLE, may_pass
+from penstock.protocol.redis.moves import BLOCK_S, Witness
+from penstock.protocol.redis.streams import Streams, read_streams
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import MAX_TIMEOUT_MS, REFUSED_CODES, AnswerEntry, CallName, decode_answer
 
 log = logging.getLogger(__name__)
 

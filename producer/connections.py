@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from penstock.producer.arguments import check_seconds
-from penstock.producer.ids import random_slot
 from penstock.producer.reading.reader import ReplyReader
-from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import RedisClient, answered, connect, connect_blocking, on_new_connections
-from penstock.producer.redis.moves import BLOCK_S
-from penstock.producer.redis.pipeline import Batcher
+from penstock.protocol.ids import random_slot
+from penstock.protocol.redis.address import Address, parse_url
+from penstock.protocol.redis.connection import RedisClient, answered, connect, connect_blocking, on_new_connections
+from penstock.protocol.redis.moves import BLOCK_S
+from penstock.protocol.redis.pipeline import Batcher
 
 COMMAND_RETRIES = 5
 MAX_COMMANDS_IN_FLIGHT = 16

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from penstock.producer.connections import Connections
-from penstock.producer.errors import ConnectionLost, QueueFull, ServerRefused
-from penstock.producer.redis.clients import CONNECT_TIMEOUT_S
+from penstock.protocol.errors import ConnectionLost, QueueFull, ServerRefused
+from penstock.protocol.redis.clients import CONNECT_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.producer.wire import in_python
+from penstock.protocol.wire import in_python
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, TypedDict
 
 from pydantic import ValidationError
 
-from penstock.producer.errors import RequestRefused
-from penstock.producer.wire import ID_PATTERN, GenerateRequest, Message, ResponseFormat, ToolChoice, explain, in_python
+from penstock.protocol.errors import RequestRefused
+from penstock.protocol.wire import ID_PATTERN, GenerateRequest, Message, ResponseFormat, ToolChoice, explain, in_python
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message | Mapping[str, Any]] | GenerateRequest
 """Plain text, token ids, chat messages (`{"role": ..., "content": ...}`), or a request with everything in it."""

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from redis import exceptions
 
-from penstock.producer import keys
 from penstock.producer.arguments import LONGEST_S, check_count, check_flag, check_name
 from penstock.producer.calls import Caller
 from penstock.producer.connections import Connections
-from penstock.producer.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
-from penstock.producer.ids import new_id
 from penstock.producer.patience import Patience
-from penstock.producer.queue_status import QueueStatus, ServedWatch, query_card, query_queues, query_status
 from penstock.producer.reading.entries import decode_fields, position
 from penstock.producer.reading.reader import ENDED, Subscription, find_gone
-from penstock.producer.redis import durable
-from penstock.producer.redis.cancelling import cancel
-from penstock.producer.redis.connection import RedisClient, ensure_group
-from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
-from penstock.producer.redis.streams import is_entry_id, read_newest, read_range
-from penstock.producer.tasks import Joined, end_tasks
-from penstock.producer.wire import GenerateRequest, ModelCard, ReplyEntry
+from penstock.protocol import keys
+from penstock.protocol.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
+from penstock.protocol.ids import new_id
+from penstock.protocol.queue.cancelling import cancel
+from penstock.protocol.queue.enqueue import Added, Full, Late, enqueue
+from penstock.protocol.queue.status import QueueStatus, ServedWatch, query_card, query_queues, query_status
+from penstock.protocol.redis import durable
+from penstock.protocol.redis.connection import RedisClient, ensure_group
+from penstock.protocol.redis.streams import is_entry_id, read_newest, read_range
+from penstock.protocol.tasks import Joined, end_tasks
+from penstock.protocol.wire import GenerateRequest, ModelCard, ReplyEntry
 
 if TYPE_CHECKING:
-    from penstock.producer.telemetry.client_spans import ClientSpans
+    from penstock.protocol.telemetry.client_spans import ClientSpans
 
 State = Literal["unknown", "queued", "running", "lost", "finished"]
 """The state of a request. A request that a draining worker handed back is `queued` again. `lost`: its worker is gone,

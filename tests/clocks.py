@@ -14,7 +14,7 @@ from pathlib import Path
 from patience import WAIT_S
 from redis import Redis as BlockingRedis
 
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 NEAR_S = 2.0  # steps are longer
 _SOURCE = Path(__file__).with_name("shifted_clock.c")

@@ -14,13 +14,14 @@ import hypothesis
 import pytest
 import structlog
 from clocks import ShiftedServer
+from packages import PACKAGES
 from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 from servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from unclosed import unclosed_connections
 
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.redis.connection import RedisClient, connect
 
 # A shell that starts the suite in the background ignores SIGINT and SIGQUIT, and `nohup` SIGHUP: so would the processes
 # that tests send them to.
@@ -91,15 +92,11 @@ def limit_times(config: pytest.Config, items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(TEST_S))
 
 
-BARE_NAMES = frozenset({"producer", "engine", "worker", "gateway"})
-"""Folders that must not be imported by their bare names: such a second copy has other classes than the package."""
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     left_open = unclosed_connections()
     assert not left_open, f"connections to Redis were left open: {left_open}"
-    copies = sorted(BARE_NAMES & sys.modules.keys())
+    copies = sorted(set(PACKAGES) & sys.modules.keys())  # second copies, whose classes are others than the package's
     assert not copies, f"imported by bare name: {', '.join(copies)}; import penstock.{copies[0]} instead"
 
 

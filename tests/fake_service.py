@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from unittest import mock
 
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
-from penstock.worker.cli import main
+from penstock.cli import main
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 
 if __name__ == "__main__":
     model = fake_model(FakeEngine(step_s=0.01))
-    with mock.patch("penstock.worker.cli.serve.load_model", return_value=model):
+    with mock.patch("penstock.cli.shared.serve.load_model", return_value=model):
         main()

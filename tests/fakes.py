@@ -9,11 +9,11 @@ from typing import Self
 
 from patience import WAIT_S
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import connect, connect_blocking, ensure_group
-from penstock.producer.redis.streams import stream_entries
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import (
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import connect, connect_blocking, ensure_group
+from penstock.protocol.redis.streams import stream_entries
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import (
     ChunkEntry,
     EndEntry,
     GenerateRequest,

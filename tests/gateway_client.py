@@ -14,8 +14,8 @@ from fakes import ScriptedWorker
 from gateway_harness import Running, running_gateway
 from patience import WAIT_S
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import GenerateRequest
 
 CHAT = "/v1/chat/completions"
 

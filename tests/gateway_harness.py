@@ -23,11 +23,12 @@ from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.standing import Standing
 from penstock.gateway.store.connection import Store
-from penstock.producer import AsyncClient, ModelCard, keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer import AsyncClient, ModelCard
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 if TYPE_CHECKING:
-    from penstock.producer.telemetry.sdk import Telemetry
+    from penstock.protocol.telemetry.sdk import Telemetry
 
 CARD = ModelCard(model="tiny", worker="scripted", version="0", vocab_size=256, max_model_len=4096)
 FAR_AHEAD_MS = 2**52

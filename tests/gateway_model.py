@@ -11,8 +11,8 @@ from typing import Any
 from gateway_harness import Running, running_gateway
 
 from penstock.engine.demo import MODEL_DIR
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.local.worker_process import local_worker, wait_joined
+from penstock.local.embedded import EmbeddedServer
+from penstock.local.worker_process import local_worker, wait_joined
 
 QUEUE = "chats"
 TEMPLATE = Path(__file__).parent / "chat_templates" / "hermes.jinja"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from patience import WAIT_S
 
-from penstock.worker.local.embedded import dies_with_parent
+from penstock.local.embedded import dies_with_parent
 from penstock.worker.settings_loading import flag
 
 

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from penstock.gateway.store import names
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 Type: TypeAlias = Literal["string", "list", "hash", "set", "zset", "stream"]
 

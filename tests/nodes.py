@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from refusing_proxy import RefusingProxy
 from servers import SERVERS
 
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 Proxy = TypeVar("Proxy", bound=Forwarding)
 

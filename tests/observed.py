@@ -19,8 +19,8 @@ from penstock.engine import EngineInfo
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.stats import DeviceMemory, EngineStats, KindStats
 from penstock.gateway.server import serving_metrics
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import WorkerService
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from forwarding import Forwarding, until_one_ends
 from hiredis import Reader, pack_command
 
-from penstock.producer.redis.pipeline import script_hash
+from penstock.protocol.redis.pipeline import script_hash
 
 Command: TypeAlias = list[bytes]
 

@@ -10,7 +10,7 @@ import pytest
 from patience import WAIT_S
 from redis import Redis as BlockingRedis
 
-from penstock.worker.local.embedded import EmbeddedServer, find_servers
+from penstock.local.embedded import EmbeddedServer, find_servers
 
 SERVERS = find_servers()
 KINDS = [

@@ -14,9 +14,9 @@ from types import CodeType, FrameType
 from unittest import mock
 
 from penstock import stopping
+from penstock.cli import main
 from penstock.stopping import Stopping
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
-from penstock.worker.cli import main
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 
 
 class AtEachCall:
@@ -50,7 +50,7 @@ class Signalled(Stopping):
 if __name__ == "__main__":
     model = fake_model(FakeEngine(step_s=0.01))
     with (
-        mock.patch("penstock.worker.cli.serve.load_model", return_value=model),
+        mock.patch("penstock.cli.shared.serve.load_model", return_value=model),
         mock.patch.object(stopping, "Stopping", Signalled),
     ):
         main()

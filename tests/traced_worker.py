@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from otlp_collector import Seen
 
-from penstock.producer.telemetry.loading import load_telemetry
-from penstock.producer.telemetry.sdk import Telemetry, provider_of
-from penstock.worker.chaos import process as chaos
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.protocol.telemetry.loading import load_telemetry
+from penstock.protocol.telemetry.sdk import Telemetry, provider_of
+from penstock.tools.chaos import process as chaos
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import WorkerService

@@ -14,21 +14,20 @@ from patience import WAIT_S
 from watched import ended, watched
 
 from penstock.engine.loading.identity import Identity
-from penstock.producer import keys
-from penstock.producer.redis.address import Address
-from penstock.producer.redis.connection import RedisClient, ensure_group
-from penstock.producer.redis.streams import stream_entries
-from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
-from penstock.worker.chaos.fake_words import word
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.address import Address
+from penstock.protocol.redis.connection import RedisClient, ensure_group
+from penstock.protocol.redis.streams import stream_entries
+from penstock.protocol.scripts import Claim
+from penstock.protocol.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
+from penstock.tools.chaos.fake_words import word
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.preparation import Grammars, TextEncoder
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim
+from penstock.worker.intake.preparation import Grammars, TextEncoder
 from penstock.worker.service import WorkerService
 
 if TYPE_CHECKING:
-    from penstock.producer.telemetry.sdk import Telemetry
+    from penstock.protocol.telemetry.sdk import Telemetry
 
 QUICK = {
     "queue": "q",

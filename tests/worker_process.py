@@ -13,7 +13,7 @@ from typing import Any
 from patience import WAIT_S
 from worker_harness import QUICK
 
-from penstock.worker.chaos.process import FakeWorker
+from penstock.tools.chaos.process import FakeWorker
 
 
 class WorkerProcess:

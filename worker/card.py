@@ -6,8 +6,8 @@ import dataclasses
 
 from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import EngineInfo
-from penstock.producer.version import __version__
-from penstock.producer.wire import ModelCard
+from penstock.protocol.version import __version__
+from penstock.protocol.wire import ModelCard
 from penstock.worker.config import WorkerConfig
 
 _OF_ENGINE = ("vocab_size", "max_model_len", "dtype", "attention", "matmul", "batch_invariant")

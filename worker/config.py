@@ -8,9 +8,9 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from penstock.producer import keys
-from penstock.producer.hosts import is_host
-from penstock.producer.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
+from penstock.protocol import keys
+from penstock.protocol.redis.hosts import is_host
+from penstock.protocol.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
 from penstock.worker.errors import BadWorkerConfig
 
 MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below Redis's limit for a time to live

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.engine.stats import EngineInfo
-from penstock.producer.version import __version__
+from penstock.protocol.version import __version__
 
 STARTED = "worker_started"
 NO_COMPILER_HINT = "this worker is several times as slow as it could be: install a C++ compiler (apt install g++)"

@@ -12,8 +12,8 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
-from penstock.gateway import log_lines
-from penstock.gateway.log_lines import LogLines, Rank
+from penstock.serving import log_lines
+from penstock.serving.log_lines import LogLines, Rank
 from penstock.worker.introduction import STARTED, as_table
 
 LogFormat = Literal["json", "console", "auto"]

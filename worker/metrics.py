@@ -12,10 +12,10 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from penstock.engine.request import FinishReason
 from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats
-from penstock.gateway.exposition import Registry
-from penstock.producer.queue_load import BandLoad, QueueLoad
-from penstock.producer.redis.faults import Trouble
-from penstock.producer.version import __version__
+from penstock.protocol.queue.load import BandLoad, QueueLoad
+from penstock.protocol.redis.faults import Trouble
+from penstock.protocol.version import __version__
+from penstock.serving.exposition import Registry
 from penstock.worker.engine_metrics import EngineCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

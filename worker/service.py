@@ -18,34 +18,34 @@ from penstock.engine.driver import EngineDriver, StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.loading.identity import Identity
 from penstock.engine.stats import DeviceMemory, EngineInfo
-from penstock.gateway.exporting import exporting
-from penstock.gateway.exposition import render
-from penstock.producer import keys
-from penstock.producer.queue_load import QueueLoad
-from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
-from penstock.producer.serving.listening import shown
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.serving.refusals import Refusals
-from penstock.producer.tasks import end_tasks
+from penstock.protocol import keys
+from penstock.protocol.queue.load import QueueLoad
+from penstock.protocol.redis.address import Address, parse_url
+from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
+from penstock.protocol.tasks import end_tasks
+from penstock.serving.exporting import exporting
+from penstock.serving.exposition import render
+from penstock.serving.listening import shown
+from penstock.serving.readiness import Readiness
+from penstock.serving.refusals import Refusals
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.measured_grammars import MeasuredGrammars
-from penstock.worker.delivery.preparation import Grammars, Preparer, TextEncoder
-from penstock.worker.delivery.reporting import Reporting
 from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
+from penstock.worker.intake.measured_grammars import MeasuredGrammars
+from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe, device_of
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import faults
-from penstock.worker.protocol.permissions import check_permissions
-from penstock.worker.protocol.reservation import Reservation
+from penstock.worker.presence.reservation import Reservation
+from penstock.worker.redis import faults
+from penstock.worker.redis.permissions import check_permissions
 from penstock.worker.session import Session
 from penstock.worker.tasks import Shared
+from penstock.worker.watch.reporting import Reporting
 
 if TYPE_CHECKING:
-    from penstock.producer.telemetry.sdk import Telemetry
-    from penstock.worker.delivery.spans import RequestSpans
+    from penstock.protocol.telemetry.sdk import Telemetry
+    from penstock.worker.run.spans import RequestSpans
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # name in readiness
@@ -157,7 +157,7 @@ class WorkerService:
     def _spans_of(self, model: Model) -> RequestSpans | None:
         if self._telemetry is None or self._telemetry.provider is None:
             return None
-        from penstock.worker.delivery.spans import RequestSpans  # needs the extra `otel`
+        from penstock.worker.run.spans import RequestSpans  # needs the extra `otel`
 
         return RequestSpans(self._telemetry.provider, self.config.queue, self.config.name, model.name)
 

@@ -12,38 +12,39 @@ from redis.asyncio import RedisCluster
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.serving.refusals import Refusals
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import ModelCard
+from penstock.protocol import scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import ModelCard
+from penstock.serving.readiness import Readiness
+from penstock.serving.refusals import Refusals
 from penstock.worker.calls.answering import Answerer, Answers
 from penstock.worker.calls.server import CallServer
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.cancel import CancelWatch
-from penstock.worker.delivery.charging import Charging
-from penstock.worker.delivery.claiming import Claimer
-from penstock.worker.delivery.coalescing import Coalescing
-from penstock.worker.delivery.entries import EntryReader
-from penstock.worker.delivery.handing_back import HandingBack
-from penstock.worker.delivery.intake import Intake
-from penstock.worker.delivery.measuring import Measuring
-from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.preparation import Preparer
-from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.reporting import Reporting, Work
-from penstock.worker.delivery.requests import Phase, RequestTable
-from penstock.worker.delivery.restore import Restorer
-from penstock.worker.delivery.suspects import Suspects
-from penstock.worker.delivery.sweeping import sweep_forever
-from penstock.worker.delivery.threads import Threads
 from penstock.worker.errors import DrainIncomplete, EngineFailed, TaskFailed, WorkerError
+from penstock.worker.intake.claiming import Claimer
+from penstock.worker.intake.handing_back import HandingBack
+from penstock.worker.intake.intake import Intake
+from penstock.worker.intake.measuring import Measuring
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.intake.restore import Restorer
+from penstock.worker.intake.suspects import Suspects
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import faults, scripts
-from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
+from penstock.worker.presence.heartbeat import Heartbeat, Reclaimer
+from penstock.worker.publish.coalescing import Coalescing
+from penstock.worker.publish.outbox import Outbox
+from penstock.worker.publish.publisher import Publisher
+from penstock.worker.redis import faults
+from penstock.worker.run.entries import EntryReader
+from penstock.worker.run.requests import Phase, RequestTable
+from penstock.worker.threads import Threads
+from penstock.worker.watch.cancel import CancelWatch
+from penstock.worker.watch.charging import Charging
+from penstock.worker.watch.reporting import Reporting, Work
+from penstock.worker.watch.sweeping import sweep_forever
 
 if TYPE_CHECKING:
-    from penstock.worker.delivery.spans import RequestSpans
+    from penstock.worker.run.spans import RequestSpans
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # name in readiness

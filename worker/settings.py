@@ -7,7 +7,6 @@ A setting has one name everywhere: `max_num_seqs` in the TOML file is `PENSTOCK_
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,13 +17,11 @@ from pydantic.fields import FieldInfo
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.text.response.formats import FORMATS, why_no_format
-from penstock.gateway.settings import PREFIX as GATEWAY_PREFIX
-from penstock.gateway.settings import GatewaySettings
-from penstock.producer.redis.address import check_files, parse_url
-from penstock.producer.redis.credentials import Rereadable
-from penstock.producer.wire import ID_PATTERN
+from penstock.protocol.redis.address import check_files, parse_url
+from penstock.protocol.redis.credentials import Rereadable
+from penstock.protocol.wire import ID_PATTERN
 from penstock.worker.config import WorkerConfig
-from penstock.worker.settings_loading import Program, load
+from penstock.worker.settings_loading import Program
 
 _log = structlog.get_logger(__name__)
 
@@ -315,15 +312,6 @@ class Settings(Rereadable):
 
 
 WORKER = Program(Settings, PREFIX)
-GATEWAY = Program(
-    GatewaySettings, GATEWAY_PREFIX, table="gateway", shared=frozenset({"redis_url", "log_level", "log_format"})
-)
-PROGRAMS = (WORKER, GATEWAY)
-
-
-def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Loads a worker's. Raises like `settings_loading.load`."""
-    return load(WORKER, PROGRAMS, flags, config)
 
 
 def variable(name: str) -> str:

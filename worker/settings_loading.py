@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from penstock.engine.errors import ConfigError
-from penstock.producer.redis.credentials import Rereadable
+from penstock.protocol.redis.credentials import Rereadable
 from penstock.worker.errors import BadWorkerConfig
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"

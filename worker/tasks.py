@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 _T = TypeVar("_T")
 

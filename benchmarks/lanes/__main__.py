@@ -23,7 +23,7 @@ from benchmarks.engine import RESULTS
 from benchmarks.lanes import backlog, prefixes, tenants, windows
 from benchmarks.lanes.figures import Measured
 from benchmarks.tables import table_of
-from penstock.worker.bench.report import append_result
+from penstock.tools.bench.report import append_result
 
 SCENARIOS: dict[str, tuple[Callable[[float, int], Coroutine[Any, Any, Measured]], float]] = {
     "tenants": (tenants.measure, 25.0),

@@ -17,12 +17,11 @@ import numpy as np
 from hiredis import pack_command
 
 from benchmarks.lanes.figures import Bar, Measured
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.producer.redis.pipeline import Command, execute_one, script_hash
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
+from penstock.protocol.redis.pipeline import Command, execute_one, script_hash
+from penstock.protocol.scripts import Bill
 
 QUEUE = "backlog"
 TENANTS = 1000

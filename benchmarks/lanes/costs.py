@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group, make_group
-from penstock.producer.redis.enqueue import enqueue
-from penstock.producer.redis.pipeline import Command, execute, execute_one
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.heartbeat import BEATS_PER_READ
-from penstock.worker.protocol.scripts import Bill, Part
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys, scripts
+from penstock.protocol.queue.enqueue import enqueue
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group, make_group
+from penstock.protocol.redis.pipeline import Command, execute, execute_one
+from penstock.protocol.scripts import Bill, Part
+from penstock.worker.presence.heartbeat import BEATS_PER_READ
 
 QUEUE = "costs"
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_bytes": 8 << 20}

@@ -13,9 +13,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from benchmarks.lanes.worker import PacedWorker
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 10.0

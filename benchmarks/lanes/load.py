@@ -13,11 +13,11 @@ from itertools import groupby
 from random import Random
 from typing import Any
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import Command, execute
-from penstock.producer.redis.streams import pairs
-from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.pipeline import Command, execute
+from penstock.protocol.redis.streams import pairs
+from penstock.protocol.wire import ChunkEntry, EndEntry, OwnEntry, ReplyEntry, decode_reply
 
 TICK_S = 0.002  # requests due within one are sent together
 PAGE = 500

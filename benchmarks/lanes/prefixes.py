@@ -20,7 +20,7 @@ from benchmarks.lanes.fleet import Fleet, running_fleet
 from benchmarks.lanes.load import Arrival, Outcome, Sending, outcomes, poisson, send_all, until_empty
 from benchmarks.lanes.worker import PacedWorker
 from benchmarks.paced_engine import PAGE_SIZE, Device
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 
 DEVICE = Device(25e-3, 0.1e-3, 0.02e-3)

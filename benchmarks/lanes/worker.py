@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.paced_engine import Device, paced_engine
 from penstock.engine import Engine
-from penstock.worker.chaos.process import end_with_harness, start_fork_server
+from penstock.tools.chaos.process import end_with_harness, start_fork_server
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, WorkerService

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.peers.checkpoints import gguf_file, w8a8
 from benchmarks.peers.protocol import KV_CACHE_GIB, Setup
-from penstock.worker.bench.presets import preset_root
+from penstock.tools.bench.presets import preset_root
 
 ROOT = Path(__file__).parents[2]
 CORES = sorted(os.sched_getaffinity(0))

@@ -17,8 +17,8 @@ from benchmarks.peers.protocol import (
     serve,
 )
 from penstock.engine import Engine, Request, SamplingParams
-from penstock.producer.serving import garbage
-from penstock.worker.local.engine_options import EngineOptions, engine_config
+from penstock.local.engine_options import EngineOptions, engine_config
+from penstock.serving import garbage
 
 
 def load(setup: Setup) -> Run:

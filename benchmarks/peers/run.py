@@ -30,10 +30,10 @@ from benchmarks.peers.engines import CORES, PEERS, PENSTOCK, REFERENCE, SET, Pee
 from benchmarks.peers.protocol import Setup
 from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.tables import table_of
-from penstock.worker.bench.presets import GEOMETRIES, preset_dir, preset_root
-from penstock.worker.bench.recorder import Recorder, end, note
-from penstock.worker.bench.report import append_result
-from penstock.worker.bench.summary import Spread, Summary
+from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
+from penstock.tools.bench.recorder import Recorder, end, note
+from penstock.tools.bench.report import append_result
+from penstock.tools.bench.summary import Spread, Summary
 
 BUSY = 1.5  # load per core, including 1 for the engine's own threads
 Wanted: TypeAlias = list[dict[str, Any]]

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.worker.bench.arrivals import Arrivals
-from penstock.worker.bench.options import LoadOptions
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.traffic.arrivals import Arrivals
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,36 +15,51 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
-from penstock.producer import keys
+from penstock.protocol import keys
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One of the four packages, with its folders and their purposes."""
+    """One of the packages: what it imports of the others, its folders and their purposes."""
 
     name: str
     title: str
+    imports: tuple[str, ...]
     folders: tuple[tuple[str, str], ...]
 
 
-PRODUCER = Package(
-    "producer", "the client library",
+CLI = Package(
+    "cli", "the command penstock: a file a command",
+    ("tools", "local", "gateway", "worker", "producer", "serving", "engine", "protocol"),
     (
-        ("blocking", "the client for threads"),
-        ("reading", "all replies over one connection"),
-        ("operations", "what operators see and do"),
-        ("serving", "what two servers share"),
-        ("redis", "how Redis is reached"),
-        ("telemetry", "spans, where asked for"),
-        ("wire", "what travels: the schema"),
+        ("bench", "what penstock bench measures"),
+        ("checks", "what penstock doctor looks at"),
+        ("watching", "the screen of penstock top"),
+        ("shared", "options, exit statuses"),
     ),
+)  # fmt: skip
+TOOLS = Package(
+    "tools", "what nobody who serves has to load",
+    ("local", "worker", "producer", "engine", "protocol"),
+    (
+        ("bench", "measures a queue or an engine"),
+        ("chaos", "tries to break a fleet"),
+        ("plan", "which slice of TPUs would do"),
+    ),
+)  # fmt: skip
+LOCAL = Package(
+    "local", "all of it on one machine: LLM, demos",
+    ("worker", "producer", "engine", "protocol"),
+    (),
 )  # fmt: skip
 GATEWAY = Package(
     "gateway", "HTTP, for any client of these APIs",
+    ("producer", "serving", "protocol"),
     (
         ("openai", "chats, completions, models"),
         ("responses", "answers that are kept"),
         ("anthropic", "messages"),
+        ("common", "what these three share"),
         ("files", "uploads"),
         ("batches", "files of requests, under leases"),
         ("operations", "the operators' routes"),
@@ -54,48 +69,69 @@ GATEWAY = Package(
         ("admission", "who asks, and how much it may"),
         ("keys", "API keys and their limits"),
         ("store", "its own keys in Redis"),
-        ("http", "bounds, streams, errors"),
+        ("http", "bodies, streams, errors"),
+    ),
+)  # fmt: skip
+WORKER = Package(
+    "worker", "delivery, between Redis and the engine",
+    ("engine", "serving", "protocol"),
+    (
+        ("intake", "from the queue to the engine"),
+        ("run", "a request while it runs"),
+        ("publish", "its tokens, and its end"),
+        ("watch", "cancels, accounts, reports"),
+        ("calls", "answers without generating"),
+        ("presence", "its name and heartbeat"),
+        ("redis", "retries, fences, permissions"),
+        ("health", "probes and metrics"),
+    ),
+)  # fmt: skip
+PRODUCER = Package(
+    "producer", "the client library",
+    ("protocol",),
+    (
+        ("blocking", "the client for threads"),
+        ("reading", "all replies over one connection"),
     ),
 )  # fmt: skip
 ENGINE = Package(
     "engine", "tokens in, tokens and text out",
+    (),
     (
         ("scheduling", "plans steps, in plain Python"),
         ("execution", "runs a step on the device"),
         ("attention", "over pages of keys and values"),
         ("models", "families, over shared layers"),
+        ("sharding", "over several devices"),
+        ("deployment", "what a checkpoint becomes here"),
         ("formats", "how weights are stored and held"),
-        ("kernels", "Pallas, for TPU and GPU"),
-        ("native", "C++, for CPUs"),
+        ("kernels", "for TPUs (Pallas), for CPUs (C++)"),
         ("speculation", "guesses what comes next"),
         ("text", "tokens into text and tool calls"),
         ("structured", "grammars"),
         ("loading", "safetensors and GGUF"),
-        ("planning", "which slice of TPUs would do"),
         ("sandbox", "ends untrusted programs"),
         ("demo", "the small model"),
     ),
 )  # fmt: skip
-WORKER = Package(
-    "worker", "between Redis and the engine",
+SERVING = Package(
+    "serving", "what both servers need",
+    ("protocol",),
+    (("http", "the guard of a port"),),
+)  # fmt: skip
+PROTOCOL = Package(
+    "protocol", "what all sides agree on in Redis",
+    (),
     (
-        ("delivery", "a request in, its tokens out"),
-        ("protocol", "scripts, heartbeats, takeover"),
-        ("calls", "answers without generating"),
-        ("health", "probes and metrics"),
-        ("cli", "the command penstock"),
-        ("local", "what runs on one machine"),
-        ("bench", "measures a queue"),
-        ("chaos", "tries to break it"),
+        ("wire", "the schema of what travels"),
+        ("redis", "how Redis is reached"),
+        ("queue", "what clients do to a queue"),
+        ("scripts", "what workers do to it, in Lua"),
+        ("operations", "what operators see and do"),
+        ("telemetry", "spans, where asked for"),
     ),
 )  # fmt: skip
-PACKAGES = (GATEWAY, PRODUCER, ENGINE, WORKER)
-
-IMPORTS = (("gateway", "producer"), ("worker", "producer"), ("worker", "engine"))
-"""Imports between packages that are generally allowed."""
-
-EXCEPTIONS = (("worker", "gateway"),)
-"""Imports that are allowed only from the modules that a contract names."""
+PACKAGES = (CLI, TOOLS, LOCAL, GATEWAY, WORKER, PRODUCER, ENGINE, SERVING, PROTOCOL)
 
 Arrow = Literal["in", "out"]
 
@@ -122,10 +158,10 @@ KEYS = (
 
 WIDTH, MARGIN = 1180, 14
 SIDE, GAP, PAD = 362, 88, 10
-ROW, HEAD = 19, 46
+ROW, HEAD = 19, 64
 NAME_COLUMN = 98
-FIRST_Y = 44
-BETWEEN = 40
+TOP_Y = 14
+BETWEEN = 14
 KEY_ROW = 60
 SANS_WIDTH, MONO_WIDTH = 6.7, 7.4  # of a character at 13 and 12 pixels, at most
 REDIS_X = MARGIN + SIDE + GAP
@@ -144,13 +180,19 @@ STYLE = """
   .outer { fill: none; stroke: var(--line); stroke-dasharray: 5 4; }
   .redis { fill: var(--redis); stroke: var(--redis-line); }
   .flow { stroke: var(--flow); stroke-width: 1.6; fill: none; } .flow-text { fill: var(--flow); }
-  .import { stroke: var(--import); stroke-width: 1.4; fill: none; } .import-text { fill: var(--import); }
-  .some { stroke-dasharray: 2 4; } .flow-head { fill: var(--flow); } .import-head { fill: var(--import); }
+  .flow-head { fill: var(--flow); } .import-text { fill: var(--import); }
 """
 
 
 def box_height(package: Package) -> int:
     return HEAD + ROW * len(package.folders) + 8
+
+
+def imports_of(package: Package) -> str:
+    """Returns what a package imports, in words."""
+    if len(package.imports) == len(PACKAGES) - 1:
+        return "imports all others"
+    return "imports " + (", ".join(package.imports) or "no other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,23 +206,35 @@ class Place:
 
 
 def places() -> dict[str, Place]:
-    """Returns positions: clients on the left, a worker on the right; an importing package is above or below the
-    imported one.
-    """
-    height = max(sum(map(box_height, pair)) for pair in ((GATEWAY, PRODUCER), (ENGINE, WORKER))) + BETWEEN
+    """Returns positions. A package imports those below it, from the command line at the top to the protocol."""
     found: dict[str, Place] = {}
-    for x, upper, lower in ((MARGIN, GATEWAY, PRODUCER), (RIGHT_X, ENGINE, WORKER)):
-        width = SIDE - 2 * PAD
-        found[upper.name] = Place(x + PAD, FIRST_Y + PAD, width, box_height(upper))
-        found[lower.name] = Place(x + PAD, FIRST_Y + PAD + height - box_height(lower), width, box_height(lower))
+    y = _floor(found, TOP_Y, (CLI, TOOLS, LOCAL))
+    width, first = SIDE - 2 * PAD, y + 30 + PAD
+    ends = []
+    for x, upper, lower in ((MARGIN, GATEWAY, PRODUCER), (RIGHT_X, WORKER, ENGINE)):
+        found[upper.name] = Place(x + PAD, first, width, box_height(upper))
+        below = first + box_height(upper) + BETWEEN
+        found[lower.name] = Place(x + PAD, below, width, box_height(lower))
+        ends.append(below + box_height(lower))
+    _floor(found, max(ends) + PAD + BETWEEN, (SERVING, PROTOCOL))
     return found
+
+
+def _floor(found: dict[str, Place], y: int, packages: Sequence[Package]) -> int:
+    """Puts packages side by side over the whole width; returns what is below them."""
+    width = (WIDTH - 2 * MARGIN - BETWEEN * (len(packages) - 1)) // len(packages)
+    height = max(map(box_height, packages))
+    for number, package in enumerate(packages):
+        found[package.name] = Place(MARGIN + number * (width + BETWEEN), y, width, height)
+    return y + height
 
 
 def drawing() -> str:
     """Returns the SVG."""
     where = places()
-    bottom = max(place.y + place.height for place in where.values()) + PAD
-    height = bottom + 62
+    top = where[GATEWAY.name].y - PAD
+    bottom = where[SERVING.name].y - BETWEEN
+    height = where[PROTOCOL.name].y + where[PROTOCOL.name].height + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"',
         f"aria-label={quoteattr(told())}>",
@@ -188,37 +242,37 @@ def drawing() -> str:
         f'<rect class="paper" width="{WIDTH}" height="{height}" rx="10"/>',
     ]
     for x, title in ((MARGIN, "clients"), (RIGHT_X, "each worker, of any number")):
-        parts.append(_rect("outer", x, FIRST_Y, SIDE, bottom - FIRST_Y))
-        parts.append(_text(title, x + SIDE / 2, FIRST_Y - 12, "group", "middle"))
+        parts.append(_rect("outer", x, top, SIDE, bottom - top))
+        parts.append(_text(title, x + SIDE / 2, top - 10, "group", "middle"))
     for package in PACKAGES:
         parts += _package(package, where[package.name])
-    parts += _redis(bottom)
-    parts += _imports(where, bottom)
+    parts += _redis(top, bottom)
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
 
 def told() -> str:
     """Returns the picture in words, for readers who can't see it."""
-    imports = ", ".join(f"{source} imports {target}" for source, target in IMPORTS)
-    return f"Clients and workers meet in Redis. {imports[0].upper()}{imports[1:]}; engine and producer import neither."
+    imports = "; ".join(f"{package.name} {imports_of(package)}" for package in PACKAGES)
+    return f"Clients and workers meet in Redis. Of the packages, {imports}."
 
 
 def _package(package: Package, place: Place) -> Iterator[str]:
     yield _rect("box", place.x, place.y, place.width, place.height)
     yield _text(f"{package.name}/", place.x + 12, place.y + 22, "title")
     yield _text(package.title, place.x + 12, place.y + 39, "faint")
+    yield _text(imports_of(package), place.x + 12, place.y + 57, "import-text")
     for row, (folder, what) in enumerate(package.folders):
         y = place.y + HEAD + ROW * row + 15
         yield _text(f"{folder}/", place.x + 12, y, "mono")
         yield _text(what, place.x + 12 + NAME_COLUMN, y, "faint")
 
 
-def _redis(bottom: int) -> Iterator[str]:
-    first = FIRST_Y + 62
-    yield _rect("redis", REDIS_X, FIRST_Y, REDIS_WIDTH, bottom - FIRST_Y)
-    yield _text("Redis, or Valkey", REDIS_X + REDIS_WIDTH / 2, FIRST_Y + 26, "title", "middle")
-    yield _text("one server, Sentinel or Cluster", REDIS_X + REDIS_WIDTH / 2, FIRST_Y + 44, "faint", "middle")
+def _redis(top: int, bottom: int) -> Iterator[str]:
+    first = top + 62
+    yield _rect("redis", REDIS_X, top, REDIS_WIDTH, bottom - top)
+    yield _text("Redis, or Valkey", REDIS_X + REDIS_WIDTH / 2, top + 26, "title", "middle")
+    yield _text("one server, Sentinel or Cluster", REDIS_X + REDIS_WIDTH / 2, top + 44, "faint", "middle")
     for row, key in enumerate(KEYS):
         y = first + KEY_ROW * row + 26
         yield _text(key.name, REDIS_X + 12, y - 4, "mono")
@@ -235,26 +289,6 @@ def _redis(bottom: int) -> Iterator[str]:
     for line in ("lanes, heartbeats, dead letters and", "the gateway's store are beside these"):
         yield _text(line, REDIS_X + REDIS_WIDTH / 2, y, "faint", "middle")
         y += 18
-
-
-def _imports(where: dict[str, Place], bottom: int) -> Iterator[str]:
-    gateway, producer, engine, worker = (where[name] for name in ("gateway", "producer", "engine", "worker"))
-    for source, target in ((gateway, producer), (worker, engine)):
-        x = source.x + source.width / 2
-        begin, end = (
-            (source.y + source.height, target.y) if source.y < target.y else (source.y, target.y + target.height)
-        )
-        yield _line("import", x, begin, x, end)
-        yield _text("imports", x + 8, (begin + end) / 2 + 4, "import-text")
-    lower = producer.y + producer.height
-    x, to, y = worker.x + worker.width / 2, producer.x + producer.width / 2, bottom + 18
-    yield _path("import", f"M{x} {lower}V{y}H{to}V{lower + 2}")
-    yield _text("imports", WIDTH / 2, y - 5, "import-text", "middle")
-    x, to, y = x + 30, producer.x - 8, bottom + 42
-    yield _path("import some", f"M{x} {lower}V{y}H{to - 10}V{gateway.y + 40}H{gateway.x - 1}")
-    yield _text(
-        "a few modules: the commands, settings, bounds and metrics of HTTP", WIDTH / 2, y - 5, "import-text", "middle"
-    )
 
 
 def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:

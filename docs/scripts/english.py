@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pages import ROOT, Page, all_pages, line_of, page
 
 MOST_WORDS = 35
-FOLDERS = ("penstock", "producer", "engine", "worker", "gateway", "benchmarks", "deploy", "docs", "examples", "tests")
+PACKAGES = tuple(sorted(path.name for path in (ROOT / "penstock").iterdir() if path.is_symlink()))
+FOLDERS = ("penstock", *PACKAGES, "benchmarks", "deploy", "docs", "examples", "tests")
 _FRAGMENT = re.compile(
     r"(Of|That of|Those of|What is|As|(By |For |From |In |To |With )?(which|whom)|Who|Whose|Such|Their|Its)\b",
     re.IGNORECASE,

@@ -51,8 +51,8 @@ SECTIONS: Mapping[str, Section] = {
 }  # fmt: skip
 
 _ALIASES = {
-    "FinishReason": "penstock.producer.wire.replies",
-    "LLM": "penstock.worker.llm",  # without loading JAX
+    "FinishReason": "penstock.protocol.wire.replies",
+    "LLM": "penstock.local.llm",  # without loading JAX
     "ProgressCallback": "penstock.producer.progress",
     "Prompt": "penstock.producer.request",
     "State": "penstock.producer.transport",

@@ -19,14 +19,14 @@ from typing import Any
 
 from rich.console import Console
 
+from penstock.cli.watching.board import Board
+from penstock.cli.watching.screen import screen
+from penstock.local.embedded import EmbeddedServer
+from penstock.local.worker_process import local_worker, wait_joined
 from penstock.producer import AsyncClient
-from penstock.producer.operations.collector import look
-from penstock.producer.operations.snapshot import Snapshot
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.cli.watching.board import Board
-from penstock.worker.cli.watching.screen import screen
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.local.worker_process import local_worker, wait_joined
+from penstock.protocol.operations.collector import look
+from penstock.protocol.operations.snapshot import Snapshot
+from penstock.protocol.redis.connection import RedisClient, connect
 
 OUT = Path(__file__).parents[1] / "top.svg"
 QUEUE = "stories"

@@ -1,4 +1,4 @@
-"""Ragged paged attention for CPUs in C++; the kernel is `engine/native/attention.h`."""
+"""Ragged paged attention for CPUs in C++; the kernel is `engine/kernels/cpu/attention.h`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.engine.attention.contract import (
     KVCacheSpec,
     scale_arrays,
 )
+from penstock.engine.kernels.cpu import ATTENTION, ATTENTION_INT8
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
-from penstock.engine.native import ATTENTION, ATTENTION_INT8
 
 _WORD_BYTES = 4
 

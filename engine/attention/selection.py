@@ -11,7 +11,7 @@ from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.xla import XlaAttention
 from penstock.engine.config import ATTENTION_SETTINGS
 from penstock.engine.errors import ConfigError
-from penstock.engine.native import NativeLibrary
+from penstock.engine.kernels.cpu import NativeLibrary
 
 _NATIVE_DTYPES = ("float32", "bfloat16", "float16")
 _TPU_DTYPES = ("bfloat16", "float32")

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, Prepared
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch, StackedCache
-from penstock.engine.sharding import Placement
+from penstock.engine.sharding.placement import Placement
 
 _WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
 _ANY_PAGE_SIZE = 128  # a size that every implementation takes

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.attention import AttentionBackend, GroupedBatch, attend_in_groups
-from penstock.engine.execution.extended import sample_extended
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.logprobs import Logprobs, no_logprobs
-from penstock.engine.execution.sampling_state import SamplingState
+from penstock.engine.execution.sampling.extended import sample_extended
+from penstock.engine.execution.sampling.logprobs import Logprobs, no_logprobs
+from penstock.engine.execution.sampling.sampling_state import SamplingState
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.recurrence import StateBatch
-from penstock.engine.sharding import Placement
+from penstock.engine.models.layers.recurrence import StateBatch
+from penstock.engine.sharding.placement import Placement
 
 
 def decode_loop(

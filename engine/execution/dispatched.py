@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
-from penstock.engine.execution.logprobs import Logprobs
 from penstock.engine.execution.runner import InFlight
+from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan
 

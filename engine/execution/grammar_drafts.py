@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.execution.masks import MaskBuilder
+from penstock.engine.execution.sampling.masks import MaskBuilder
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.drafter import Draft
 

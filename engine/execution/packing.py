@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
-from penstock.engine.execution.sampling_rows import NOT_A_TOKEN
-from penstock.engine.scheduling.page_table import PageTable
+from penstock.engine.execution.sampling.extended import NO_TARGET
+from penstock.engine.execution.sampling.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
+from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
+from penstock.engine.scheduling.memory.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import StepPlan
 

@@ -17,15 +17,15 @@ from penstock.engine.attention import AttentionBackend, CacheSpec
 from penstock.engine.execution.compilation import CompileWatch
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.huge_pages import HugePages
-from penstock.engine.execution.logprobs import Logprobs
-from penstock.engine.execution.options import neutral_options
 from penstock.engine.execution.packing import Batch
-from penstock.engine.execution.sampling_state import sampling_state
+from penstock.engine.execution.sampling.logprobs import Logprobs
+from penstock.engine.execution.sampling.options import neutral_options
+from penstock.engine.execution.sampling.sampling_state import sampling_state
 from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.execution.steps import Steps
 from penstock.engine.models import Decoder
 from penstock.engine.processors import num_processors
-from penstock.engine.sharding import Placement
+from penstock.engine.sharding.placement import Placement
 from penstock.engine.stats import ReportProgress
 
 

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from penstock.engine.attention import CacheArray
 from penstock.engine.models import ModelConfig, layer_groups
 from penstock.engine.models.attend import LayerCache
-from penstock.engine.sharding import Placement
+from penstock.engine.sharding.placement import Placement
 
 Arrays = tuple[tuple[CacheArray, ...], ...]
 """Arrays of each layer that keeps states, or of each kind of such layers."""

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import GroupedBatch
-from penstock.engine.execution.extended import ExtendedRows
 from penstock.engine.execution.geometry import Layout
-from penstock.engine.execution.sampling_rows import SamplingRows
+from penstock.engine.execution.sampling.extended import ExtendedRows
+from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.models import Wanted
-from penstock.engine.models.recurrence import StateBatch
+from penstock.engine.models.layers.recurrence import StateBatch
 
 
 @jax.tree_util.register_dataclass

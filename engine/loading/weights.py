@@ -26,7 +26,7 @@ from penstock.engine.loading.packed import PackedSource
 from penstock.engine.loading.rows import Rows, before_copying
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.sharding import Placement
+from penstock.engine.sharding.placement import Placement
 
 FLOAT_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors names them
 _BITS = re.compile(r"(?:BF|F|I|U)(\d+)")

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.attend import GroupCache
-from penstock.engine.models.attention import Attention, StepInputs
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,
@@ -19,12 +18,13 @@ from penstock.engine.models.config import (
     PerLayerConfig,
     Recurrence,
 )
-from penstock.engine.models.delta_net import DeltaNet
-from penstock.engine.models.experts import Experts
-from penstock.engine.models.layers import ACTIVATIONS, GatedMLP, Linear, Norm, RMSNorm, norm_of, normed, scaled
-from penstock.engine.models.quantized import quantize_modules
-from penstock.engine.models.recurrence import StateCache
-from penstock.engine.models.short_conv import ShortConv
+from penstock.engine.models.layers.attention import Attention, StepInputs
+from penstock.engine.models.layers.basic import ACTIVATIONS, GatedMLP, Linear, Norm, RMSNorm, norm_of, normed, scaled
+from penstock.engine.models.layers.delta_net import DeltaNet
+from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.quantized import quantize_modules
+from penstock.engine.models.layers.recurrence import StateCache
+from penstock.engine.models.layers.short_conv import ShortConv
 
 Cache = TypeVar("Cache", GroupCache, StateCache)
 """A block's view of its sequences' past: pages, or states."""

@@ -17,16 +17,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
-from penstock.engine.models.attention import StepInputs, SumParts
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
-from penstock.engine.models.experts import Experts, GroupedLinear
 from penstock.engine.models.layer_groups import LayerPlace, StatePlace, layer_groups
-from penstock.engine.models.layers import Linear, norm_of, normed, scaled, soft_capped
-from penstock.engine.models.quantized import QuantizedEmbedding, quantize_modules
-from penstock.engine.models.recurrence import StateBatch, StateCache
-from penstock.engine.models.rope import rotary_tables
+from penstock.engine.models.layers.attention import StepInputs, SumParts
+from penstock.engine.models.layers.basic import Linear, norm_of, normed, scaled, soft_capped
+from penstock.engine.models.layers.experts import Experts, GroupedLinear
+from penstock.engine.models.layers.quantized import QuantizedEmbedding, quantize_modules
+from penstock.engine.models.layers.recurrence import StateBatch, StateCache
+from penstock.engine.models.layers.rope import rotary_tables
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
 from penstock.engine.models.streams import Parts, Whole
 

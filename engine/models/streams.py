@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attention import StepInputs, SumParts
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig
-from penstock.engine.models.experts import Experts
-from penstock.engine.models.layers import ACTIVATIONS, LayerNorm, Linear, RMSNorm, scaled, sum_of_squares
-from penstock.engine.models.recurrence import StateCache
+from penstock.engine.models.layers.attention import StepInputs, SumParts
+from penstock.engine.models.layers.basic import ACTIVATIONS, LayerNorm, Linear, RMSNorm, scaled, sum_of_squares
+from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.recurrence import StateCache
 
 _LANES = 128
 _Parts = tuple[jax.Array, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from operator import gt, sub
 
-from penstock.engine.scheduling.amounts import NOTHING, Amount
-from penstock.engine.scheduling.lookup import Lookup
+from penstock.engine.scheduling.memory.amounts import NOTHING, Amount
+from penstock.engine.scheduling.memory.lookup import Lookup
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.sequence_pages import SequencePages
 

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.scheduling.admission import Admission
-from penstock.engine.scheduling.amounts import NOTHING
+from penstock.engine.scheduling.memory.amounts import NOTHING
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, PromptBudget
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
 from penstock.engine.scheduling.sequence_pages import SequencePages
 from penstock.engine.scheduling.sharing import shares

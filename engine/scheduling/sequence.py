@@ -5,11 +5,11 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from penstock.engine.request import Request
-from penstock.engine.scheduling.amounts import NOTHING
-from penstock.engine.scheduling.lookup import Lookup
-from penstock.engine.scheduling.page_pool import page_hash, root_hash
-from penstock.engine.scheduling.page_table import PageTable
-from penstock.engine.scheduling.state_table import StateTable
+from penstock.engine.scheduling.memory.amounts import NOTHING
+from penstock.engine.scheduling.memory.lookup import Lookup
+from penstock.engine.scheduling.memory.page_pool import page_hash, root_hash
+from penstock.engine.scheduling.memory.page_table import PageTable
+from penstock.engine.scheduling.memory.state_table import StateTable
 
 
 class Sequence:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import floordiv
 
-from penstock.engine.scheduling.amounts import Amount
-from penstock.engine.scheduling.lookup import Lookup
-from penstock.engine.scheduling.page_pool import PagePool
-from penstock.engine.scheduling.page_table import PageTable
+from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.engine.scheduling.memory.lookup import Lookup
+from penstock.engine.scheduling.memory.page_pool import PagePool
+from penstock.engine.scheduling.memory.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.sequence_states import SequenceStates
 from penstock.engine.scheduling.step_plan import Row

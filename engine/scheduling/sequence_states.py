@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.engine.scheduling.page_pool import PagePool
+from penstock.engine.scheduling.memory.page_pool import PagePool
+from penstock.engine.scheduling.memory.state_table import RowStates, StateTable
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.state_table import RowStates, StateTable
 from penstock.engine.scheduling.step_plan import Row
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.engine.scheduling.memory.state_table import NO_STATES, RowStates
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.state_table import NO_STATES, RowStates
 
 
 class Row(NamedTuple):

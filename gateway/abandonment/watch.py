@@ -20,8 +20,8 @@ from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, PenstockError, ReplyCorrupt, ReplyGone, ReplyStream, ServerRefused
-from penstock.producer.redis import lua
-from penstock.producer.tasks import end_tasks
+from penstock.protocol import lua
+from penstock.protocol.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 from starlette.requests import HTTPConnection
 
 from penstock.gateway.context import caller_of, gateway_of
-from penstock.producer.ids import NUM_SLOTS, in_slot
+from penstock.protocol.ids import NUM_SLOTS, in_slot
 
 KEY_HEADER = "Idempotency-Key"
 

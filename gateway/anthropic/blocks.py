@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.gateway.anthropic.fields import read_at, wrong
-from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import CACHED, Body, Policy, Refusal
-from penstock.producer.wire.values import spelled
+from penstock.gateway.common.documents import Document
+from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
+from penstock.protocol.wire.values import spelled
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 8192

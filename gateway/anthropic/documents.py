@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from penstock.gateway.openai.documents import Document, check_ended
+from penstock.gateway.common.documents import Document, check_ended
 from penstock.producer import Choice, Reply, Usage
 
 NO_USAGE = Usage(0, 0, 0)

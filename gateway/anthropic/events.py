@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from penstock.gateway.anthropic.documents import ending, message_id, opened, usage
 from penstock.gateway.anthropic.errors import error_body
+from penstock.gateway.common.documents import Document, check_ended, spell
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event
-from penstock.gateway.openai.documents import Document, check_ended, spell
 from penstock.producer import Chunk, Reply, ToolCallDelta
 
 _PING = Event('{"type":"ping"}', "ping")

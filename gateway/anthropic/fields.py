@@ -1,9 +1,9 @@
-"""Treatment of fields as in `gateway/openai/fields.py`, at any place of a body. docs/gateway.md lists them."""
+"""Treatment of fields as in `gateway/common/fields.py`, at any place of a body. docs/gateway.md lists them."""
 
 from __future__ import annotations
 
+from penstock.gateway.common.fields import BodyT, Policy, read_fields
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.fields import BodyT, Policy, read_fields
 
 
 def read_at(place: str, policy: Policy, kind: type[BodyT], value: object) -> BodyT:

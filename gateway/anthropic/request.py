@@ -9,9 +9,9 @@ from pydantic import Field
 
 from penstock.gateway.anthropic.blocks import to_messages
 from penstock.gateway.anthropic.tools import ToolChoice, to_choice, to_tools
-from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import CACHED, Body, Policy, Refusal, read_fields
-from penstock.gateway.openai.options import SMALLEST_TOP_P, to_request
+from penstock.gateway.common.documents import Document
+from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal, read_fields
+from penstock.gateway.common.options import SMALLEST_TOP_P, to_request
 from penstock.producer import GenerateRequest
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from penstock.gateway.anthropic.fields import read_at, wrong
-from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import CACHED, Body, Policy, Refusal
-from penstock.producer.wire.messages import MAX_TOOLS
-from penstock.producer.wire.values import spelled
+from penstock.gateway.common.documents import Document
+from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
+from penstock.protocol.wire.messages import MAX_TOOLS
+from penstock.protocol.wire.values import spelled
 
 
 class Tool(Body):

@@ -15,15 +15,16 @@ from penstock.gateway.batches.lines import Line
 from penstock.gateway.batches.stopping import Stopped, retried
 from penstock.gateway.batches.stored import StoredBatch
 from penstock.gateway.batches.work import Place, Work, work_of
+from penstock.gateway.common.documents import check_ended
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.jobs import read_whole
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
-from penstock.gateway.openai.documents import check_ended
-from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ServerRefused, keys
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import MIN_KEEP_S
+from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ServerRefused
+from penstock.protocol import keys
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import MIN_KEEP_S
 
 CANCEL_WAIT_S = 5.0
 """A worker sees a cancellation within a fraction of this; without a worker the request never ends."""

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from penstock.gateway.batches.stored import TIMES, Progress, StoredBatch
+from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.documents import Document
 from penstock.producer import Usage
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer.redis import lua
+from penstock.protocol import lua
 
 _CLAIM = lua.load("penstock.gateway.batches", "claim")
 _RENEW = lua.load("penstock.gateway.batches", "renew")

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import SMALL_BYTES, parse_object
-from penstock.producer.wire.values import json_kind, spelled
+from penstock.protocol.wire.values import json_kind, spelled
 
 MAX_CUSTOM_ID_CHARS = 512
 _FIELDS = ("custom_id", "method", "url", "body")

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from penstock.gateway.common.fields import Body, Policy, read_fields
 from penstock.gateway.files.form import check_ttl
-from penstock.gateway.openai.fields import Body, Policy, read_fields
 from penstock.gateway.responses.request import described
 
 MAX_WINDOW_S = 7 * 86_400

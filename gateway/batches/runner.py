@@ -18,7 +18,7 @@ from penstock.gateway.batches.stored import LeaseLost
 from penstock.gateway.context import Gateway
 from penstock.gateway.http.unexpected import log_unexpected
 from penstock.producer import PenstockError
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 

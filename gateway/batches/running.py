@@ -25,7 +25,7 @@ from penstock.gateway.files.stored import FileStore
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.keys.ring import expired, revoked
 from penstock.gateway.keys.store import KeyStore
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 log = structlog.get_logger(__name__)
 

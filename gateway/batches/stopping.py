@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.standing import Standing
 from penstock.producer import PenstockError, ServerRefused
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
 from penstock.producer import ServerRefused
-from penstock.producer.redis import lua
+from penstock.protocol import lua
 
 KIND = "batch"
 PREFIX = "batch_"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.batches.documents import error_of
 from penstock.gateway.batches.lines import Line, RawLine
+from penstock.gateway.common.documents import Document
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.documents import Document
 
 MAX_LINES = 50_000
 MAX_ERRORS = 100

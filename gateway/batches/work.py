@@ -8,20 +8,20 @@ from typing import Any
 
 from penstock.gateway.admission.tenancy import tenancy
 from penstock.gateway.batches.lines import Line
+from penstock.gateway.common.documents import Document
+from penstock.gateway.common.options import Options
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.chat import chat_completion
 from penstock.gateway.openai.chat_request import read_chat
 from penstock.gateway.openai.completion_request import read_completion
 from penstock.gateway.openai.completions import check_number, completion, parts_of
-from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.options import Options
 from penstock.gateway.openai.tokens import tokens_of
 from penstock.gateway.responses.create import items_of, unstored
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import to_messages
 from penstock.gateway.responses.request import LOWEST_PRIORITY, read_response
 from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Reply
-from penstock.producer.wire import MAX_KEEP_S
+from penstock.protocol.wire import MAX_KEEP_S
 
 KEEP_S = 86_400
 """How long a line's reply is kept for a takeover, as far as workers allow; a kept result ends that."""

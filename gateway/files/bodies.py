@@ -11,7 +11,7 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.producer import ServerRefused
-from penstock.producer.redis import lua
+from penstock.protocol import lua
 
 PIECE_BYTES = 256 << 10
 PIECES_A_READ = 16

@@ -9,7 +9,7 @@ from penstock.gateway.settings import MAX_FILE_S
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
-from penstock.producer.redis import lua
+from penstock.protocol import lua
 
 MAX_LISTED_S = 2 * MAX_FILE_S
 """Longer than anything is kept."""

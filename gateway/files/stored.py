@@ -15,7 +15,7 @@ from penstock.gateway.files.listing import Listing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.records import Record, Records
-from penstock.producer.redis import lua
+from penstock.protocol import lua
 
 KIND = "file"
 PREFIX = "file-"

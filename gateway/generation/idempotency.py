@@ -18,7 +18,7 @@ from penstock.gateway.http.resuming import PLACE_HEADER, sent_place
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import GenerateRequest
-from penstock.producer.redis import lua
+from penstock.protocol import lua
 
 MAX_KEY_CHARS = 255
 REMEMBERED_S = 86_400 + 3600

@@ -6,7 +6,7 @@ from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Place, entry_of
 from penstock.gateway.http.resuming import NO_ENTRY, PLACE_HEADER, Entry, check_written
-from penstock.producer import keys
+from penstock.protocol import keys
 
 
 async def check_can_go_on(gateway: Gateway, queue: str, request_id: str, place: Place) -> None:

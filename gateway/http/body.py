@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 
 from penstock.gateway.errors import ApiError, unavailable
-from penstock.producer.wire.values import check_json, json_kind
+from penstock.protocol.wire.values import check_json, json_kind
 
 SMALL_BYTES = 256 << 10
 """Bytes that every body may have: only the excess is taken from the budget. Parsing one holds up everything else."""

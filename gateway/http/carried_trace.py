@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-from penstock.producer.wire import trace_context
+from penstock.protocol.wire import trace_context
 
 TRACE_STATE = "trace"
 """Key in the state of an HTTP request for the trace context of the gateway's own span, if it makes one."""

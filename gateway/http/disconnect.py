@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from penstock.gateway.http.interruptions import Interruption, interruption_of
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.resuming import AFTER_ALL, Entry, Sought, SoughtPlace
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.producer import PenstockError, ReplyStream
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 HEADERS: Mapping[str, str] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
 from penstock.gateway.http.observing import METHODS, PROBES
-from penstock.producer.telemetry.recorder import Recorder, context_of, headers_of
+from penstock.protocol.telemetry.recorder import Recorder, context_of, headers_of
 
 OTHER_METHOD = "_OTHER"
 """The conventions' name for a method that is not a known one."""

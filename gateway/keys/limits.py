@@ -21,9 +21,9 @@ from penstock.gateway.keys.records import Limits
 from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.producer import PenstockError
-from penstock.producer.redis import lua
-from penstock.producer.redis.enqueue import Execute
-from penstock.producer.tasks import end_tasks
+from penstock.protocol import lua
+from penstock.protocol.queue.enqueue import Execute
+from penstock.protocol.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone, ServerRefused, keys
+from penstock.producer import AsyncClient, ReplyCorrupt, ReplyGone, ServerRefused
 from penstock.producer.reading.entries import decode_fields
-from penstock.producer.redis.connection import Fields
-from penstock.producer.redis.enqueue import Execute
-from penstock.producer.redis.faults import is_junk
-from penstock.producer.redis.streams import pairs
-from penstock.producer.wire import ReplyEntry
+from penstock.protocol import keys
+from penstock.protocol.queue.enqueue import Execute
+from penstock.protocol.redis.connection import Fields
+from penstock.protocol.redis.faults import is_junk
+from penstock.protocol.redis.streams import pairs
+from penstock.protocol.wire import ReplyEntry
 
 NEWEST = 8  # entries that are looked at: each of several choices has its own
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.producer.wire import ID_PATTERN
+from penstock.protocol.wire import ID_PATTERN
 
 Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
 Limit = Annotated[int, Field(ge=1, le=10**12)]

@@ -20,8 +20,8 @@ from penstock.gateway.keys.records import Limits
 from penstock.gateway.keys.tabs import Order, Tab, TabStore, check_size
 from penstock.gateway.standing import Standing
 from penstock.producer import PenstockError
-from penstock.producer.redis.enqueue import Execute
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.queue.enqueue import Execute
+from penstock.protocol.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 

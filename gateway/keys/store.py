@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.store import names
-from penstock.producer.redis import lua
-from penstock.producer.redis.enqueue import Execute
+from penstock.protocol import lua
+from penstock.protocol.queue.enqueue import Execute
 
 _FIND = lua.load("penstock.gateway.keys", "clock", "find")
 _REVOKE = lua.load("penstock.gateway.keys", "clock", "revoke")

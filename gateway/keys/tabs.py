@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from penstock.gateway.keys.limits import OPEN_S, TOO_MANY_AT_ONCE, OverLimit, Usage
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
-from penstock.producer.redis import lua
-from penstock.producer.redis.enqueue import Execute
+from penstock.protocol import lua
+from penstock.protocol.queue.enqueue import Execute
 
 PAID_S = 3600
 """How long a request is known to be paid for. After that its reply shows it, if that still exists."""

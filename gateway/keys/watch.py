@@ -11,11 +11,11 @@ import structlog
 from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
-from penstock.producer.redis.address import Address
-from penstock.producer.redis.connection import BACKOFF, RedisClient, connect_blocking, redis_errors
-from penstock.producer.redis.moves import BLOCK_S, Witness
-from penstock.producer.redis.streams import read_newest, read_streams
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.redis.address import Address
+from penstock.protocol.redis.connection import BACKOFF, RedisClient, connect_blocking, redis_errors
+from penstock.protocol.redis.moves import BLOCK_S, Witness
+from penstock.protocol.redis.streams import read_newest, read_streams
+from penstock.protocol.tasks import end_tasks
 
 MAX_NOTICES_A_READ = 100
 _PART = "revocations"

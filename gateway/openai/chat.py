@@ -7,11 +7,7 @@ from typing import ClassVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from penstock.gateway.context import gateway_of
-from penstock.gateway.generation.jobs import start
-from penstock.gateway.http.body import read_json
-from penstock.gateway.openai.chat_request import read_chat
-from penstock.gateway.openai.documents import (
+from penstock.gateway.common.documents import (
     Document,
     chat_logprobs,
     check_ended,
@@ -19,8 +15,12 @@ from penstock.gateway.openai.documents import (
     prompt_logprobs,
     usage,
 )
+from penstock.gateway.common.options import Shown
+from penstock.gateway.context import gateway_of
+from penstock.gateway.generation.jobs import start
+from penstock.gateway.http.body import read_json
+from penstock.gateway.openai.chat_request import read_chat
 from penstock.gateway.openai.events import ChoiceEvents
-from penstock.gateway.openai.options import Shown
 from penstock.gateway.openai.tokens import prompt_tokens
 from penstock.producer import Choice, Chunk, Reply, ToolCallDelta
 

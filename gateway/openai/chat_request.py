@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from penstock.gateway.openai.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
-from penstock.gateway.openai.messages import clean
-from penstock.gateway.openai.options import (
+from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
+from penstock.gateway.common.options import (
     Count,
     Options,
     Shown,
@@ -18,8 +17,9 @@ from penstock.gateway.openai.options import (
     to_request,
     to_the_end,
 )
+from penstock.gateway.openai.messages import clean
 from penstock.producer import GenerateRequest, ModelCard
-from penstock.producer.wire.values import spelled
+from penstock.protocol.wire.values import spelled
 
 _MODES = ("none", "auto", "required")
 

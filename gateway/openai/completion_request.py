@@ -7,9 +7,9 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator
 
+from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
+from penstock.gateway.common.options import Options, Shown, check_stream_options, shown_of, to_request
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
-from penstock.gateway.openai.options import Options, Shown, check_stream_options, shown_of, to_request
 from penstock.producer import GenerateRequest
 
 Prompt: TypeAlias = str | list[int]

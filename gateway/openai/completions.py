@@ -10,19 +10,19 @@ from typing import ClassVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.gateway.common.documents import Document, check_ended, created_at, prompt_logprobs, usage
+from penstock.gateway.common.options import Shown
 from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.jobs import Job, start
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.openai.completion_request import CompletionBody, read_completion
-from penstock.gateway.openai.documents import Document, check_ended, created_at, prompt_logprobs, usage
 from penstock.gateway.openai.events import ChoiceEvents
 from penstock.gateway.openai.legacy_logprobs import LegacyLogprobs, joined
-from penstock.gateway.openai.options import Shown
 from penstock.gateway.openai.tokens import prompt_of, tokens_of
 from penstock.producer import AsyncClient, Choice, Chunk, GenerateRequest, Reply
-from penstock.producer.tasks import end_tasks
+from penstock.protocol.tasks import end_tasks
 
 
 async def create_completion(asked: Request) -> Response:

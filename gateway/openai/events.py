@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from penstock.gateway.common.documents import Document, check_ended, created_at, prompt_logprobs, spell, usage
+from penstock.gateway.common.options import Shown
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event
-from penstock.gateway.openai.documents import Document, check_ended, created_at, prompt_logprobs, spell, usage
-from penstock.gateway.openai.options import Shown
 from penstock.producer import Choice, Chunk, Reply
 
 DONE = Event("[DONE]")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from penstock.gateway.openai.documents import Document, token_name
-from penstock.gateway.openai.options import Shown
+from penstock.gateway.common.documents import Document, token_name
+from penstock.gateway.common.options import Shown
 from penstock.producer import TokenLogprob
 
 

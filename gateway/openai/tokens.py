@@ -9,16 +9,16 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.gateway.common.documents import spell
+from penstock.gateway.common.fields import Body, Policy, Refusal, read_fields
+from penstock.gateway.common.options import TokenIds, to_request
 from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.disconnect import while_asked
-from penstock.gateway.openai.documents import spell
-from penstock.gateway.openai.fields import Body, Policy, Refusal, read_fields
 from penstock.gateway.openai.messages import clean
-from penstock.gateway.openai.options import TokenIds, to_request
 from penstock.producer import AsyncClient, GenerateRequest
-from penstock.producer.wire import spell_tokens
+from penstock.protocol.wire import spell_tokens
 
 
 class PromptBody(Body):

@@ -13,14 +13,14 @@ from redis import exceptions
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError
 from penstock.gateway.metrics import FORGET_AFTER_S
 from penstock.gateway.store.connection import Store
-from penstock.producer.operations import dead_letters
-from penstock.producer.operations.collector import look
-from penstock.producer.operations.draining import UnknownWorker, tell_to_drain
-from penstock.producer.operations.snapshot import Snapshot
-from penstock.producer.queue_status import query_queues
-from penstock.producer.redis.cancelling import cancel
-from penstock.producer.redis.faults import is_not_permitted
-from penstock.producer.tasks import Joined
+from penstock.protocol.operations import dead_letters
+from penstock.protocol.operations.collector import look
+from penstock.protocol.operations.draining import UnknownWorker, tell_to_drain
+from penstock.protocol.operations.snapshot import Snapshot
+from penstock.protocol.queue.cancelling import cancel
+from penstock.protocol.queue.status import query_queues
+from penstock.protocol.redis.faults import is_not_permitted
+from penstock.protocol.tasks import Joined
 
 T = TypeVar("T")
 

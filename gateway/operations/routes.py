@@ -21,7 +21,7 @@ from penstock.gateway.context import Caller, caller_of
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError, invalid_value
 from penstock.gateway.http.body import read_json
 from penstock.gateway.operations.desk import Desk
-from penstock.producer.wire import ID_PATTERN
+from penstock.protocol.wire import ID_PATTERN
 
 PREFIX = "/operations/"
 MAX_BODY_BYTES = 4096

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.admission.admission import Meter
+from penstock.gateway.common.documents import Document
 from penstock.gateway.context import Gateway, caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import key_of, other_body, place_asked_for
@@ -17,7 +18,6 @@ from penstock.gateway.generation.jobs import Job, job_of, named
 from penstock.gateway.http.body import read_json
 from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
-from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
@@ -25,7 +25,7 @@ from penstock.gateway.responses.reading import Attended, followed, history_behin
 from penstock.gateway.responses.request import ResponseBody, read_response
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for
 from penstock.producer import GenerateRequest, PenstockError, QueueFull, ReplyGone, ServerRefused
-from penstock.producer.wire import MAX_KEEP_S
+from penstock.protocol.wire import MAX_KEEP_S
 
 log = structlog.get_logger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.output import Output
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import FinishReason, Reply, Usage

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from penstock.gateway.common.documents import Document, created_at, spell
 from penstock.gateway.errors import ApiError, ended_early
 from penstock.gateway.http.events import Event
-from penstock.gateway.openai.documents import Document, created_at, spell
 from penstock.gateway.responses import documents
 from penstock.gateway.responses.output import Output, Part, part
 from penstock.gateway.responses.stored import StoredResponse

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from penstock.gateway.common.documents import Document
+from penstock.gateway.common.fields import Body
 from penstock.gateway.errors import ApiError, invalid_value
-from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import Body
-from penstock.producer.wire.values import spelled
+from penstock.protocol.wire.values import spelled
 
 MAX_ITEMS = 4096
 

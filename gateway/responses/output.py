@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
-from penstock.gateway.openai.documents import Document, spell
+from penstock.gateway.common.documents import Document, spell
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.gateway.common.documents import Document
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError, api_error
 from penstock.gateway.generation.jobs import read_whole
@@ -19,7 +20,6 @@ from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.resuming import AFTER_ALL, Entry, SoughtNumber, check_written
 from penstock.gateway.http.streaming import EventStream
-from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import read_items, to_messages

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from penstock.gateway.common.documents import Document
+from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refusal, read_fields
+from penstock.gateway.common.options import Options, to_request, to_the_end
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.documents import Document
-from penstock.gateway.openai.fields import IGNORED, REFUSED, Body, Policy, Refusal, read_fields
-from penstock.gateway.openai.options import Options, to_request, to_the_end
 from penstock.producer import GenerateRequest, ModelCard
 
 Window: TypeAlias = Literal["soonest", "2h", "8h"]

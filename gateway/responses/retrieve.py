@@ -13,8 +13,9 @@ from penstock.gateway.http.paging import is_ascending, limit_of, number_of, page
 from penstock.gateway.http.resuming import sent_place
 from penstock.gateway.responses.reading import handle_of, resumed, snapshot, state_of
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse
-from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused, keys
-from penstock.producer.wire import MIN_KEEP_S
+from penstock.producer import ReplyTimeout, RequestFailed, RequestRefused
+from penstock.protocol import keys
+from penstock.protocol.wire import MIN_KEEP_S
 
 CANCEL_WAIT_S = 5.0
 """A worker sees a cancellation within a fraction of this; without a worker, the request still waits."""

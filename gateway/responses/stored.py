@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from penstock.gateway.common.documents import Document
 from penstock.gateway.context import Caller
 from penstock.gateway.damage import tell
 from penstock.gateway.errors import ApiError
-from penstock.gateway.openai.documents import Document
 from penstock.gateway.responses.request import ResponseBody
 from penstock.gateway.store import names
 from penstock.gateway.store.records import Record, Records

@@ -9,9 +9,9 @@ from typing import Any, Self
 from redis import exceptions
 
 from penstock.gateway.damage import GUARD
-from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import RedisClient, answered, connect
-from penstock.producer.redis.pipeline import Batcher
+from penstock.protocol.redis.address import Address, parse_url
+from penstock.protocol.redis.connection import RedisClient, answered, connect
+from penstock.protocol.redis.pipeline import Batcher
 
 RETRIES = 5
 

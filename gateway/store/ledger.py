@@ -16,10 +16,10 @@ from redis.asyncio import RedisCluster
 from penstock.gateway.errors import ApiError
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer.errors import ServerRefused
-from penstock.producer.redis import lua
-from penstock.producer.redis.faults import Meaning, meaning_of
-from penstock.producer.tasks import Joined
+from penstock.protocol import lua
+from penstock.protocol.errors import ServerRefused
+from penstock.protocol.redis.faults import Meaning, meaning_of
+from penstock.protocol.tasks import Joined
 
 _log = structlog.get_logger(__name__)
 

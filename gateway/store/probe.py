@@ -8,8 +8,8 @@ from redis.asyncio import RedisCluster
 
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer.ids import NUM_SLOTS, in_slot
-from penstock.producer.redis import lua
+from penstock.protocol import lua
+from penstock.protocol.ids import NUM_SLOTS, in_slot
 
 LIVES_MS = 1000
 _NAME = "probe"

@@ -14,7 +14,7 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.producer import ServerRefused
-from penstock.producer.wire import ID_PATTERN
+from penstock.protocol.wire import ID_PATTERN
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, cast
 
-from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
-from penstock.producer.wire import (
+from penstock.protocol.errors import ReplyCorrupt, RequestFailed, RequestRefused
+from penstock.protocol.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
+from penstock.protocol.wire import (
     REFUSED_CODES,
     ChunkEntry,
     EndEntry,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from penstock.producer.errors import ReplyCorrupt
-from penstock.producer.redis.connection import Fields
-from penstock.producer.wire import ReplyEntry, WireError, decode_reply
+from penstock.protocol.errors import ReplyCorrupt
+from penstock.protocol.redis.connection import Fields
+from penstock.protocol.wire import ReplyEntry, WireError, decode_reply
 
 Position: TypeAlias = tuple[int, int]
 """A stream entry id, `<epoch>-<n>` in a reply, as numbers that compare in the same order."""

@@ -14,18 +14,18 @@ from typing import TypeAlias
 
 from redis import exceptions
 
-from penstock.producer import keys
-from penstock.producer.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
-from penstock.producer.ids import new_id, slot_of
 from penstock.producer.reading.entries import Position, decode_fields, entry_id, position
-from penstock.producer.redis.address import Address
-from penstock.producer.redis.connection import Fields, RedisClient, as_ours, connect_blocking
-from penstock.producer.redis.faults import UNREACHABLE, Dropped, is_junk, is_refused, may_pass
-from penstock.producer.redis.moves import BLOCK_S, Witness
-from penstock.producer.redis.pipeline import Batcher
-from penstock.producer.redis.streams import read_streams
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import ReplyEntry
+from penstock.protocol import keys
+from penstock.protocol.errors import ConnectionLost, PenstockError, ReplyCorrupt, ReplyGone, ServerRefused
+from penstock.protocol.ids import new_id, slot_of
+from penstock.protocol.redis.address import Address
+from penstock.protocol.redis.connection import Fields, RedisClient, as_ours, connect_blocking
+from penstock.protocol.redis.faults import UNREACHABLE, Dropped, is_junk, is_refused, may_pass
+from penstock.protocol.redis.moves import BLOCK_S, Witness
+from penstock.protocol.redis.pipeline import Batcher
+from penstock.protocol.redis.streams import read_streams
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import ReplyEntry
 
 log = logging.getLogger(__name__)
 

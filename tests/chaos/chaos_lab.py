@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.worker.chaos.checker import Problem, Verdict, check
-from penstock.worker.chaos.history import EventKind, History
-from penstock.worker.chaos.plan import ChaosOptions, Plan, RequestPlan
-from penstock.worker.chaos.run import Tempo, fake_truths, run_plan, worker_setup
-from penstock.worker.chaos.site import Site
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.tools.chaos.checker import Problem, Verdict, check
+from penstock.tools.chaos.history import EventKind, History
+from penstock.tools.chaos.plan import ChaosOptions, Plan, RequestPlan
+from penstock.tools.chaos.run import Tempo, fake_truths, run_plan, worker_setup
+from penstock.tools.chaos.site import Site
 
 QUICK = Tempo(heartbeat_ttl_s=0.5, reclaim_interval_s=0.1, block_ms=100)
 

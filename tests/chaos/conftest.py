@@ -8,7 +8,7 @@ import pytest
 from redis import Redis as BlockingRedis
 from servers import KINDS, SERVERS
 
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.chaos.checker import check
-from penstock.worker.chaos.history import Event, EventKind, History, Record, Seen
-from penstock.worker.chaos.plan import RequestPlan
-from penstock.worker.chaos.reading import Truth
+from penstock.tools.chaos.checker import check
+from penstock.tools.chaos.history import Event, EventKind, History, Record, Seen
+from penstock.tools.chaos.plan import RequestPlan
+from penstock.tools.chaos.reading import Truth
 
 TRUTH = Truth((5, 6, 7, 8), "abcd")
 OWN = Seen("1-0", {"type": "own", "worker": "w1", "epoch": "1"}, 1.0)

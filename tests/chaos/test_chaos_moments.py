@@ -8,8 +8,8 @@ import pytest
 from chaos_lab import run_requests
 from patience import WAIT_S
 
-from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, Kind, RequestPlan, Side, Stage
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, Kind, RequestPlan, Side, Stage
 
 
 def victim(fault: Fault, max_tokens: int = 60, **more: object) -> RequestPlan:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.worker.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, calm_id, make_plan
+from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, calm_id, make_plan
 
 
 def planned(plan: Plan) -> Counter[str]:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from patience import WAIT_S
 
-from penstock.worker.chaos.fleet import WorkerSetup
+from penstock.tools.chaos.fleet import WorkerSetup
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from penstock.worker.chaos.process import FakeWorker
+from penstock.tools.chaos.process import FakeWorker
 config = {"queue": "q", "health_port": None}
 worker = FakeWorker("redis://127.0.0.1:1/0", Path(sys.argv[1]), {}, config)
 print(worker.pid, flush=True)

@@ -9,12 +9,12 @@ import pytest
 from chaos_lab import wrongs
 from servers import SERVERS
 
-from penstock.worker.chaos.history import Record
-from penstock.worker.chaos.plan import ChaosOptions, make_plan
-from penstock.worker.chaos.report import table
-from penstock.worker.chaos.run import run_chaos
-from penstock.worker.chaos.site import Site
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.tools.chaos.history import Record
+from penstock.tools.chaos.plan import ChaosOptions, make_plan
+from penstock.tools.chaos.report import table
+from penstock.tools.chaos.run import run_chaos
+from penstock.tools.chaos.site import Site
 
 
 async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None:

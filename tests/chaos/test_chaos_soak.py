@@ -12,12 +12,12 @@ import pytest
 from patience import PATIENCE
 from worker_harness import eventually
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.enqueue import Added, enqueue
-from penstock.producer.wire import GenerateRequest
-from penstock.worker.chaos.process import FakeWorker
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.queue.enqueue import Added, enqueue
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.wire import GenerateRequest
+from penstock.tools.chaos.process import FakeWorker
 
 TTL_S = 1.0
 WAVES = 5  # after each, what has to expire is waited for

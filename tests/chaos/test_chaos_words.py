@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.text.response.call_ids import call_id
-from penstock.worker.chaos.fake_words import CALL, Said, everything_said, speech_of, word
+from penstock.tools.chaos.fake_words import CALL, Said, everything_said, speech_of, word
 
 tokens = st.lists(st.integers(0, 4095) | st.sampled_from([7, 14, 21]), max_size=60)
 PROMPT = (CALL + "x").encode()

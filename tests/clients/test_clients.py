@@ -11,9 +11,9 @@ from gateway_harness import new_key, running_gateway
 from gateway_model import serving_model
 from worker_harness import read_reply, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv" / "clients"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import WorkerService

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import httpx2
 from fakes import eventually
+from packages import PACKAGES
 from patience import WAIT_S
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.local.embedded import dies_with_parent
+from penstock.local.embedded import dies_with_parent
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 ROOT = Path(__file__).parents[2]
 HAND_BACK_S = 10  # what a program may take after its drain timeout
@@ -44,11 +45,12 @@ CHANGES = {  # what a next version may add within version 1 of the wire, and sen
 def next_version(folder: Path) -> Path:
     """Makes a tree like this one, whose wire has more optional fields."""
     shutil.copytree(ROOT / "penstock", folder / "penstock", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "producer", folder / "producer", ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("engine", "worker", "gateway"):
-        (folder / part).symlink_to(ROOT / part)
+    shutil.copytree(ROOT / "protocol", folder / "protocol", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in PACKAGES:
+        if part != "protocol":
+            (folder / part).symlink_to(ROOT / part)
     for name, edits in CHANGES.items():
-        path = folder / "producer/wire" / name
+        path = folder / "protocol/wire" / name
         text = path.read_text()
         for before, after in edits:
             assert text.count(before) == 1, f"{name} has no longer one {before!r}"

@@ -15,9 +15,9 @@ from pathlib import Path
 from redis.exceptions import ResponseError
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 LENGTH = 200
 

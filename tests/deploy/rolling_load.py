@@ -14,8 +14,8 @@ import openai
 from fakes import eventually
 from fleets import Gateway, Worker, Workers, start_gateway, workers_of
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import expected_text
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import expected_text
 
 CLIENTS, REPLICAS = 4, 2
 LENGTHS = (5, 60)  # tokens; the long ones outlast a worker's time to drain

@@ -15,10 +15,10 @@ from redis.exceptions import ResponseError
 from servers import SERVERS
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 SCRIPTS = Path(__file__).parents[2] / "deploy/redis"
 CLI = Path(__file__).parent / "redis_cli.py"

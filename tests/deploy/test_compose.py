@@ -24,8 +24,8 @@ from openai.types.chat import ChatCompletion
 from patience import WAIT_S
 
 from penstock.gateway.settings import PREFIX, GatewaySettings
+from penstock.local.embedded import EmbeddedServer, find_servers
 from penstock.producer import AsyncClient, ServerRefused
-from penstock.worker.local.embedded import EmbeddedServer, find_servers
 from penstock.worker.settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]

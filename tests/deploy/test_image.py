@@ -87,7 +87,7 @@ def test_the_kernels_are_built_for_cpus_and_no_compiler_is_left(tmp_path: Path) 
         subprocess.run(["/bin/sh", "-ec", line], env=variables, check=True, timeout=WAIT_S)
         told = asked.read_text() if asked.exists() else ""
         assert ("install --yes --no-install-recommends g++" in told) is (image == "cpu")
-        assert ("python -m penstock.engine.native" in told) is (image == "cpu")
+        assert ("python -m penstock.engine.kernels.cpu" in told) is (image == "cpu")
     assert "apt-get" not in FINAL
     assert "COPY --from=build /opt/penstock /opt/penstock" in FINAL
 

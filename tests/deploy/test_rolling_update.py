@@ -9,8 +9,8 @@ from fleets import ROOT, next_version, start_gateway
 from rolling_load import CLIENTS, two_versions, under_load
 from worker_harness import is_queue_empty
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 async def answer_to_the_new_field(redis: RedisClient, request_id: str) -> str | None:

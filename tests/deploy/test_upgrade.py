@@ -25,9 +25,9 @@ from patience import WAIT_S
 from rolling_load import CLIENTS, two_versions, under_load
 from worker_harness import is_queue_empty, read_reply
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import expected_text, expected_tokens
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
 
 pytestmark = pytest.mark.upgrade
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.gateway.store import names
-from penstock.producer import keys
+from penstock.protocol import keys
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from docs.scripts.pages import ROOT, all_pages, page
-from penstock.worker.cli import app
+from penstock.cli import app
 
 PAGES = [name for name in all_pages() if name != "CHANGELOG.md"]  # that one is history
 ROOT_COMMAND: Any = typer.main.get_command(app)  # of a click that is typer's own

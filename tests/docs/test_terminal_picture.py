@@ -8,9 +8,9 @@ from collections import defaultdict
 
 from docs.scripts import terminal_view
 from docs.scripts.pages import ROOT
-from penstock.producer.operations.snapshot import RunningRequest, Snapshot, Worker
-from penstock.worker.cli.watching.board import Board
-from penstock.worker.cli.watching.view import running_table, workers_table
+from penstock.cli.watching.board import Board
+from penstock.cli.watching.view import running_table, workers_table
+from penstock.protocol.operations.snapshot import RunningRequest, Snapshot, Worker
 
 SVG = "{http://www.w3.org/2000/svg}"
 PICTURE = ROOT / "docs" / "top.svg"

@@ -28,15 +28,16 @@ from servers import KINDS, SERVERS
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, running_worker
 
 from penstock import gateway as gateway_package
+from penstock.cli import run
+from penstock.cli.checks.redis import check_redis
 from penstock.gateway.store import names
-from penstock.producer import AsyncClient, QueueFull, ReplyGone, RequestRefused, ServerRefused, keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, fake_model
-from penstock.worker.cli import run
-from penstock.worker.cli.checks.redis import check_redis
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, QueueFull, ReplyGone, RequestRefused, ServerRefused
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
-from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import WorkerService
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"

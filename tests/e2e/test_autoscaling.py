@@ -14,11 +14,12 @@ import yaml
 from test_worker_health import get_metrics
 from worker_harness import Running, eventually, is_queue_empty, running_worker, send
 
-from penstock.producer import AsyncClient, QueueFull, keys
-from penstock.producer.queue_load import QueueLoad, query_load
-from penstock.producer.redis.connection import RedisClient, ensure_group
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.delivery import measuring
+from penstock.producer import AsyncClient, QueueFull
+from penstock.protocol import keys
+from penstock.protocol.queue.load import QueueLoad, query_load
+from penstock.protocol.redis.connection import RedisClient, ensure_group
+from penstock.tools.chaos.fake_engine import FakeEngine
+from penstock.worker.intake import measuring
 
 pytestmark = pytest.mark.usefixtures("patient_scrapes")
 

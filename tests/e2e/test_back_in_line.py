@@ -15,11 +15,11 @@ from worker_harness import (
     take_and_claim,
 )
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_tokens
-from penstock.worker.protocol import scripts
+from penstock.producer import AsyncClient
+from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
 
 BATCH = -1000
 

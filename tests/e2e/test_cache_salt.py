@@ -7,10 +7,10 @@ from pathlib import Path
 
 from worker_harness import read_reply, send, serving
 
+from penstock.cli.shared.serve import load_model
 from penstock.engine import EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli.serve import load_model
+from penstock.protocol.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import WorkerService
 

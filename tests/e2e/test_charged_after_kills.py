@@ -21,20 +21,21 @@ from patience import TEST_S, WAIT_S
 from worker_harness import QUICK, running_worker, serving
 from worker_process import WorkerProcess
 
+from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.gateway.keys.secrets import Secret
 from penstock.gateway.store import names
-from penstock.producer import GenerateRequest, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.chaos.process import ModelWorker
-from penstock.worker.cli.serve import load_model
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import GenerateRequest
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
+from penstock.tools.chaos.process import ModelWorker
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import to_engine_request
-from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.intake.admission import to_engine_request
+from penstock.worker.intake.preparation import Preparer
 from penstock.worker.introduction import STARTED
-from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import WorkerService
 
 QUEUE = "q"

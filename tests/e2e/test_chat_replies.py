@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from penstock.engine.demo import MODEL_DIR
+from penstock.local.llm import LLM
 from penstock.producer import Reply, RequestRefused
-from penstock.worker.llm import LLM
 
 TEMPLATES = Path(__file__).parents[1] / "chat_templates"
 QUESTION = {"role": "user", "content": "Is it noon?"}

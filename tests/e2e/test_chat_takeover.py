@@ -15,19 +15,20 @@ import pytest
 from patience import slow
 from worker_harness import eventually, is_queue_empty, read_reply, serving, take_and_claim
 
+from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.text.response.call_ids import call_id
-from penstock.producer import GenerateRequest, Reply, keys
+from penstock.producer import GenerateRequest, Reply
 from penstock.producer.reading.assembly import Assembler
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli.serve import load_model
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import to_engine_request
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.chunks import chunk_fields
-from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.intake.admission import to_engine_request
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.publish.chunks import chunk_fields
+from penstock.worker.run.choices import ChoiceBuffer
 from penstock.worker.service import WorkerService
 
 TEMPLATE = Path(__file__).parents[1] / "chat_templates" / "hermes.jinja"

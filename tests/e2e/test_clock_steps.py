@@ -14,9 +14,10 @@ from structlog.testing import capture_logs
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 FAR_S = 100_000.0  # no test waits for so long
 SHORT_S = 90.0

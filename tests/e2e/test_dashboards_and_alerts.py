@@ -13,7 +13,7 @@ from observed import load, observed
 from prometheus_client.parser import text_string_to_metric_families
 from promql import DASHBOARDS, ROOT, RULES, alerts, expressions, labels, metrics, panels
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 SCRAPED = {"job", "instance"}  # labels that Prometheus adds

@@ -21,9 +21,9 @@ from gateway_model import WORKER
 from patience import WAIT_S
 
 from docs.scripts.pages import ROOT, Block, page
-from penstock.producer.wire import ChunkEntry, ToolCallDelta
-from penstock.worker.local.embedded import EmbeddedServer
-from penstock.worker.local.worker_process import local_worker, wait_joined
+from penstock.local.embedded import EmbeddedServer
+from penstock.local.worker_process import local_worker, wait_joined
+from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 
 FOREIGN = ("import celery", "from celery", "import arq", "from arq")  # what one comes from is not installed
 

@@ -14,8 +14,8 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 from patience import WAIT_S
 
-from penstock.producer import keys
-from penstock.producer.wire import ChunkEntry, ToolCallDelta
+from penstock.protocol import keys
+from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -15,12 +15,13 @@ from servers import KINDS, SERVERS
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from worker_process import WorkerProcess
 
-from penstock.producer import AsyncClient, keys
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient
 from penstock.producer.handle import Handle
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.reply import Reply
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.reply import Reply
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 pytestmark = pytest.mark.every_server
 

@@ -10,9 +10,9 @@ from gateway_client import CHAT, bare_client, chat, read_events
 from gateway_harness import running_gateway
 from worker_harness import running_worker
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 ENDLESS = chat(max_tokens=90_000, stream=True) | {"model": "q"}
 

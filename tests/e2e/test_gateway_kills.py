@@ -18,9 +18,9 @@ from gateway_process import GatewayProcess
 from patience import TEST_S, WAIT_S
 from worker_process import WorkerProcess
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import expected_text
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import expected_text
 from penstock.worker.introduction import STARTED
 
 QUEUE = "q"

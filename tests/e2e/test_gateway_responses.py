@@ -16,8 +16,8 @@ from gateway_process import GatewayProcess
 from patience import WAIT_S
 from worker_process import WorkerProcess
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import expected_text
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import expected_text
 from penstock.worker.introduction import STARTED
 
 NUM_TOKENS = 100

@@ -14,19 +14,22 @@ import pytest
 from patience import WAIT_S
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send, serving
 
+from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.producer import GenerateRequest, keys
-from penstock.producer.redis.cancelling import cancel
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_tokens
-from penstock.worker.cli.serve import load_model
+from penstock.producer import GenerateRequest
+from penstock.protocol import keys
+from penstock.protocol.queue.cancelling import cancel
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery import handing_back, publisher, sweeping
-from penstock.worker.delivery.admission import to_engine_request
-from penstock.worker.delivery.handing_back import MAX_HANDBACKS
-from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.intake import handing_back
+from penstock.worker.intake.admission import to_engine_request
+from penstock.worker.intake.handing_back import MAX_HANDBACKS
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.publish import publisher
 from penstock.worker.service import WorkerService
+from penstock.worker.watch import sweeping
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
 BATCH: dict[str, Any] = {

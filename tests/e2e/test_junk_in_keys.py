@@ -13,13 +13,13 @@ from patience import mostly_slow
 from structlog.testing import capture_logs
 from worker_harness import Running, eventually, is_queue_empty, read_reply, running_worker
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.operations import dead_letters, requests, waiting
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import is_junk
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.protocol import tenants
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.operations import dead_letters, requests, tenants, waiting
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import is_junk
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 OF_REQUESTS = ("reply", "state", "cancel")
 NOT_THE_WORKERS = ("requests", "wake", *OF_REQUESTS)

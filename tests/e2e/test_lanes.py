@@ -9,10 +9,12 @@ from patience import WAIT_S
 from redis import exceptions
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.delivery import charging, intake
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
+from penstock.worker.intake import intake
+from penstock.worker.watch import charging
 
 
 async def served(redis: RedisClient, tenant: str) -> float:

@@ -12,9 +12,9 @@ import pytest
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.identity import identify
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.local.llm import LLM
+from penstock.local.worker_process import local_worker
 from penstock.producer import AsyncClient, GenerateRequest, Message, PenstockError, Reply, RequestRefused
-from penstock.worker.llm import LLM
-from penstock.worker.local.worker_process import local_worker
 
 SMALL: dict[str, Any] = {"model": "demo", "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520}
 STORY = "Tell me a short story about a turtle."

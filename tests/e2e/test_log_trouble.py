@@ -17,9 +17,9 @@ import pytest
 from patience import WAIT_S, slow
 from worker_harness import eventually, read_reply, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import EndEntry
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import EndEntry
 
 TESTS = Path(__file__).parents[1]
 WORKER = (str(TESTS / "fake_service.py"), "worker", "--model", "fake", "--queue", "q", "--health-port", "none")

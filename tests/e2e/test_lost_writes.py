@@ -17,12 +17,13 @@ from servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from worker_process import WorkerProcess
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.ids import slot_of
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from penstock.worker.chaos.fake_words import word
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.ids import slot_of
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.tools.chaos.fake_words import word
 
 pytestmark = pytest.mark.every_server
 
@@ -155,7 +156,7 @@ async def test_the_nodes_of_a_cluster_lose_different_writes(
     lossy_cluster: list[Server], lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply's node forgets what the queue's node remembers."""
-    monkeypatch.setattr("penstock.worker.delivery.removals.ENDS_SETTLE_S", 5.0)
+    monkeypatch.setattr("penstock.worker.publish.removals.ENDS_SETTLE_S", 5.0)
     url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.server.port}" for node in lossy_cluster)
     redis, engine = connect(url, decode=True), FakeEngine(step_s=0.002)
     queue_node, *_ = lossy_cluster

@@ -18,15 +18,16 @@ from patience import WAIT_S
 from redis.asyncio import Redis
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.operations.collector import look
-from penstock.producer.redis import moves
-from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.cli.top import _Watch
-from penstock.worker.cli.watching.board import Board
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.cli.top import _Watch
+from penstock.cli.watching.board import Board
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis import moves
+from penstock.protocol.redis.address import parse_url
+from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 TOKENS = 60
 QUESTION = {"model": "q", "prompt": "x", "max_tokens": 3}

@@ -19,11 +19,12 @@ from worker_harness import (
 )
 
 from penstock.engine.loading.identity import Identity
-from penstock.producer import AsyncClient, keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import OwnEntry
-from penstock.worker.chaos.fake_engine import expected_text, expected_tokens, fake_model
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import OwnEntry
+from penstock.tools.chaos.fake_engine import expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import OtherFleet
 from penstock.worker.service import WorkerService

@@ -14,6 +14,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+from packages import PACKAGES
 
 import penstock
 
@@ -148,7 +149,7 @@ def test_the_command_runs_beside_files_named_as_its_parts(
 
 def test_every_part_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     """The sdist has the same files."""
-    for part in ("producer", "engine", "worker", "gateway"):
+    for part in PACKAGES:
         sources = {f"penstock/{path.relative_to(ROOT)}" for path in (ROOT / part).rglob("*.py")}
         assert sources
         assert sources == {name for name in wheel.namelist() if re.match(rf"penstock/{part}/.*\.py$", name)}
@@ -175,7 +176,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
     assert {"worker", "gateway", "tpu", "cuda", "dev"} <= set(metadata.get_all("Provides-Extra", []))
-    assert "penstock = penstock.worker.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "penstock = penstock.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
 
 
 def test_the_client_needs_only_light_packages() -> None:
@@ -191,7 +192,7 @@ SERVERS = ("uvicorn", "starlette", "httptools", "python_multipart")
     ("module", "heavy"),
     [
         ("penstock", (*HEAVY, *SERVERS)),
-        ("penstock.worker.cli", (*HEAVY, *SERVERS)),
+        ("penstock.cli", (*HEAVY, *SERVERS)),
         ("penstock.gateway.app", (*HEAVY, "jinja2")),
     ],
 )

@@ -31,8 +31,8 @@ from worker_process import WorkerProcess
 
 from penstock.gateway.server import serving_metrics
 from penstock.producer import AsyncClient
-from penstock.producer.tasks import end_tasks
-from penstock.worker.chaos.process import ModelWorker
+from penstock.protocol.tasks import end_tasks
+from penstock.tools.chaos.process import ModelWorker
 
 pytestmark = pytest.mark.prometheus
 

@@ -14,11 +14,11 @@ from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from structlog.testing import capture_logs
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis import pipeline
-from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.protocol import keys
+from penstock.protocol.redis import pipeline
+from penstock.protocol.redis.address import parse_url
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.errors import RedisRefused
 
 TOKENS = 40
@@ -28,8 +28,8 @@ ANSWERS = {**PASSING, "max number of clients": FULL, **REFUSED}
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     structlog.reset_defaults()
-    in_worker = [f"worker.{name}" for name in ("session", "protocol.heartbeat", "calls.server")]
-    for name in ("producer.serving.readiness", "producer.serving.refusals", *in_worker):
+    in_worker = [f"worker.{name}" for name in ("session", "presence.heartbeat", "calls.server")]
+    for name in ("serving.readiness", "serving.refusals", *in_worker):
         monkeypatch.setattr(f"penstock.{name}._log", structlog.get_logger())
     with capture_logs() as captured:
         yield captured
@@ -124,7 +124,7 @@ async def test_a_stranger_s_script_ends_no_fleet(redis_url: str, redis: RedisCli
 async def test_silence_is_outlasted(
     proxy: RefusingProxy, redis: RedisClient, lines: list[Any], monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
-    monkeypatch.setattr("penstock.producer.redis.connection.COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("penstock.protocol.redis.connection.COMMAND_TIMEOUT_S", 1.0)
     monkeypatch.setitem(pipeline.execute.__kwdefaults__, "timeout_s", 1.0)  # type: ignore[arg-type]
     async with running_worker(proxy.url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker:
         ids = ["after"]
@@ -172,7 +172,7 @@ async def _none(count: Awaitable[int]) -> bool:
 async def test_what_is_refused_for_too_long_ends_the_worker_in_good_order(
     proxy: RefusingProxy, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.producer.serving.refusals.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.serving.refusals.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("penstock.worker.session.HAND_BACK_TIMEOUT_S", 0.1)
     monkeypatch.setattr("penstock.worker.session.GOODBYE_TIMEOUT_S", 0.1)
     engine = FakeEngine(step_s=0.002)
@@ -192,8 +192,8 @@ async def test_what_is_refused_for_too_long_ends_the_worker_in_good_order(
 async def test_new_credentials_are_found_while_the_worker_runs(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.producer.redis.credentials.READ_EVERY_S", 0.01)
-    monkeypatch.setattr("penstock.producer.serving.refusals.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.protocol.redis.credentials.READ_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.serving.refusals.LOOK_EVERY_S", 0.01)
 
     async def login(name: str, *rules: str) -> None:
         await redis.execute_command("ACL SETUSER", name, "reset", "on", f">{name}", "~*", "&*", *rules)

@@ -21,14 +21,15 @@ from worker_harness import (
 )
 
 from penstock.engine.loading.identity import Identity
-from penstock.producer import AsyncClient, keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import may_be_elsewhere
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.producer import AsyncClient
+from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import may_be_elsewhere
+from penstock.protocol.scripts import calls, claims, entries, lanes, presence
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol import faults, scripts
-from penstock.worker.protocol.scripts import calls, claims, entries, lanes, presence
+from penstock.worker.redis import faults
 
 OLD, NEW = (Identity(revision=None, weights=weights, tokenizer="t", template=None) for weights in ("old", "new"))
 ASIDE = set_aside_for(OLD.digest(None))
@@ -55,8 +56,8 @@ def all_scripts() -> set[str]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets retries and periodic tasks follow each other at once."""
     monkeypatch.setattr(faults.Backoff, "next_s", lambda _: 0.005)
-    for name in ("sweeping.SWEEP", "reporting.REPORT", "measuring.MEASURE", "charging.CHARGE"):
-        monkeypatch.setattr(f"penstock.worker.delivery.{name}_INTERVAL_S", 0.02)
+    for name in ("watch.sweeping.SWEEP", "watch.reporting.REPORT", "intake.measuring.MEASURE", "watch.charging.CHARGE"):
+        monkeypatch.setattr(f"penstock.worker.{name}_INTERVAL_S", 0.02)
 
 
 async def test_each_command_meets_each_refusal(redis_url: str, redis: RedisClient, quick: None) -> None:

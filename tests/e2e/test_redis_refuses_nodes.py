@@ -14,13 +14,13 @@ from patience import WAIT_S
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from worker_harness import Running, eventually, running_worker
 
+from penstock.cli.top import ANSWER_S
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Handle, PenstockError, Reply
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, answered, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.cli.top import ANSWER_S
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.address import parse_url
+from penstock.protocol.redis.connection import RedisClient, answered, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 TOKENS = 60
 

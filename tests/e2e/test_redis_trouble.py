@@ -16,10 +16,11 @@ from redis_proxy import RedisProxy
 from servers import KINDS, SERVERS
 from worker_harness import Running, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 pytestmark = pytest.mark.every_server
 

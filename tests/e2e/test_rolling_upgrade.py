@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from worker_harness import Reply, eventually, read_reply
 
-from penstock.producer import AsyncClient, Handle, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import OwnEntry
-from penstock.worker.local.worker_process import local_worker, wait_joined
+from penstock.local.worker_process import local_worker, wait_joined
+from penstock.producer import AsyncClient, Handle
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import OwnEntry
 
 pytestmark = pytest.mark.slow
 

@@ -16,10 +16,10 @@ from refusing_proxy import RefusingProxy
 from tls_proxy import tls_of
 from worker_harness import Running, eventually, running_worker
 
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Client
-from penstock.producer.redis import silence
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.protocol.redis import silence
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 TOKENS = 60
 Break = Callable[[RefusingProxy], None]

@@ -17,16 +17,17 @@ from patience import WAIT_S
 from safetensors.numpy import save_file
 from worker_harness import QUICK, Reply, eventually, is_queue_empty, read_reply, read_until, serving
 
+from penstock.cli.shared.serve import load_model
 from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.producer import GenerateRequest, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, ReplyEntry
-from penstock.worker.chaos.process import ModelWorker
-from penstock.worker.cli.serve import load_model
+from penstock.producer import GenerateRequest
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, ReplyEntry
+from penstock.tools.chaos.process import ModelWorker
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import to_engine_request
-from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.intake.admission import to_engine_request
+from penstock.worker.intake.preparation import Preparer
 from penstock.worker.service import WorkerService
 
 NUM_TOKENS = 500

@@ -11,10 +11,11 @@ from waiting_scenes import Blocked, SlowText
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.request import Request
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_tokens
-from penstock.worker.delivery import suspects
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
+from penstock.worker.intake import suspects
 
 LONG_S = 1000.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from scrapes import scraped
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.gateway.exposition import render
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol.redis.connection import RedisClient
+from penstock.serving.exposition import render
+from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.metrics import Metrics
 
 COUNTERS = ("prompt_tokens", "prompt_tokens_cached", "generation_tokens", "published_tokens")

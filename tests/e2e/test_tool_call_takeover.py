@@ -19,12 +19,12 @@ from penstock.engine.demo import MODEL_DIR
 from penstock.engine.text.response.call_ids import call_id
 from penstock.producer import Choice
 from penstock.producer.reading.assembly import Assembler
-from penstock.producer.wire import ChunkEntry, EndEntry, GenerateRequest, decode_reply
+from penstock.protocol.wire import ChunkEntry, EndEntry, GenerateRequest, decode_reply
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import to_engine_request
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.chunks import chunk_fields
-from penstock.worker.delivery.preparation import Preparation, Preparer
+from penstock.worker.intake.admission import to_engine_request
+from penstock.worker.intake.preparation import Preparation, Preparer
+from penstock.worker.publish.chunks import chunk_fields
+from penstock.worker.run.choices import ChoiceBuffer
 
 TEMPLATES = Path(__file__).parents[1] / "chat_templates"
 SIZES = EngineConfig(max_num_seqs=8, max_batch_tokens=64, num_pages=520, decode_steps=1)

@@ -22,11 +22,12 @@ from traced_worker import InMemory, traced
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.telemetry.recorder import SCHEMA_URL
-from penstock.producer.telemetry.sdk import Telemetry, from_environment
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.telemetry.recorder import SCHEMA_URL
+from penstock.protocol.telemetry.sdk import Telemetry, from_environment
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"

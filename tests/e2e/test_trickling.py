@@ -18,9 +18,9 @@ from nodes import proxied_nodes, sentinel
 from patience import WAIT_S, slow
 from worker_harness import running_worker
 
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Client
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 ODD = (1, 1, 2, 1, 3, 97, 1, 5, 331, 13)
 TOKENS = 60

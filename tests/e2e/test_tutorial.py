@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from patience import WAIT_S
 
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()

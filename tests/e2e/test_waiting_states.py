@@ -17,11 +17,12 @@ from gateway_harness import running_gateway
 from waiting_scenes import IDS, NUM_TOKENS, OLD, SCENES, Blocked, SlowText, Stage, make_suspect
 from worker_harness import eventually, is_queue_empty, read_reply, send
 
-from penstock.producer import AsyncClient, CallTimedOut, GenerateRequest, ReplyGone, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import expected_tokens
-from penstock.worker.delivery.waiting import COLUMNS, TABLE, table
-from penstock.worker.delivery.waiting import WaitingState as State
+from penstock.producer import AsyncClient, CallTimedOut, GenerateRequest, ReplyGone
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import expected_tokens
+from penstock.worker.intake.waiting import COLUMNS, TABLE, table
+from penstock.worker.intake.waiting import WaitingState as State
 
 CHAT: Any = "/v1/chat/completions"
 GUARANTEES = Path(__file__).parents[2] / "docs/guarantees.md"

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import Model, Say, WorkerService
 

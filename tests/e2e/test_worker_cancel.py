@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 
 
 async def test_cancel_while_queued(redis_url: str, redis: RedisClient) -> None:

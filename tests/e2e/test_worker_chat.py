@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import OwnEntry
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import OwnEntry
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATE = (

@@ -14,14 +14,15 @@ from redis import exceptions
 from worker_harness import eventually, running_worker
 from worker_process import WorkerProcess
 
-from penstock.producer import AsyncClient, RequestRefused, keys
-from penstock.producer.ids import slot_of
-from penstock.producer.operations import dead_letters
-from penstock.producer.operations.collector import look
-from penstock.producer.operations.draining import presence, tell_to_drain
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, RequestRefused
+from penstock.protocol import keys
+from penstock.protocol.ids import slot_of
+from penstock.protocol.operations import dead_letters
+from penstock.protocol.operations.collector import look
+from penstock.protocol.operations.draining import presence, tell_to_drain
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import pytest
 from patience import WAIT_S
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker import session
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.publisher import Publisher
 from penstock.worker.errors import Aborted, DrainIncomplete, EngineFailed, NameTaken
+from penstock.worker.publish.publisher import Publisher
 from penstock.worker.service import Model, Say, WorkerService
 
 

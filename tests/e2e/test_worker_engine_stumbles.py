@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 from worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
 
 from penstock.engine.request import Request
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 BAD = b"bad"
 

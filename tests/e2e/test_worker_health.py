@@ -23,9 +23,9 @@ from scrapes import scraped
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, Say, WorkerService

@@ -13,10 +13,11 @@ from gateway_harness import running_gateway
 from patience import WAIT_S
 from worker_harness import end_as, eventually, is_queue_empty, read_reply, running_worker, send, take_and_claim
 
-from penstock.producer import AsyncClient, RequestRefused, keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.wire import MAX_FIELDS
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
+from penstock.producer import AsyncClient, RequestRefused
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.wire import MAX_FIELDS
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 MALFORMED: dict[str, dict[Any, Any]] = {
     "invalid json": {"request": "{"},

@@ -12,12 +12,12 @@ from patience import WAIT_S
 from structlog.testing import capture_logs
 from worker_harness import QUICK, eventually, running_worker
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import fake_model
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
-from penstock.worker.local.embedded import EmbeddedServer
 from penstock.worker.service import Model, Say, WorkerService
 
 

@@ -24,12 +24,13 @@ from worker_harness import (
 from worker_process import WorkerProcess
 
 from penstock.engine.request import Output
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_speech, expected_text, expected_tokens
-from penstock.worker.chaos.fake_words import CALL, speech_of
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.chunks import chunk_fields
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_speech, expected_text, expected_tokens
+from penstock.tools.chaos.fake_words import CALL, speech_of
+from penstock.worker.publish.chunks import chunk_fields
+from penstock.worker.run.choices import ChoiceBuffer
 
 pytestmark = pytest.mark.every_server
 

@@ -9,11 +9,11 @@ import pytest
 from redis_proxy import RedisProxy
 from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
-from penstock.worker.local.embedded import EmbeddedServer
 
 
 async def test_lost_answers_double_and_lose_nothing(redis_url: str, redis: RedisClient) -> None:

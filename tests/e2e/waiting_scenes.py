@@ -27,15 +27,15 @@ from worker_harness import (
 from penstock.engine.loading.identity import Identity
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
-from penstock.producer import AsyncClient, keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.cancelling import cancel
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, FakeText, expected_tokens
-from penstock.worker.delivery.claiming import Claimer
-from penstock.worker.delivery.entries import EntryReader, QueueEntry
-from penstock.worker.delivery.waiting import WaitingState as State
-from penstock.worker.protocol import scripts
+from penstock.producer import AsyncClient
+from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.queue.cancelling import cancel
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, FakeText, expected_tokens
+from penstock.worker.intake.claiming import Claimer
+from penstock.worker.intake.waiting import WaitingState as State
+from penstock.worker.run.entries import EntryReader, QueueEntry
 
 IDS = ("library", "by-hand")  # who sent them; both have an id of their own
 NUM_TOKENS = 4

@@ -21,9 +21,9 @@ from penstock.engine.formats.packing import Packing, leaf_shapes
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import Decoder, MLPConfig
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.quantized import QuantizedLinear, unpacked
-from penstock.engine.sharded_linears import KernelLinear, prepare_for_tpu
-from penstock.engine.sharding import place, split_model
+from penstock.engine.models.layers.quantized import QuantizedLinear, unpacked
+from penstock.engine.sharding.linears import KernelLinear, prepare_for_tpu
+from penstock.engine.sharding.placement import place, split_model
 
 PACKINGS = {
     ("attention", "q"): Packing("int4", 32, scale="float16", offset="minimums"),

@@ -21,9 +21,9 @@ from quantized_weights import SCHEMES
 from penstock.engine.attention.selection import attention_for
 from penstock.engine.config import ATTENTION_SETTINGS
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.loading.gguf.architectures import ARCHITECTURES
 from penstock.engine.models import FAMILIES
-from penstock.engine.native import NativeLibrary
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "models.md"
 PLACE = re.compile(r"(<!-- Written by `make docs`[^>]*-->\n).*(<!-- Up to here\. -->)", re.DOTALL)

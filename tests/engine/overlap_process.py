@@ -18,9 +18,9 @@ from flax import nnx
 
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import QKV, AttentionOptions, Decoder, GroupCache, MLPConfig, ModelConfig, NormConfig
-from penstock.engine.models.hf_blocks import sliding
-from penstock.engine.overlapped_sums import overlap
-from penstock.engine.sharding import Placement, place, split_model
+from penstock.engine.models.hf.blocks import sliding
+from penstock.engine.sharding.overlapped_sums import overlap
+from penstock.engine.sharding.placement import Placement, place, split_model
 
 DENSE = replace(TINY.blocks[0].with_attention(num_heads=8, head_dim=16), mlp=MLPConfig(192))
 PLAIN = replace(TINY, blocks=(DENSE,) * 3, hidden_size=256)

@@ -18,10 +18,10 @@ import numpy as np
 from penstock.engine.attention import AttentionBackend, RaggedBatch, attention_for
 from penstock.engine.attention.contract import PLAIN
 from penstock.engine.attention.triton import TritonAttention
-from penstock.engine.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import QKV, AttentionOptions, LayerCache
 from penstock.engine.models.attend import KVScales
-from penstock.engine.native import NativeLibrary
 
 MIXED = "mixed, decodes and chunks in any order"
 # (tokens of this step, tokens in all) of each sequence

@@ -7,8 +7,8 @@ from itertools import accumulate, takewhile
 
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.request import Request, SamplingParams
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Drafts, Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan

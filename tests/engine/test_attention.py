@@ -29,8 +29,8 @@ from ragged_batches import (
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import QKV, LayerCache
-from penstock.engine.native import NativeLibrary
 
 
 @pytest.mark.parametrize(

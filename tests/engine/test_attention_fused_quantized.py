@@ -23,7 +23,7 @@ from penstock.engine.attention.quantization import kv_head_bytes
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import QKV, AttentionOptions, LayerCache, StackedCache
 from penstock.engine.models.attend import KVScales
-from penstock.engine.sharding import place
+from penstock.engine.sharding.placement import place
 
 INT8 = "int8"
 PAGE, MAX_SEQS, MAX_LEN, NUM_TOKENS, LAYERS = 128, 6, 384, 64, 2

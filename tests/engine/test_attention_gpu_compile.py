@@ -15,15 +15,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, ShardedAttention
 from penstock.engine.attention.triton import TritonAttention
-from penstock.engine.cache_sizes import with_pages
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps, _compute_hidden
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import QKV, AttentionOptions, ModelConfig
-from penstock.engine.planning import preset
-from penstock.engine.sharding import place
+from penstock.engine.sharding.placement import place
+from penstock.tools.plan import preset
 
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from penstock.engine.native.compilation import FLAGS
+from penstock.engine.kernels.cpu.compilation import FLAGS
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parent.parent / "engine" / "native"
+NATIVE = HERE.parent.parent / "engine" / "kernels" / "cpu"
 
 # For each, the flag of /proc/cpuinfo that it takes to run here; None: an emulator.
 PROCESSORS: dict[str, str | None] = {

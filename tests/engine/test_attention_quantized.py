@@ -28,9 +28,9 @@ from penstock.engine.attention import KVCacheSpec, attention_for
 from penstock.engine.attention.contract import CacheArray
 from penstock.engine.attention.quantization import quantized_by_token
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import QKV, AttentionOptions, LayerCache
 from penstock.engine.models.attend import KVScales
-from penstock.engine.native import NativeLibrary
 
 MAX_LEN, MAX_SEQS = 160, 5
 

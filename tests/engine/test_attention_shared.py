@@ -17,8 +17,8 @@ from ragged_batches import run_attention as attended
 from penstock.engine.attention import KVCacheSpec, attention_for
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
-from penstock.engine.native import NativeLibrary
 
 MAX_SEQS, MAX_LEN = 6, 96
 

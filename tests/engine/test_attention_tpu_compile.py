@@ -13,8 +13,8 @@ from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
 from penstock.engine.models.attend import KV_SCALES_DTYPE, KVScales
-from penstock.engine.planning import has_libtpu
-from penstock.engine.planning.topology import devices_of
+from penstock.tools.plan import has_libtpu
+from penstock.tools.plan.device.topology import devices_of
 
 pytestmark = [
     pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),

@@ -15,11 +15,12 @@ from engines import SMALL, VOCAB_SIZE, drive
 from patience import mostly_slow, slow
 from ragged_batches import MIXED, RAGGED, TRITON
 
-from penstock.engine import Engine, Request, SamplingParams, deployment
+from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
 from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.attention.triton.decode import split_work
 from penstock.engine.attention.triton.tiles import Heads, decode_tiles, prefill_tiles
+from penstock.engine.deployment import deployment
 from penstock.engine.models import QKV
 
 compare = partial(ragged_batches.compare, names=(TRITON,))

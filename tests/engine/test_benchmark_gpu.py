@@ -13,8 +13,8 @@ import pytest
 from benchmarks import gpu
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.unpacking import unpack_step
-from penstock.engine.planning.roofline import kv_token_bytes
-from penstock.engine.planning.weights import step_weight_bytes
+from penstock.tools.plan.device.roofline import kv_token_bytes
+from penstock.tools.plan.device.weights import step_weight_bytes
 
 
 def test_every_kind_of_step_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interprete
 from jax.experimental.pallas import tpu as pltpu
 from test_packed_recurrence import Part, step_of
 
-from penstock.engine.kernels.delta_rule import _BEGINS, _GOES_ON, _HAS_PAST, _IS_LEFT, _IS_REAL, TokenSlots
+from penstock.engine.kernels.tpu.delta_rule import _BEGINS, _GOES_ON, _HAS_PAST, _IS_LEFT, _IS_REAL, TokenSlots
 from penstock.engine.models.config import DeltaNetConfig, NormConfig
-from penstock.engine.models.delta_net import DeltaInputs, DeltaNet
-from penstock.engine.models.recurrence import StateBatch, StateCache
-from penstock.engine.sharded_states import KernelDeltaNet, has_kernel
+from penstock.engine.models.layers.delta_net import DeltaInputs, DeltaNet
+from penstock.engine.models.layers.recurrence import StateBatch, StateCache
+from penstock.engine.sharding.states import KernelDeltaNet, has_kernel
 
 CONFIG = DeltaNetConfig(2, 6, 128, 128, 4, NormConfig(1e-6, scales_in_f32=True))
 NUM_TOKENS, NUM_SLOTS, FIRST_SLOT = 24, 9, 3

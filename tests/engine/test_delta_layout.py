@@ -6,12 +6,12 @@ import pytest
 from flax import nnx
 
 from penstock.engine.loading.checkpoint import abstract_model
-from penstock.engine.models.delta_net import DeltaNet
-from penstock.engine.planning import has_libtpu, preset
-from penstock.engine.planning.topology import devices_of
-from penstock.engine.sharded_linears import prepare_for_tpu
-from penstock.engine.sharded_states import KernelDeltaNet
-from penstock.engine.sharding import place, split_model
+from penstock.engine.models.layers.delta_net import DeltaNet
+from penstock.engine.sharding.linears import prepare_for_tpu
+from penstock.engine.sharding.placement import place, split_model
+from penstock.engine.sharding.states import KernelDeltaNet
+from penstock.tools.plan import has_libtpu, preset
+from penstock.tools.plan.device.topology import devices_of
 
 pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 

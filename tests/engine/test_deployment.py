@@ -10,8 +10,8 @@ import pytest
 from engines import TINY
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.engine.cache_sizes import with_pages
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.formats.packing import Packing
 from penstock.engine.models import ModelConfig
 from penstock.engine.stats import DeviceMemory

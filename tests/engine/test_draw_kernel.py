@@ -13,11 +13,11 @@ from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_sampling import KINDS, rows
 
-from penstock.engine.execution.draw_kernel import LANES, _prefix_lanes, _prefixes, draw
-from penstock.engine.execution.sampling import _draw, _sample_by_xla, survey
-from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
-from penstock.engine.planning import has_libtpu
-from penstock.engine.planning.topology import devices_of
+from penstock.engine.execution.sampling.draw_kernel import LANES, _prefix_lanes, _prefixes, draw
+from penstock.engine.execution.sampling.sampling import _draw, _sample_by_xla, survey
+from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
+from penstock.tools.plan import has_libtpu
+from penstock.tools.plan.device.topology import devices_of
 
 MIXED: dict[str, Any] = {
     "temperature": [1.0, 0.0, 0.7, 1.5, 1.0, 0.3],

@@ -11,7 +11,7 @@ import pytest
 from engines import SMALL, VOCAB_SIZE, drive
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams, TokenLogprob
-from penstock.engine.deployment import Deployment
+from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 

@@ -15,7 +15,7 @@ from patience import WAIT_S
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
 from penstock.engine.choice import Choice
 from penstock.engine.execution import packing as packing_module
-from penstock.engine.execution.options import HeadRow
+from penstock.engine.execution.sampling.options import HeadRow
 from penstock.engine.logprobs import PromptLogprobs
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.detokenizer import Detokenizer

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
 from penstock.engine import Engine, InvalidRequest, Request, SamplingParams
-from penstock.engine.execution.masks import MaskBuilder
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight, Started
+from penstock.engine.execution.sampling.masks import MaskBuilder
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan
 from penstock.engine.structured import Grammar, GrammarCompiler, GrammarFailed, Matcher

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from examples.demo_model.data import TASKS, Example, held_out_problems
 from examples.demo_model.packing import Encoded, encode
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.cache_sizes import with_pages
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.loading.checkpoint import read_model_config
 
 FP8, INT8 = "float8_e4m3fn", "int8"

@@ -31,7 +31,7 @@ def test_the_door_has_what_it_lists() -> None:
 def test_every_package_has_what_it_lists() -> None:
     found = [module.name for module in pkgutil.walk_packages(penstock.__path__, "penstock.") if module.ispkg]
     listing = {name: getattr(importlib.import_module(name), "__all__", ()) for name in found}
-    assert "penstock.engine.planning" in listing
+    assert "penstock.tools.plan" in listing
     missing = [
         f"{name}.{one}" for name, names in listing.items() for one in names if not hasattr(sys.modules[name], one)
     ]

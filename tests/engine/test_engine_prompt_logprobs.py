@@ -15,7 +15,7 @@ from engines import SMALL, VOCAB_SIZE, drive
 
 from penstock.engine import Engine, Output, Request, SamplingParams, TokenLogprob
 from penstock.engine.execution.runner import InFlight
-from penstock.engine.execution.sampling_rows import NOT_A_TOKEN
+from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
 from penstock.engine.scheduling.pace import Pace
 
 TOP = 3

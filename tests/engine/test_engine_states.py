@@ -17,16 +17,16 @@ from patience import slow
 from test_engine_invariance import ENDINGS, LETTERS, PARAMS, PROMPT
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.cache_sizes import fitting, with_pages
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.cache_sizes import fitting, with_pages
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.models import FAMILIES
 from penstock.engine.scheduling import scheduler
-from penstock.engine.scheduling.amounts import Amount
+from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.pace import Pace
-from penstock.engine.sharding import split_model
+from penstock.engine.sharding.placement import split_model
 from penstock.engine.speculation.acceptance import Acceptance
 
 pytestmark = pytest.mark.usefixtures("as_shipped")

@@ -19,15 +19,15 @@ from patience import slow
 from safetensors.numpy import load_file, save_file
 
 from penstock.engine import Engine, Request, SamplingParams
-from penstock.engine.cache_sizes import with_pages
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.errors import CheckpointError
 from penstock.engine.execution.runner import InFlight
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.models import layer_groups
-from penstock.engine.planning.roofline import kv_sequence_bytes, kv_token_bytes
 from penstock.engine.scheduling import scheduler
-from penstock.engine.scheduling.amounts import Amount
+from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.tools.plan.device.roofline import kv_sequence_bytes, kv_token_bytes
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 

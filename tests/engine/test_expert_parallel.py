@@ -14,10 +14,10 @@ from engines import TINY, write_model
 from jax.sharding import PartitionSpec
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.models import ExpertsConfig, MLPConfig, ModelConfig, active_parameters, num_parameters
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.sharding import place, split_model
+from penstock.engine.sharding.placement import place, split_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {

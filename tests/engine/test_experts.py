@@ -16,8 +16,8 @@ from flax import nnx
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig
-from penstock.engine.models.experts import Experts, GroupedMLP, RowGroups, route
-from penstock.engine.sharded_linears import prepare_for_tpu
+from penstock.engine.models.layers.experts import Experts, GroupedMLP, RowGroups, route
+from penstock.engine.sharding.linears import prepare_for_tpu
 
 HIDDEN = 16
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import FAMILIES, Decoder
-from penstock.engine.sharding import split_model
+from penstock.engine.sharding.placement import split_model
 
 NUM_EXPERTS = 3
 Tensors = dict[str, np.ndarray]

@@ -13,7 +13,8 @@ from jax.sharding import SingleDeviceSharding
 from test_sampling import KINDS, VOCAB, draw, logits, rows
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.engine.execution.extended import (
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling.extended import (
     NO_DRAFT,
     NO_TARGET,
     ExtendedRows,
@@ -22,10 +23,9 @@ from penstock.engine.execution.extended import (
     sample_extended,
     seen_drafts,
 )
-from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.logprobs import Logprobs, logprobs_of
-from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
-from penstock.engine.execution.sampling_state import (
+from penstock.engine.execution.sampling.logprobs import Logprobs, logprobs_of
+from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
+from penstock.engine.execution.sampling.sampling_state import (
     GENERATED,
     IN_PROMPT,
     SamplingState,
@@ -35,9 +35,9 @@ from penstock.engine.execution.sampling_state import (
     slot_fill,
     state_bytes,
 )
-from penstock.engine.planning import has_libtpu
-from penstock.engine.planning.topology import devices_of
 from penstock.engine.request import MAX_LOGIT_BIAS
+from penstock.tools.plan import has_libtpu
+from penstock.tools.plan.device.topology import devices_of
 
 NUM_SLOTS = 6
 

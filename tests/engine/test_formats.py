@@ -20,7 +20,7 @@ from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.leaf import Leaf
 from penstock.engine.formats.packing import Packing, leaf_shapes
 from penstock.engine.formats.reading import read_format
-from penstock.engine.models.quantized import unpacked
+from penstock.engine.models.layers.quantized import unpacked
 
 ALL = slice(None)
 

@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.gguf_blocks import BLOCK_TYPES, BlockType
 from penstock.engine.formats.packing import leaf_shapes
-from penstock.engine.models.quantized import unpacked
+from penstock.engine.models.layers.quantized import unpacked
 
 NUM_OUT, NUM_BLOCKS = 3, 4
 

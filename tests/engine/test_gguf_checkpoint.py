@@ -21,6 +21,8 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from penstock.cli.checks.model import check_model
+from penstock.cli.shared.serve import load_model as load_for_worker
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.generation_defaults import GenerationDefaults
@@ -28,13 +30,12 @@ from penstock.engine.loading.checkpoint import check_weights, load_model, read_m
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.identity import Identity, identify
 from penstock.engine.loading.source import open_checkpoint
-from penstock.engine.models import Decoder, quantized
-from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedLinear
-from penstock.engine.planning.models import planned_model
+from penstock.engine.models import Decoder
+from penstock.engine.models.layers import quantized
+from penstock.engine.models.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.worker.cli.checks.model import check_model
-from penstock.worker.cli.serve import load_model as load_for_worker
+from penstock.tools.plan.models import planned_model
 from penstock.worker.service import Model
 
 K = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}

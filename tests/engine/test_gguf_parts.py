@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 
+from penstock.cli.checks.model import check_model
 from penstock.engine.errors import ConfigError
 from penstock.engine.loading.source import open_checkpoint
-from penstock.worker.cli.checks.model import check_model
 
 COUNT = 3
 MERGE = "merge them: llama-gguf-split --merge model-00001-of-00003.gguf model.gguf"

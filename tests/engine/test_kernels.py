@@ -17,13 +17,14 @@ from engines import drive, write_model
 from jax.experimental.pallas import tpu as pltpu
 from quantized_stacks import random_stack
 
-from penstock.engine import Engine, EngineConfig, Request, SamplingParams, opening
+from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.attention.fused import FusedAttention
+from penstock.engine.deployment import opening
 from penstock.engine.formats.packing import Packing
-from penstock.engine.kernels import KernelForm, grouped_quantized_matmul, quantized_matmul
-from penstock.engine.kernels.grouped_matmul import tiles_of
-from penstock.engine.models.quantized import unpacked
-from penstock.engine.sharded_linears import KernelGroupedLinear, KernelLinear, prepare_for_tpu
+from penstock.engine.kernels.tpu import KernelForm, grouped_quantized_matmul, quantized_matmul
+from penstock.engine.kernels.tpu.grouped_matmul import tiles_of
+from penstock.engine.models.layers.quantized import unpacked
+from penstock.engine.sharding.linears import KernelGroupedLinear, KernelLinear, prepare_for_tpu
 
 FORMS = {
     "int8 in groups of 32 with zeros": Packing("int8", 32, scale="bfloat16", offset="zeros"),
@@ -111,7 +112,7 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
         return models[0]
 
     attention = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
-    monkeypatch.setattr("penstock.engine.deployment.attention_for", lambda *_, **__: attention)
+    monkeypatch.setattr("penstock.engine.deployment.deployment.attention_for", lambda *_, **__: attention)
     monkeypatch.setattr(opening, "load_model", with_kernels)
     results = drive(Engine.from_checkpoint(directory, replace(config, attention="auto")), requests)
     mlp = models[0].blocks[0].mlp

@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from test_kernels import FORMS
 
 from penstock.engine.formats.packing import Packing, leaf_shapes
-from penstock.engine.kernels import (
+from penstock.engine.kernels.tpu import (
     DeltaTokens,
     DeltaWeights,
     KernelForm,
@@ -23,9 +23,9 @@ from penstock.engine.kernels import (
     grouped_quantized_matmul,
     quantized_matmul,
 )
-from penstock.engine.planning import has_libtpu
-from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.topology import devices_of
+from penstock.tools.plan import has_libtpu
+from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.topology import devices_of
 
 pytestmark = [
     pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),

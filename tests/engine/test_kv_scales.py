@@ -16,13 +16,13 @@ from quantized_checkpoints import save, tensors_of, write_quantized
 from quantized_weights import SCHEMES
 
 from penstock.engine import CheckpointError, ConfigError, Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.formats.kv_cache import KVCacheScheme, read_kv_cache_scheme
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.models import Decoder, ModelConfig, num_parameters
-from penstock.engine.planning.models import planned_model
-from penstock.engine.sharding import split_model
+from penstock.engine.sharding.placement import split_model
+from penstock.tools.plan.models import planned_model
 
 FP8 = "float8_e4m3fn"
 LAYERS, KV_HEADS = 2, 2

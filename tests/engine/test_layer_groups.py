@@ -8,11 +8,11 @@ import pytest
 from engines import TINY
 
 from penstock.engine import ConfigError, EngineConfig
-from penstock.engine.cache_sizes import useful_pages, with_pages
-from penstock.engine.deployment import Deployment, deploy
+from penstock.engine.deployment.cache_sizes import useful_pages, with_pages
+from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.models import LayerGroups, ModelConfig, layer_groups, stacked_layers
-from penstock.engine.planning.roofline import kv_sequence_bytes
-from penstock.engine.scheduling.amounts import Amount
+from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.tools.plan.device.roofline import kv_sequence_bytes
 
 TOKEN_BYTES = 2 * 2 * 16 * 4  # K and V, heads, head_dim, f32: of TINY, in one layer
 

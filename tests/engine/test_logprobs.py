@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tokenizers_for_tests import byte_level
 
-from penstock.engine.execution.logprobs import Logprobs
+from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.logprobs import PromptLogprobs, logprob_at
 from penstock.engine.request import Request, SamplingParams, TokenLogprob, TopLogprob
 from penstock.engine.text.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig, family_of
-from penstock.engine.models.hf_rope import FULL, SLIDING
-from penstock.engine.models.rope import rotary_frequencies, rotary_tables
+from penstock.engine.models.hf.rope import FULL, SLIDING
+from penstock.engine.models.layers.rope import rotary_frequencies, rotary_tables
 
 BASE = {
     "vocab_size": 10,
@@ -303,7 +303,7 @@ def test_harmless_fields_are_accepted() -> None:
 def test_activations_are_those_of_transformers(name: str) -> None:
     from transformers.activations import ACT2FN
 
-    from penstock.engine.models.layers import ACTIVATIONS
+    from penstock.engine.models.layers.basic import ACTIVATIONS
 
     x = np.linspace(-6, 6, 101, dtype=np.float32)
     np.testing.assert_allclose(ACTIVATIONS[name](x), ACT2FN[name](torch.from_numpy(x)).numpy(), atol=1e-6)

@@ -15,11 +15,11 @@ from flax import nnx
 
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.cpu import load_library, panel_width
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
-from penstock.engine.models.experts import GroupedMLP, RowGroups, route
-from penstock.engine.models.layers import GatedMLP, Linear
-from penstock.engine.models.packed import PackedExperts, PackedLinear, PackedMLP
-from penstock.engine.native import load_library, panel_width
+from penstock.engine.models.cpu.panels import PackedExperts, PackedLinear, PackedMLP
+from penstock.engine.models.layers.basic import GatedMLP, Linear
+from penstock.engine.models.layers.experts import GroupedMLP, RowGroups, route
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
@@ -229,7 +229,7 @@ def test_without_a_compiler_auto_leaves_products_to_xla_and_native_says_why(
     monkeypatch.setenv("PATH", str(tmp_path))
     config = replace(SMALL, compile_cache_dir=tmp_path / "compiled")
     monkeypatch.setattr(
-        "penstock.engine.opening.keep_compilations", lambda directory: None
+        "penstock.engine.deployment.opening.keep_compilations", lambda directory: None
     )  # it would change this process
     request = Request("a", (3, 4, 5), SamplingParams(temperature=0, max_tokens=3))
     assert drive(Engine.from_checkpoint(tiny_model, config), [request])["a", 0].finish_reason == "length"

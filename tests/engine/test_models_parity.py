@@ -17,7 +17,7 @@ from patience import slow
 from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import QKV, AttentionOptions, GroupCache, ModelConfig, StackedCache, layer_groups
-from penstock.engine.models.recurrence import StateBatch
+from penstock.engine.models.layers.recurrence import StateBatch
 
 NUM_TOKENS = 40
 TOKENS = np.random.default_rng(7).integers(0, VOCAB_SIZE, NUM_TOKENS).tolist()

@@ -8,7 +8,7 @@ import pytest
 from engines import TINY
 
 from penstock.engine.models import ModelConfig, layer_runs, stacked_layers
-from penstock.engine.models.hf_blocks import sliding
+from penstock.engine.models.hf.blocks import sliding
 
 
 def windows(*windows: int | None) -> ModelConfig:

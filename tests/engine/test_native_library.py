@@ -11,13 +11,13 @@ import pytest
 from harms import HARMS
 
 from penstock.engine import ConfigError, kept_files
-from penstock.engine.native import NativeLibrary, NativeUnavailableError, load_library
-from penstock.engine.native.compilation import SOURCES, build_here
+from penstock.engine.kernels.cpu import NativeLibrary, NativeUnavailableError, load_library
+from penstock.engine.kernels.cpu.compilation import SOURCES, build_here
 
 
 @pytest.fixture(autouse=True)
 def _nothing_was_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.native.shipping.SHIPPED_DIR", tmp_path / "shipped")
+    monkeypatch.setattr("penstock.engine.kernels.cpu.shipping.SHIPPED_DIR", tmp_path / "shipped")
 
 
 def script(path: Path, text: str) -> None:
@@ -64,7 +64,7 @@ def test_the_library_is_built_once_per_folder(tmp_path: Path, monkeypatch: pytes
     assert build_here(tmp_path / "built") == first
     assert sorted((tmp_path / "built").iterdir()) == [first, first.with_name(f"{first.name}.sha256")]
     assert len((tmp_path / "calls").read_text().splitlines()) == len(SOURCES) + 1  # and to link them
-    monkeypatch.setattr("penstock.engine.native.compilation._processor", lambda: "another")
+    monkeypatch.setattr("penstock.engine.kernels.cpu.compilation._processor", lambda: "another")
     assert build_here(tmp_path / "built") != first  # a build for one processor does not run on another
 
 
@@ -81,7 +81,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     script(tmp_path / "bin" / "c++", f'for last; do :; done; case "$*" in *" -c "*) : > "$last";; *) {link};; esac')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setattr("penstock.engine.native.library._register", lambda library: library)
+    monkeypatch.setattr("penstock.engine.kernels.cpu.library._register", lambda library: library)
     forget(monkeypatch)
     (tmp_path / "builds").touch()
     return tmp_path / "builds"
@@ -89,7 +89,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_loaded", "_found"):
-        monkeypatch.setattr(f"penstock.engine.native.library.{name}", {})
+        monkeypatch.setattr(f"penstock.engine.kernels.cpu.library.{name}", {})
 
 
 def says_seven(build_dir: Path | None, monkeypatch: pytest.MonkeyPatch) -> bool:

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from penstock.engine.formats.packing import OFFSETS, PLANES, Packing
-from penstock.engine.models.packed_quantized import Panels
-from penstock.engine.models.quantized import quantized_rows
-from penstock.engine.native.compilation import FLAGS as COMPILER_FLAGS
-from penstock.engine.native.compilation import build_here
+from penstock.engine.kernels.cpu.compilation import FLAGS as COMPILER_FLAGS
+from penstock.engine.kernels.cpu.compilation import build_here
+from penstock.engine.models.cpu.quantized import Panels
+from penstock.engine.models.layers.quantized import quantized_rows
 
-SOURCES = Path(__file__).parents[2] / "engine" / "native"
+SOURCES = Path(__file__).parents[2] / "engine" / "kernels" / "cpu"
 BUILD_DIR = Path.home() / ".cache" / "penstock" / "native"
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = frozenset(CPUINFO.read_text().split()) if CPUINFO.exists() else frozenset()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import processors
-from penstock.engine.native import compilation, shipping
-from penstock.engine.native.compilation import NativeUnavailableError
-from penstock.engine.native.library import load_library
-from penstock.engine.native.shipping import TARGETS, build_all, shipped_library
+from penstock.engine.kernels.cpu import compilation, shipping
+from penstock.engine.kernels.cpu.compilation import NativeUnavailableError
+from penstock.engine.kernels.cpu.library import load_library
+from penstock.engine.kernels.cpu.shipping import TARGETS, build_all, shipped_library
 
 V3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -90,7 +90,7 @@ def test_what_was_shipped_serves_without_a_compiler(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from penstock import LLM
-from penstock.engine.native import shipping
+from penstock.engine.kernels.cpu import shipping
 shipping.SHIPPED_DIR = Path({str(tmp_path)!r})
 with LLM("demo", attention="native", matmul="native", compile_cache_dir=None) as llm:
     print(llm.generate("What is 12 + 30?", temperature=0).text)

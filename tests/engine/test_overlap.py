@@ -13,9 +13,9 @@ from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import BlockConfig, ExpertsConfig, MLPConfig, NormConfig
 from penstock.engine.models.streams import Parts
-from penstock.engine.overlapped_sums import overlap
-from penstock.engine.planning import preset
-from penstock.engine.sharding import place, split_model
+from penstock.engine.sharding.overlapped_sums import overlap
+from penstock.engine.sharding.placement import place, split_model
+from penstock.tools.plan import preset
 
 DENSE = replace(TINY.blocks[0], mlp=MLPConfig(192))
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.engine import Request, SamplingParams
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import LONGEST_STEPS, MIN_CHUNK, Pace, StepTimes
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 

@@ -18,15 +18,15 @@ from flax import nnx
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.attention import GroupedBatch, KVCacheSpec, attend_in_groups, attention_for
 from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.cpu import NativeLibrary, load_library, panel_width
 from penstock.engine.models import AttentionConfig, BlockConfig, ExpertsConfig, LayerCache, MLPConfig, NormConfig
 from penstock.engine.models.attend import GroupCache
-from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import QueryScale, RopeConfig
-from penstock.engine.models.packed import pack_halves
-from penstock.engine.models.packed_block import PackedBlock
-from penstock.engine.models.rope import rotary_tables
-from penstock.engine.native import NativeLibrary, load_library, panel_width
+from penstock.engine.models.cpu.block import PackedBlock
+from penstock.engine.models.cpu.panels import pack_halves
+from penstock.engine.models.layers.attention import StepInputs
+from penstock.engine.models.layers.rope import rotary_tables
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 BUILD_DIR = Path.home() / ".cache" / "penstock" / "native"

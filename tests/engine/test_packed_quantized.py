@@ -29,20 +29,20 @@ from examples.demo_model.stories import draw_request, question, tell
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.cpu import load_library, panel_width
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder
-from penstock.engine.models.experts import GroupedLinear, RowGroups
-from penstock.engine.models.packed import GATES, pack_head
-from penstock.engine.models.packed_block import pack_blocks
-from penstock.engine.models.packed_quantized import (
+from penstock.engine.models.cpu.block import pack_blocks
+from penstock.engine.models.cpu.panels import GATES, pack_head
+from penstock.engine.models.cpu.quantized import (
     PackedQuantizedEmbedding,
     PackedQuantizedGroups,
     PackedQuantizedLinear,
     Panels,
     has_kernel,
 )
-from penstock.engine.models.quantized import QuantizedEmbedding, QuantizedGroupedLinear, unpack_in_pieces
-from penstock.engine.native import load_library, panel_width
+from penstock.engine.models.layers.experts import GroupedLinear, RowGroups
+from penstock.engine.models.layers.quantized import QuantizedEmbedding, QuantizedGroupedLinear, unpack_in_pieces
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 DTYPES = ("float32", "bfloat16")

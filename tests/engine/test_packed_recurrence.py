@@ -20,12 +20,12 @@ from test_packed_block import BUILD_DIR, HIDDEN, RMS, random_block
 
 from penstock.engine.attention import GroupedBatch, attend_in_groups, attention_for
 from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import BlockConfig, MLPConfig
-from penstock.engine.models.attention import StepInputs
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import DeltaNetConfig, ShortConvConfig
-from penstock.engine.models.recurrence import StateBatch, StateCache
-from penstock.engine.native import NativeLibrary
+from penstock.engine.models.layers.attention import StepInputs
+from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 
 pytestmark = [
     pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"),

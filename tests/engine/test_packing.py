@@ -8,15 +8,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.engine.execution.extended import NO_TARGET
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch, BatchBuilder
-from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN
-from penstock.engine.execution.sampling_state import GENERATED, IN_PROMPT, STOPS
+from penstock.engine.execution.sampling.extended import NO_TARGET
+from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN
+from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, STOPS
 from penstock.engine.execution.unpacking import StepInputs, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.request import Request, SamplingParams
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import StepPlan

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine.scheduling.amounts import Amount
-from penstock.engine.scheduling.page_pool import PagePool, page_hash, root_hash
+from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.engine.scheduling.memory.page_pool import PagePool, page_hash, root_hash
 
 SIZE = 4
 

@@ -16,12 +16,12 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.kv_cache import KVCacheScheme
 from penstock.engine.loading.kv_scales import with_kv_scales
 from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, matmul_parameters
-from penstock.engine.models.hf_blocks import sliding
-from penstock.engine.planning import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, plan, planned_model, preset
-from penstock.engine.planning.chips import CHIPS
-from penstock.engine.planning.hlo import Program, Traffic
-from penstock.engine.planning.roofline import Load, Programs, StepWork, collective_s, kv_token_bytes, step_flops
-from penstock.engine.planning.topology import devices_of
+from penstock.engine.models.hf.blocks import sliding
+from penstock.tools.plan import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, plan, planned_model, preset
+from penstock.tools.plan.device.chips import CHIPS
+from penstock.tools.plan.device.hlo import Program, Traffic
+from penstock.tools.plan.device.roofline import Load, Programs, StepWork, collective_s, kv_token_bytes, step_flops
+from penstock.tools.plan.device.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
@@ -259,7 +259,7 @@ def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp
 
 
 def test_without_libtpu_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.planning.topology.has_libtpu", lambda: False)
+    monkeypatch.setattr("penstock.tools.plan.device.topology.has_libtpu", lambda: False)
     with pytest.raises(ConfigError, match="libtpu, which is not installed here: pip install"):
         plan(llama_8b(), "v5e:2x2", EngineConfig())
 

@@ -6,15 +6,15 @@ import pytest
 from patience import slow
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.models import FAMILIES
-from penstock.engine.planning import PRESETS, has_libtpu, plan, preset
-from penstock.engine.planning.chips import CHIPS
-from penstock.engine.planning.cycles import LayerCycles, layer_cycles
-from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.links import LinkTime
-from penstock.engine.planning.roofline import all_reduce_s, decode_step, kv_bytes_moved
-from penstock.engine.planning.topology import devices_of
+from penstock.tools.plan import PRESETS, has_libtpu, plan, preset
+from penstock.tools.plan.device.chips import CHIPS
+from penstock.tools.plan.device.cycles import LayerCycles, layer_cycles
+from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.links import LinkTime
+from penstock.tools.plan.device.roofline import all_reduce_s, decode_step, kv_bytes_moved
+from penstock.tools.plan.device.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.planning.chips import CHIPS
-from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.links import link_time
-from penstock.engine.planning.roofline import all_reduce_s
+from penstock.tools.plan.device.chips import CHIPS
+from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.links import link_time
+from penstock.tools.plan.device.roofline import all_reduce_s
 
 CHIP = CHIPS["v6e"]
 SUM = f"bf16[512,{8192}]{{1,0}}"

@@ -8,9 +8,9 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES
-from penstock.engine.planning import PRESETS, has_libtpu, plan
-from penstock.engine.planning.hlo import Program
-from penstock.engine.planning.plan import Plan
+from penstock.tools.plan import PRESETS, has_libtpu, plan
+from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.plan import Plan
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 

@@ -12,8 +12,8 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError, EngineError
 from penstock.engine.models import ModelConfig
-from penstock.engine.planning import Bucket, has_libtpu, plan, preset
-from penstock.engine.planning.side_by_side import Source, compiled_by_processes
+from penstock.tools.plan import Bucket, has_libtpu, plan, preset
+from penstock.tools.plan.side_by_side import Source, compiled_by_processes
 
 pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 

@@ -15,19 +15,19 @@ from jax.sharding import AbstractMesh
 from quantized_weights import SCHEMES
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.errors import ConfigError
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import ModelConfig
-from penstock.engine.planning import PRESETS, planned_model, preset
-from penstock.engine.planning.roofline import kv_sequence_bytes, kv_token_bytes
-from penstock.engine.planning.weights import (
+from penstock.engine.sharding.placement import DATA, EXPERT, TENSOR, Placement, split_model
+from penstock.tools.plan import PRESETS, planned_model, preset
+from penstock.tools.plan.device.roofline import kv_sequence_bytes, kv_token_bytes
+from penstock.tools.plan.device.weights import (
     grouped_matmul_bytes,
     held_bytes,
     step_weight_bytes,
     vocab_padding_bytes,
 )
-from penstock.engine.sharding import DATA, EXPERT, TENSOR, Placement, split_model
 
 BF16 = 2
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine import processors
 from penstock.engine.execution import step_memory
-from penstock.engine.native import compilation, shipping
+from penstock.engine.kernels.cpu import compilation, shipping
 from penstock.engine.processors import bound_xla, num_processors
 
 V2, V1 = "0::/pods/one\n", "4:cpu,cpuacct:/pods/one\n3:memory:/pods/one\n"

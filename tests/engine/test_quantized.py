@@ -11,7 +11,7 @@ from flax import nnx
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.bits import pack, unpack
 from penstock.engine.formats.packing import Packing, leaf_shapes
-from penstock.engine.models.quantized import QuantizedLinear, unpacked
+from penstock.engine.models.layers.quantized import QuantizedLinear, unpacked
 
 OUT, IN = 3, 256
 

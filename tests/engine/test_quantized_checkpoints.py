@@ -17,8 +17,8 @@ from test_models_parity import our_logits
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.models import ModelConfig
-from penstock.engine.models.quantized import QuantizedLinear
-from penstock.engine.planning import planned_model
+from penstock.engine.models.layers.quantized import QuantizedLinear
+from penstock.tools.plan import planned_model
 
 GEOMETRY = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPT = [5, 9, 77, 3, 41, 8, 100]

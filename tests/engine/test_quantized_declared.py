@@ -12,11 +12,11 @@ from checkpoints import edit_config, write_checkpoint
 from quantized_checkpoints import MXFP4_EXPERTS, save, tensors_of, write_quantized
 from quantized_weights import SCHEMES
 
+from penstock.cli.checks.model import check_model
 from penstock.engine.errors import CheckpointError, EngineError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.reading import FORMATS, quant_method, read_format
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
-from penstock.worker.cli.checks.model import check_model
 
 ALL = {**SCHEMES, "mxfp4": MXFP4_EXPERTS}
 GEOMETRY = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -19,7 +19,8 @@ from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.loading import weights
 from penstock.engine.loading.checkpoint import load_model, read_model_config
-from penstock.engine.models import Decoder, quantized
+from penstock.engine.models import Decoder
+from penstock.engine.models.layers import quantized
 
 GEOMETRY = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 2}
 OBJECTS_BYTES = 2**20  # for what is no array: a process that ran many tests was seen to hold 0.2 MB more of it

@@ -17,8 +17,8 @@ from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.packing import Packing
-from penstock.engine.planning import preset
-from penstock.engine.sharding import split_model
+from penstock.engine.sharding.placement import split_model
+from penstock.tools.plan import preset
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "eos_token_id": EOS}
 EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.engine.models.rope import _rotate_by_matmul, _rotate_pairs
+from penstock.engine.models.layers.rope import _rotate_by_matmul, _rotate_pairs
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

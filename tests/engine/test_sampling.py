@@ -18,10 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from penstock.engine.deployment import DEFAULT_BUILD_DIR
-from penstock.engine.execution.sampling import _filter, _first_past, sample, survey
-from penstock.engine.execution.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
-from penstock.engine.native import NativeLibrary
+from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
+from penstock.engine.execution.sampling.sampling import _filter, _first_past, sample, survey
+from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
+from penstock.engine.kernels.cpu import NativeLibrary
 
 VOCAB = 60
 

@@ -12,8 +12,8 @@ from scheduler_harness import PAGE, Harness
 import penstock.engine.scheduling.admission as admission_module
 import penstock.engine.scheduling.sequence as sequence_module
 from penstock.engine.scheduling.admission import PASSING
-from penstock.engine.scheduling.lookup import Lookup
-from penstock.engine.scheduling.page_pool import page_hash
+from penstock.engine.scheduling.memory.lookup import Lookup
+from penstock.engine.scheduling.memory.page_pool import page_hash
 from penstock.engine.scheduling.sequence import Sequence
 
 

@@ -11,7 +11,7 @@ from scheduler_harness import PAGE, Harness
 from test_scheduler_drafts import RIGHT, WRONG, Scripted
 
 from penstock.engine.scheduling import scheduler
-from penstock.engine.scheduling.state_pool import StatePool
+from penstock.engine.scheduling.memory.state_pool import StatePool
 from penstock.engine.scheduling.step_plan import StepPlan
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import PAGE, Harness
 
-from penstock.engine.scheduling.amounts import Amount
-from penstock.engine.scheduling.page_needs import PageNeeds
+from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.engine.scheduling.memory.page_needs import PageNeeds
 
 
 def test_a_sequence_far_longer_than_the_pool_runs_if_all_layers_have_a_window() -> None:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from penstock.engine import ConfigError
 from penstock.engine.models import num_parameters
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.sharding import place, split_model
+from penstock.engine.sharding.placement import place, split_model
 
 
 def test_kv_heads_are_split_while_there_are_enough_and_held_several_times_beyond() -> None:

@@ -12,14 +12,14 @@ from scheduler_harness import PAGE
 
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.execution.packing import Batch
-from penstock.engine.planning.replica import Replica
-from penstock.engine.planning.simulation import Simulated, simulate
-from penstock.engine.planning.step_times import StepShape
-from penstock.engine.planning.traces import Trace, TracedRequest
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, StepTimes
-from penstock.engine.scheduling.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.step_plan import StepPlan
+from penstock.tools.plan.replica import Replica
+from penstock.tools.plan.simulation import Simulated, simulate
+from penstock.tools.plan.step_times import StepShape
+from penstock.tools.plan.traces import Trace, TracedRequest
 
 STEP_S = 0.010
 

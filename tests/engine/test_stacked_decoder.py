@@ -26,12 +26,12 @@ from penstock.engine.models import (
     GroupCache,
     LayerRun,
     ModelConfig,
-    experts,
     layer_groups,
     layer_runs,
     stacked_layers,
 )
-from penstock.engine.models.hf_blocks import sliding
+from penstock.engine.models.hf.blocks import sliding
+from penstock.engine.models.layers import experts
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_stacked_layers_and_our_kernel_give_the_same_tokens(
     ]
     expected = drive(Engine.from_checkpoint(directory, config), requests)
     interpreted = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
-    monkeypatch.setattr("penstock.engine.deployment.attention_for", lambda *_, **__: interpreted)
+    monkeypatch.setattr("penstock.engine.deployment.deployment.attention_for", lambda *_, **__: interpreted)
     engine = Engine.from_checkpoint(directory, replace(config, attention="auto"))
     results = drive(engine, requests)
     assert {key: result.token_ids for key, result in results.items()} == {

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from penstock.engine import Engine, EngineInfo
 from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.models import num_parameters
-from penstock.engine.sharding import split_model
+from penstock.engine.sharding.placement import split_model
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 
@@ -51,7 +51,9 @@ def test_without_a_compiler_it_tells_why_it_is_slow(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("penstock.engine.opening.keep_compilations", lambda directory: None)  # the process-wide one
+    monkeypatch.setattr(
+        "penstock.engine.deployment.opening.keep_compilations", lambda directory: None
+    )  # the process-wide one
     info = Engine.from_checkpoint(tiny_model, replace(SMALL, compile_cache_dir=tmp_path / "compiled")).describe()
     assert (info.attention, info.matmul) == ("xla", "xla")
     assert info.fallback == "there is no C++ compiler (c++, g++ or clang++) on PATH"

@@ -12,7 +12,7 @@ from engines import drive
 
 from benchmarks.step_recording import MeasuredSteps, StepRecord, recorded
 from penstock.engine import Engine, Request, SamplingParams
-from penstock.engine.planning.step_times import StepShape
+from penstock.tools.plan.step_times import StepShape
 
 
 def usual_s(shape: StepShape) -> float:

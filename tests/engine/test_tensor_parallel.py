@@ -15,8 +15,8 @@ from patience import slow
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import ModelConfig
-from penstock.engine.planning import preset
-from penstock.engine.sharding import split_model
+from penstock.engine.sharding.placement import split_model
+from penstock.tools.plan import preset
 
 LAYERS = 2
 OfModel = Callable[[str], dict[str, dict[str, Any]]]

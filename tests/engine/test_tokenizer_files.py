@@ -12,11 +12,11 @@ import pytest
 from engines import SMALL, VOCAB_SIZE, write_model
 from gguf_files import all_of, write_gguf
 
+from penstock.cli.checks.model import check_model
+from penstock.cli.shared.serve import load_model
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.folder import Folder
 from penstock.engine.models import FAMILIES
-from penstock.worker.cli.checks.model import check_model
-from penstock.worker.cli.serve import load_model
 
 NO_TOKENIZER = "holds no tokenizer: there is no tokenizer.json"
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.planning.traces import Trace, TracedRequest, read_trace
+from penstock.tools.plan.traces import Trace, TracedRequest, read_trace
 
 PLAIN: dict[str, Any] = {"arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 8}
 

@@ -10,7 +10,7 @@ from engines import SMALL, drive
 
 import penstock.engine.execution.warm_up as warm_up_module
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
-from penstock.engine.deployment import deploy
+from penstock.engine.deployment.deployment import deploy
 from penstock.engine.execution.step_memory import Measured, StepMemory
 from penstock.engine.execution.warm_up import LOOP_STEPS, choose_decode_steps, measure_steps, warm_up
 from penstock.engine.loading.checkpoint import read_model_config

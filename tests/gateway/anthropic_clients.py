@@ -14,8 +14,8 @@ from fakes import Behaviour, ScriptedReply, ScriptedWorker
 from gateway_harness import announce, running_gateway
 from patience import WAIT_S
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, EndEntry, GenerateRequest, ToolCallDelta
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, EndEntry, GenerateRequest, ToolCallDelta
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TINY: Any = {"model": "tiny", "max_tokens": 50, "messages": HELLO}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock.gateway.http.guard import GuardedServer, Limits
+from penstock.serving.http.guard import GuardedServer, Limits
 
 FOREVER_S = 1000.0
 

@@ -17,8 +17,8 @@ from patience import WAIT_S
 from pydantic import BaseModel
 
 from penstock.producer import ModelCard
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import GenerateRequest
 
 T = TypeVar("T", bound=BaseModel)
 

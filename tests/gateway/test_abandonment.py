@@ -12,9 +12,10 @@ from gateway_harness import standing_with
 from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer import AsyncClient, Handle, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, Handle
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 PATIENCE_S = 0.3
 FOREVER_S = 10_000.0

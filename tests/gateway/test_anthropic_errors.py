@@ -14,8 +14,8 @@ from gateway_harness import CARD, announce, new_key
 from test_openai_errors import ending, refusing
 
 from penstock.gateway.anthropic.request import IGNORED, REFUSED, MessageBody
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 INVALID = "invalid_request_error"
 BAD = anthropic.BadRequestError

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 
 from penstock.gateway.anthropic.request import IGNORED, REFUSED, MessageBody
 from penstock.gateway.anthropic.tools import Tool
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, ToolCallDelta
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 BRIEF: Any = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "!"}]

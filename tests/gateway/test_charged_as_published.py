@@ -17,9 +17,9 @@ from long_minute import lengthen_minute
 
 from penstock.gateway.admission.admission import Sent, order_for
 from penstock.gateway.store import names
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import GenerateRequest
 
 COMPLETIONS = "/v1/completions"
 MAX_CHUNKS = 12

@@ -14,7 +14,7 @@ from fakes import ScriptedReply, ScriptedWorker
 from gateway_client import openai_client
 from gateway_harness import Listening, announce, running_gateway
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 NUM_CALLS = 120
 MAX_RETRIES = 5

@@ -11,8 +11,8 @@ from gateway_client import CHAT, bare_client, chat, read_events
 from gateway_harness import announce, running_gateway
 
 from penstock.gateway.store import names
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 KEY = {"Idempotency-Key": "k"}
 QUICK_S = 0.5

@@ -11,8 +11,8 @@ from gateway_harness import announce, running_gateway
 from patience import WAIT_S
 
 from penstock.gateway.generation import jobs
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 KEY = {"Idempotency-Key": "k"}
 

@@ -16,7 +16,7 @@ from patience import WAIT_S
 
 from penstock.gateway.http.observing import PROBES
 from penstock.gateway.server import METRICS_LIMITS, serving_metrics
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 MAX = 8
 CHAT = "/v1/chat/completions"

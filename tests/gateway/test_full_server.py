@@ -14,8 +14,8 @@ from fakes import eventually
 from guarded_server import guarded, limits
 from patience import WAIT_S
 
-from penstock.gateway.http import places
-from penstock.gateway.http.guard import ACCEPTS_AT_ONCE, NUM_ON_TOP, GuardedServer, Limits
+from penstock.serving.http import places
+from penstock.serving.http.guard import ACCEPTS_AT_ONCE, NUM_ON_TOP, GuardedServer, Limits
 
 MAX = 3
 NUM_KEPT = NUM_LEAVING = 4

@@ -19,8 +19,9 @@ from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.tabs import Order, Tab, TabStore
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer import AsyncClient, Handle, keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.producer import AsyncClient, Handle
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
 
 FAR_S = 100_000.0  # no test waits for so long
 

@@ -23,9 +23,9 @@ from penstock.gateway.keys.secrets import new_secret
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 BODY = {"model": "tiny", "messages": MESSAGES}

@@ -29,9 +29,9 @@ from penstock.gateway.keys.limits import Limiter
 from penstock.gateway.serve import REFUSED as REFUSED_STATUS
 from penstock.gateway.serve import RefusedAtStart, serve
 from penstock.gateway.settings import GatewaySettings
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
 WORDS = ("redis", "valkey", "script", "noperm", "noauth", "replica", "aof", "clients reached", "traceback", "127.0.0.1")
@@ -361,7 +361,7 @@ async def test_what_is_refused_for_good_ends_a_start(proxy: RefusingProxy, answe
 async def test_a_running_gateway_drains_only_once_it_was_refused_for_long(
     redis: RedisClient, proxy: RefusingProxy, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.producer.serving.refusals.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("penstock.serving.refusals.LOOK_EVERY_S", 0.01)
     async with running_gateway(proxy.url, refused_drain_after_s=WAIT_S) as gateway, Client(gateway.url, "") as client:
         proxy.refuse(REFUSED["NOPERM"])
         assert (await client.http.get("/v1/files")).status_code == 503

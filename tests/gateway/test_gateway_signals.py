@@ -31,8 +31,8 @@ from penstock.gateway.serve import REFUSED, _Process
 from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.store.connection import Store
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.serving import garbage
+from penstock.protocol.redis.connection import RedisClient
+from penstock.serving import garbage
 from penstock.stopping import Stopping
 
 CHAT = "/v1/chat/completions"

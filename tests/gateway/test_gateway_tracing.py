@@ -15,7 +15,7 @@ from otlp_collector import Seen
 from patience import WAIT_S
 from traced_worker import InMemory
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACE_ID, PARENT_ID = TRACEPARENT.split("-")[1:3]

@@ -17,8 +17,8 @@ from gateway_harness import Running, announce, running_gateway
 from gateway_process import GatewayProcess
 from patience import WAIT_S
 
-from penstock.gateway.http.guard import NUM_ON_TOP
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
+from penstock.serving.http.guard import NUM_ON_TOP
 
 BODY = b'{"model": "x", "messages": [{"role": "user", "content": "a"}]}'
 LENGTH = b"Content-Length: %d" % len(BODY)

@@ -10,7 +10,7 @@ import pytest
 from guarded_server import guarded, limits
 from patience import WAIT_S
 
-from penstock.gateway.http.guard import GuardedServer
+from penstock.serving.http.guard import GuardedServer
 
 PARTS = [b"one ", b"two ", b"three"]
 

@@ -15,7 +15,7 @@ from fakes import eventually
 from guarded_server import guarded, limits
 from patience import WAIT_S
 
-from penstock.gateway.http.guard import Limits
+from penstock.serving.http.guard import Limits
 
 SOON_S = 0.05
 

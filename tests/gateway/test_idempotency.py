@@ -12,8 +12,8 @@ from fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
 from gateway_client import CHAT, bare_client, chat, events_of, read_events, text_of
 from gateway_harness import CARD, announce, running_gateway
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 KEY = {"Idempotency-Key": "k"}
 

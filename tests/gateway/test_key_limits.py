@@ -19,9 +19,9 @@ from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.records import Limits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 ONE_AT_ONCE = Limits(max_concurrent=1)

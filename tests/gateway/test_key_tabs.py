@@ -17,7 +17,7 @@ from penstock.gateway.keys.tabs import Order, Tab
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import ConnectionLost, ServerRefused
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 A_HUNDRED = Limits(tokens_per_minute=100)
 TWO_AT_ONCE = Limits(max_concurrent=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from patience import WAIT_S
 
-from penstock.gateway.log_lines import CAPACITY_BYTES, LogLines, Rank
+from penstock.serving.log_lines import CAPACITY_BYTES, LogLines, Rank
 
 LINE = "x" * 1023  # a KiB with its end
 

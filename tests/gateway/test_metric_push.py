@@ -23,13 +23,13 @@ from patience import WAIT_S
 from prometheus_client import CollectorRegistry
 from worker_harness import read_reply, running_worker, send
 
-from penstock.gateway.exporting import exporting
-from penstock.gateway.exposition import Registry
-from penstock.gateway.metric_push import as_otlp, interval_s
 from penstock.gateway.metrics import Metrics as GatewayMetrics
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.telemetry.loading import load_telemetry
-from penstock.producer.telemetry.sdk import Telemetry
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.telemetry.loading import load_telemetry
+from penstock.protocol.telemetry.sdk import Telemetry
+from penstock.serving.exporting import exporting
+from penstock.serving.exposition import Registry
+from penstock.serving.metric_push import as_otlp, interval_s
 from penstock.worker.metrics import Metrics
 
 HERE = Resource({"service.name": "here"})

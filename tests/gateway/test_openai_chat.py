@@ -15,8 +15,8 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai_clients import EPOCH_S, HELLO, Asked, asking, data_of, two_words
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, EndEntry, TokenLogprob, ToolCallDelta, TopLogprob
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, EndEntry, TokenLogprob, ToolCallDelta, TopLogprob
 
 CHAT = "/v1/chat/completions"
 TINY = {"model": "tiny", "messages": HELLO}

@@ -14,9 +14,9 @@ from openai.types import Completion
 from openai_clients import EPOCH_S, Asked, asking
 
 from penstock.gateway.openai.legacy_logprobs import joined
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, EndEntry, TokenLogprob, TopLogprob
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, EndEntry, TokenLogprob, TopLogprob
 
 COMPLETIONS = "/v1/completions"
 HELLO = {"model": "tiny", "prompt": "hello"}

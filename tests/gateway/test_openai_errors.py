@@ -16,9 +16,10 @@ from openai_clients import HELLO, Asked, asking, data_of
 from structlog.testing import capture_logs
 
 from penstock.gateway.errors import MAX_CODE_CHARS, MAX_MESSAGE_CHARS, api_error
-from penstock.producer import CallFailed, RequestRefused, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.delivery.ending import MAX_MESSAGE_CHARS as MAX_OF_WORKERS
+from penstock.producer import CallFailed, RequestRefused
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.worker.publish.ending import MAX_MESSAGE_CHARS as MAX_OF_WORKERS
 
 CHAT = "/v1/chat/completions"
 TINY: Any = {"model": "tiny", "messages": HELLO}

@@ -17,13 +17,13 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
 from openai_clients import HELLO, asking
 
+from penstock.gateway.common.fields import Policy
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.chat_request import CHAT_POLICY, read_chat
 from penstock.gateway.openai.completion_request import COMPLETION_POLICY, read_completion
-from penstock.gateway.openai.fields import Policy
 from penstock.producer import GenerateRequest
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire.values import check_json
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire.values import check_json
 
 CHAT = {"model": "tiny", "messages": HELLO}
 COMPLETION = {"model": "tiny", "prompt": "hello"}

@@ -10,8 +10,8 @@ from openai.types import Model
 from openai_clients import HELLO, asking
 
 from penstock.gateway import directory
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 async def test_a_model_is_listed_by_its_own_name(redis: RedisClient, redis_url: str) -> None:

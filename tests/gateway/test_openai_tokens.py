@@ -11,7 +11,7 @@ from gateway_harness import running_gateway
 from patience import WAIT_S
 from worker_harness import running_worker
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from patience import WAIT_S
 from test_page import in_node
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 
-from penstock.gateway.log_lines import LogLines, Rank
 from penstock.gateway.operations import desk, routes
-from penstock.producer import keys
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.connection import RedisClient
+from penstock.serving.log_lines import LogLines, Rank
+from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.logs import configure_logs
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"

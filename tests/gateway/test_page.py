@@ -21,7 +21,7 @@ from openai_clients import two_words
 from patience import WAIT_S
 
 from penstock.gateway.page.routes import PATHS
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 HERE = Path(__file__).parent
 STATIC = HERE.parents[1] / "gateway" / "page" / "static"

@@ -13,8 +13,8 @@ from gateway_harness import announce, running_gateway
 from patience import WAIT_S
 from redis_proxy import RedisProxy
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 @pytest.fixture

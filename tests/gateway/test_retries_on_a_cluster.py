@@ -9,8 +9,8 @@ from gateway_client import CHAT, bare_client, chat, events_of, text_of
 from gateway_harness import announce, running_gateway
 
 from penstock.gateway.store import names
-from penstock.producer import keys
-from penstock.producer.ids import slot_of
+from penstock.protocol import keys
+from penstock.protocol.ids import slot_of
 
 NUM_KEYS = 40
 

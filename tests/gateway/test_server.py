@@ -18,8 +18,9 @@ from scrapes import scraped
 from structlog.testing import capture_logs
 
 from penstock.gateway.metrics import MOST_CODES, Metrics
-from penstock.producer import ConnectionLost, keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer import ConnectionLost
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = pytest.mark.usefixtures("patient_scrapes")
 

@@ -14,9 +14,9 @@ from gateway_client import CHAT, bare_client, chat
 from gateway_harness import Running, announce, running_gateway
 from patience import WAIT_S
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, encode_reply
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, encode_reply
 
 CHUNK = "x" * 8192
 NUM_CHUNKS = 5000  # many times what is read ahead

@@ -15,7 +15,7 @@ from gateway_harness import Certificate, Running, running_gateway
 from patience import WAIT_S
 from structlog.testing import capture_logs
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 FOREVER_S = 1000.0
 ASKING = b"GET /liveness HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -84,7 +84,7 @@ async def test_a_handshake_that_never_comes_ends_the_connection(
 async def test_a_pair_that_is_renewed_one_by_one_is_shown_once_it_fits(
     redis: RedisClient, redis_url: str, tmp_path: Path, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.producer.renewal.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.protocol.redis.renewal.LOOK_S", 0.01)
     folders = [tmp_path / name for name in ("old", "new")]
     for folder in folders:
         folder.mkdir()
@@ -112,7 +112,7 @@ async def test_a_pair_that_is_renewed_one_by_one_is_shown_once_it_fits(
 async def test_those_who_wait_with_it_keep_nobody_out(
     redis: RedisClient, redis_url: str, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.http.places.NUM_KEPT", 0)
+    monkeypatch.setattr("penstock.serving.http.places.NUM_KEPT", 0)
     async with (
         serving(redis_url, certificate, header_timeout_s=FOREVER_S, max_connections=10) as gateway,
         AsyncExitStack() as stack,

@@ -16,9 +16,9 @@ from redis.asyncio.connection import (
 )
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
-from penstock.producer.errors import BadAddress, PenstockError
-from penstock.producer.redis import address
-from penstock.producer.redis.address import parse_url
+from penstock.protocol.errors import BadAddress, PenstockError
+from penstock.protocol.redis import address
+from penstock.protocol.redis.address import parse_url
 
 SECRET = "s3cr3t"
 

@@ -30,9 +30,9 @@ from penstock.producer import (
 from penstock.producer.aio import connections_of
 from penstock.producer.arguments import LONGEST_S, MOST
 from penstock.producer.connections import MAX_UNREADABLE, Connections
-from penstock.producer.redis.connection import RedisClient
 from penstock.producer.request import Sampling, build_request, check_options
-from penstock.producer.wire import in_python
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import in_python
 
 NOWHERE = "redis://127.0.0.1:1"  # nothing is sent there
 CHAT = [{"role": "user", "content": "x"}]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.producer.errors import ReplyCorrupt, RequestFailed, RequestRefused
 from penstock.producer.reading.assembly import Assembler
-from penstock.producer.reply import Chunk, ToolCall
-from penstock.producer.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob, ToolCallDelta
+from penstock.protocol.errors import ReplyCorrupt, RequestFailed, RequestRefused
+from penstock.protocol.reply import Chunk, ToolCall
+from penstock.protocol.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob, ToolCallDelta
 
 
 def chunk(offset: int, text: str, *, tokens: int | None = None, index: int = 0) -> ChunkEntry:

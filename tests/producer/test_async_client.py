@@ -10,6 +10,7 @@ import pytest
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually, name_queue_until_cancelled, until_cancelled
 from patience import WAIT_S
 
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import (
     AsyncClient,
     ConnectionLost,
@@ -21,12 +22,11 @@ from penstock.producer import (
     RequestRefused,
     ServerRefused,
     UnknownRequest,
-    keys,
 )
 from penstock.producer.aio import MAX_OTHERS, connections_of
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, OwnEntry, TokenLogprob, TopLogprob
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, OwnEntry, TokenLogprob, TopLogprob
 
 
 async def never(reply: ScriptedReply) -> None:

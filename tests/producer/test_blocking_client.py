@@ -20,7 +20,8 @@ import redis as blocking_redis
 from fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually, until_cancelled
 from patience import WAIT_S
 
-from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout, keys
+from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout
+from penstock.protocol import keys
 
 ROOT = Path(__file__).parents[2]
 Workers = Callable[[Behaviour], None]

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
-from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused, keys
+from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.bulk import READ_AHEAD
 from penstock.producer.progress import BulkProgress
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 class Gates:

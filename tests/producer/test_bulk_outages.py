@@ -10,8 +10,9 @@ import pytest
 from fakes import ScriptedWorker, echo, eventually
 from redis_proxy import RedisProxy
 
-from penstock.producer import AsyncClient, BulkResult, ConnectionLost, ReplyTimeout, ServerRefused, keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer import AsyncClient, BulkResult, ConnectionLost, ReplyTimeout, ServerRefused
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 PROMPTS = [f"p {number}" for number in range(6)]
 

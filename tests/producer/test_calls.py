@@ -19,11 +19,11 @@ from penstock.producer import (
     RequestRefused,
     ServerRefused,
     calls,
-    keys,
 )
 from penstock.producer.aio import MAX_OTHERS
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import MAX_TIMEOUT_MS
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import MAX_TIMEOUT_MS
 
 pytestmark = pytest.mark.every_server
 

@@ -15,8 +15,8 @@ from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from worker_harness import running_worker
 
 from penstock.producer import AsyncClient, CallTimedOut, Client, ConnectionLost, Handle, PenstockError, ServerRefused
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
 WITHOUT_REDIS = {"close", "handle", "on"}  # methods of a client and a handle

@@ -8,10 +8,11 @@ import pytest
 from fakes import ScriptedReply, ScriptedWorker, echo, eventually, name_queue_until_cancelled, until_cancelled
 from redis.crc import key_slot
 
-from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout, keys
-from penstock.producer.ids import new_id, random_slot, slot_of
-from penstock.producer.redis.connection import connect
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout
+from penstock.protocol import keys
+from penstock.protocol.ids import new_id, random_slot, slot_of
+from penstock.protocol.redis.connection import connect
 
 pytestmark = pytest.mark.every_server
 

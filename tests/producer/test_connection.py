@@ -14,9 +14,10 @@ import pytest
 from fakes import LossyProxy
 from redis import exceptions
 
-from penstock.producer import keys
-from penstock.producer.errors import ConnectionLost, ServerRefused
-from penstock.producer.redis.connection import (
+from penstock.local.embedded import EmbeddedServer, dies_with_parent, find_servers
+from penstock.protocol import keys
+from penstock.protocol.errors import ConnectionLost, ServerRefused
+from penstock.protocol.redis.connection import (
     RedisClient,
     connect,
     connect_blocking,
@@ -24,9 +25,8 @@ from penstock.producer.redis.connection import (
     parse_url,
     redis_errors,
 )
-from penstock.producer.redis.faults import UNREACHABLE
-from penstock.producer.redis.streams import read_streams, stream_entries
-from penstock.worker.local.embedded import EmbeddedServer, dies_with_parent, find_servers
+from penstock.protocol.redis.faults import UNREACHABLE
+from penstock.protocol.redis.streams import read_streams, stream_entries
 
 pytestmark = pytest.mark.every_server
 
@@ -130,14 +130,14 @@ async def test_a_plain_connection_tries_again(redis_server: EmbeddedServer, redi
 
 
 async def test_a_blocking_read_may_last_as_long_as_was_said(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.producer.redis.connection.COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.protocol.redis.connection.COMMAND_TIMEOUT_S", 0.2)
     client = connect_blocking(redis_url, decode=False, block_s=0.5)
     started = time.monotonic()
     assert await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5) == []
     assert time.monotonic() - started > 0.45
     with pytest.raises(exceptions.TimeoutError):
         await client.xread({"nothing": "0-0"}, count=1, block=1500)
-    monkeypatch.setattr("penstock.producer.redis.streams.COMMAND_TIMEOUT_S", -0.3)
+    monkeypatch.setattr("penstock.protocol.redis.streams.COMMAND_TIMEOUT_S", -0.3)
     with pytest.raises(exceptions.TimeoutError, match="no answer within"):
         await read_streams(client, {"nothing": "0-0"}, count=1, block_s=0.5)
     await client.aclose()

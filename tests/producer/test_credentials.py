@@ -11,11 +11,12 @@ import pytest
 from redis import exceptions
 from redis.asyncio import RedisCluster
 
-from penstock.producer.redis.address import Address, parse_url
-from penstock.producer.redis.connection import RedisClient, connect, renew_connections
-from penstock.producer.redis.credentials import Credentials
-from penstock.producer.redis.faults import is_refused
-from penstock.worker.settings import GATEWAY, PROGRAMS, WORKER
+from penstock.cli.shared.programs import GATEWAY, PROGRAMS
+from penstock.protocol.redis.address import Address, parse_url
+from penstock.protocol.redis.connection import RedisClient, connect, renew_connections
+from penstock.protocol.redis.credentials import Credentials
+from penstock.protocol.redis.faults import is_refused
+from penstock.worker.settings import WORKER
 from penstock.worker.settings_loading import load
 
 
@@ -53,7 +54,7 @@ async def changing(url: str) -> AsyncIterator[Login]:
 
 @pytest.fixture(autouse=True)
 def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.producer.redis.credentials.READ_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.protocol.redis.credentials.READ_EVERY_S", 0.0)
 
 
 async def test_new_connections_have_the_password_that_is_set_by_then(redis_url: str) -> None:

@@ -11,10 +11,11 @@ import pytest
 from fakes import LossyProxy, ScriptedWorker
 from servers import SERVERS, cluster_arguments, form_cluster
 
-from penstock.producer import AsyncClient, Client, NotDurable, ServerRefused, keys
-from penstock.producer.redis import durable
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, Client, NotDurable, ServerRefused
+from penstock.protocol import keys
+from penstock.protocol.redis import durable
+from penstock.protocol.redis.connection import RedisClient, connect
 
 KNOWS = [name for name in SERVERS if name != "redis-server"]  # 7.0 does not have WAITAOF
 pytestmark = [pytest.mark.skipif(not KNOWS, reason="no server with WAITAOF"), pytest.mark.every_server]

@@ -9,12 +9,13 @@ from contextlib import aclosing
 import pytest
 from fakes import LossyProxy
 
-from penstock.producer import AsyncClient, QueueFull, RequestRefused, keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.enqueue import Added, Full, enqueue
-from penstock.producer.redis.pipeline import Batcher
-from penstock.producer.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, QueueFull, RequestRefused
+from penstock.protocol import keys
+from penstock.protocol.queue.enqueue import Added, Full, enqueue
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.redis.pipeline import Batcher
+from penstock.protocol.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
 
 pytestmark = pytest.mark.every_server
 

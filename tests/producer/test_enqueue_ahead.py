@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.producer import AsyncClient, QueueFull, ServerRefused, keys
-from penstock.producer.queue_load import QueueLoad, query_load
-from penstock.producer.redis.connection import RedisClient, ensure_group
-from penstock.producer.redis.enqueue import Added, Full, Late, enqueue
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Part
+from penstock.producer import AsyncClient, QueueFull, ServerRefused
+from penstock.protocol import keys, scripts
+from penstock.protocol.queue.enqueue import Added, Full, Late, enqueue
+from penstock.protocol.queue.load import QueueLoad, query_load
+from penstock.protocol.redis.connection import RedisClient, ensure_group
+from penstock.protocol.scripts import Part
 
 pytestmark = pytest.mark.every_server
 

@@ -7,7 +7,7 @@ from patience import WAIT_S
 
 SETTLE = """
 import gc
-from penstock.producer.serving import garbage
+from penstock.serving import garbage
 class Node: pass
 kept = [Node() for _ in range(1000)]
 lost = Node(); lost.me = lost; del lost

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator
 import pytest
 from fakes import ScriptedReply, ScriptedWorker, eventually
 
-from penstock.producer import AsyncClient, Chunk, ReplyCorrupt, ReplyTimeout, keys
+from penstock.producer import AsyncClient, Chunk, ReplyCorrupt, ReplyTimeout
 from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 async def test_a_stream_has_its_reply_only_at_its_end(redis_url: str) -> None:

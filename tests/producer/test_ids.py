@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from penstock.producer.ids import NUM_SLOTS, new_id, random_slot, slot_of
-from penstock.producer.wire import ID_PATTERN
+from penstock.protocol.ids import NUM_SLOTS, new_id, random_slot, slot_of
+from penstock.protocol.wire import ID_PATTERN
 
 
 def test_ids_differ_and_are_ids() -> None:

@@ -6,11 +6,11 @@ import pytest
 from junk import QUEUE_KINDS, WRONG_TYPES
 from structlog.testing import capture_logs
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import JunkFound
-from penstock.producer.redis.junk import Guard
-from penstock.producer.redis.lua import call
+from penstock.protocol import keys
+from penstock.protocol.lua import call
+from penstock.protocol.queue.junk import Guard
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import JunkFound
 
 pytestmark = pytest.mark.every_server
 

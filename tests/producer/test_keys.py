@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from penstock.producer import keys
+from penstock.protocol import keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIRE, LANES = ((DOCS / f"{page}.md").read_text() for page in ("wire", "lanes"))

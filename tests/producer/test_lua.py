@@ -8,18 +8,18 @@ from importlib.resources import files
 
 import pytest
 
-from penstock.producer.redis import lua
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import lua
+from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = pytest.mark.every_server
 
 PACKAGES = (
-    "penstock.producer.redis", "penstock.worker.protocol",
+    *(f"penstock.protocol.{name}" for name in ("operations", "queue", "scripts")),
     *(f"penstock.gateway.{name}" for name in ("abandonment", "generation", "keys", "store")),
 )  # fmt: skip
 LOADED = [
     (f"{module.name.removeprefix('penstock.')}.{name}", text)
-    for package in PACKAGES
+    for package in (*PACKAGES, "penstock.worker.redis")
     for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}.")
     for name, text in vars(import_module(module.name)).items()
     if name.startswith("_") and not name.startswith("__") and isinstance(text, str) and "redis." in text
@@ -31,15 +31,15 @@ def scripts_of(package: str) -> dict[str, str]:
 
 
 def test_what_several_scripts_share_comes_before_theirs() -> None:
-    script = lua.load("penstock.worker.protocol", "owned", "ack")
-    shared, own = (scripts_of("penstock.worker.protocol")[f"{name}.lua"] for name in ("owned", "ack"))
+    script = lua.load("penstock.protocol.scripts", "owned", "ack")
+    shared, own = (scripts_of("penstock.protocol.scripts")[f"{name}.lua"] for name in ("owned", "ack"))
     assert script.startswith(shared)
     assert script.endswith(own)
 
 
 def test_a_script_that_is_not_there_is_named() -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.lua"):
-        lua.load("penstock.producer.redis", "nothing")
+        lua.load("penstock.protocol.queue", "nothing")
 
 
 def test_every_file_is_loaded_by_somebody() -> None:

@@ -10,10 +10,10 @@ import pytest
 from redis import exceptions
 from redis_proxy import RedisProxy
 
-from penstock.producer.redis import pipeline
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.faults import UNREACHABLE
-from penstock.producer.redis.pipeline import MAX_PIPELINES, Batcher, Command
+from penstock.protocol.redis import pipeline
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.redis.faults import UNREACHABLE
+from penstock.protocol.redis.pipeline import MAX_PIPELINES, Batcher, Command
 
 
 class Counted:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.producer import errors
-from penstock.producer.reply import Choice, Reply, Timings, Usage
+from penstock.protocol import errors
+from penstock.protocol.reply import Choice, Reply, Timings, Usage
 
 REPLY = Reply("r", "error", (Choice(0, "so far", (1, 2), None, "error"),), Usage(1, 0, 2), Timings(None, None, None))
 

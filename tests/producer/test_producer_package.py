@@ -14,10 +14,12 @@ from dataclasses import is_dataclass
 from inspect import get_annotations, isfunction
 from pathlib import Path
 
+from packages import PACKAGES
+
 import penstock
 from penstock import producer
 from penstock.producer.request import Sampling
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol.wire import GenerateRequest
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "torch", "rich"}
@@ -44,7 +46,7 @@ def test_everything_is_loaded_once_under_the_installed_name() -> None:
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     loaded = run.stdout.split()
     assert {"penstock.producer.blocking.client", "penstock.engine.engine", "penstock.worker.service"} <= set(loaded)
-    assert [name for name in loaded if name.partition(".")[0] in ("producer", "engine", "worker")] == []
+    assert [name for name in loaded if name.partition(".")[0] in PACKAGES] == []
 
 
 def test_the_package_gives_what_the_producer_gives() -> None:
@@ -120,7 +122,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_the_errors_are_one_tree_and_drawn_whole() -> None:
-    from penstock.producer import errors
+    from penstock.protocol import errors
 
     names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     for name in names:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.errors import RequestRefused
 from penstock.producer.request import build_request
-from penstock.producer.wire import GenerateRequest, Message
+from penstock.protocol.errors import RequestRefused
+from penstock.protocol.wire import GenerateRequest, Message
 
 CHAT = [{"role": "user", "content": "Hi"}]
 

@@ -8,8 +8,10 @@ import pytest
 from fakes import ScriptedWorker, eventually
 from redis import exceptions
 
-from penstock.producer import AsyncClient, Client, QueueStatus, ServerRefused, keys, queue_status
-from penstock.producer.redis.connection import RedisClient
+from penstock.producer import AsyncClient, Client, QueueStatus, ServerRefused
+from penstock.protocol import keys
+from penstock.protocol.queue import status as queue_status
+from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = pytest.mark.every_server
 

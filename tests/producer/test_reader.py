@@ -11,11 +11,12 @@ from fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
 from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
 
-from penstock.producer import AsyncClient, ConnectionLost, ReplyCorrupt, ReplyGone, ReplyTimeout, ServerRefused, keys
+from penstock.local.embedded import EmbeddedServer
+from penstock.producer import AsyncClient, ConnectionLost, ReplyCorrupt, ReplyGone, ReplyTimeout, ServerRefused
 from penstock.producer.reading.entries import position
 from penstock.producer.reading.reader import MAX_ARRIVED
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 async def readers(redis: RedisClient) -> list[dict[str, str]]:

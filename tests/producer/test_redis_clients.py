@@ -11,8 +11,8 @@ from patience import WAIT_S
 from redis import exceptions
 from redis.asyncio.cluster import ClusterNode
 
-from penstock.producer.redis.connection import connect
-from penstock.producer.redis.moves import connections_of
+from penstock.protocol.redis.connection import connect
+from penstock.protocol.redis.moves import connections_of
 
 Open = Callable[..., Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 

@@ -18,8 +18,8 @@ from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode, PipelineCommand
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, DefaultParser, SSLConnection
 
-from penstock.producer.redis import clients, moves, tls
-from penstock.producer.redis.connection import connect
+from penstock.protocol.redis import clients, moves, tls
+from penstock.protocol.redis.connection import connect
 
 pytestmark = pytest.mark.every_server
 

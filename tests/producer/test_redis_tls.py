@@ -17,11 +17,11 @@ from hiredis import Reader
 from servers import cluster_arguments, form_cluster
 from tls_proxy import TlsProxy
 
-from penstock.producer.errors import ConnectionLost
-from penstock.producer.redis import tls
-from penstock.producer.redis.address import Address, BadAddress, parse_url
-from penstock.producer.redis.connection import connect, redis_errors
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.errors import ConnectionLost
+from penstock.protocol.redis import tls
+from penstock.protocol.redis.address import Address, BadAddress, parse_url
+from penstock.protocol.redis.connection import connect, redis_errors
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from penstock.producer.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
+from penstock.protocol.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
 
 
 def test_a_reply_s_text_and_tokens_are_those_of_its_first_choice() -> None:

@@ -21,12 +21,12 @@ from redis import exceptions
 from redis.asyncio import RedisCluster
 from refusing_proxy import RefusingProxy
 
-from penstock.producer.redis import silence
-from penstock.producer.redis.connection import RedisClient, connect, connect_blocking
-from penstock.producer.redis.pipeline import execute_one
-from penstock.producer.redis.silence import Wait, Watched, blocking
-from penstock.producer.redis.streams import read_streams
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.redis import silence
+from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
+from penstock.protocol.redis.pipeline import execute_one
+from penstock.protocol.redis.silence import Wait, Watched, blocking
+from penstock.protocol.redis.streams import read_streams
 
 NUM = 8
 

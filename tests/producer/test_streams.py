@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import exceptions
 
-from penstock.producer.redis.connection import RedisClient, connect_blocking
-from penstock.producer.redis.streams import pairs, read_newest, read_range, read_streams, stream_entries
+from penstock.protocol.redis.connection import RedisClient, connect_blocking
+from penstock.protocol.redis.streams import pairs, read_newest, read_range, read_streams, stream_entries
 
 pytestmark = pytest.mark.every_server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.producer.tasks import Joined, end_tasks
+from penstock.protocol.tasks import Joined, end_tasks
 
 
 async def test_tasks_are_ended_even_if_a_library_swallows_the_first_cancellation() -> None:

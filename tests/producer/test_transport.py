@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 from fakes import eventually
 
-from penstock.producer import QueueFull, ReplyGone, UnknownRequest, keys, transport
+from penstock.producer import QueueFull, ReplyGone, UnknownRequest, transport
 from penstock.producer.arguments import check_name
 from penstock.producer.connections import Connections
 from penstock.producer.patience import Patience
-from penstock.producer.redis.connection import RedisClient
 from penstock.producer.transport import Transport
-from penstock.producer.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
 
 pytestmark = pytest.mark.every_server
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.producer.wire import (
+from penstock.protocol.wire import (
     ID_PATTERN,
     ChunkEntry,
     EndEntry,
@@ -26,7 +26,7 @@ from penstock.producer.wire import (
     explain,
     parse_request,
 )
-from penstock.producer.wire.requests import _RESERVED_VARIABLES, AFFINE_CHARS
+from penstock.protocol.wire.requests import _RESERVED_VARIABLES, AFFINE_CHARS
 
 ENTRY_ID = "1700000000000-0"
 BODY_LIMIT = 100_000

@@ -7,7 +7,7 @@ import re
 import pytest
 from test_wire_docs import TEXT, rows
 
-from penstock.producer.wire import (
+from penstock.protocol.wire import (
     CALLS,
     DEFAULT_TIMEOUT_MS,
     MAX_TIMEOUT_MS,

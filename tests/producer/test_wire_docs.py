@@ -1,4 +1,4 @@
-"""docs/wire.md says what producer/wire does."""
+"""docs/wire.md says what protocol/wire does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.producer import keys
-from penstock.producer.wire import REFUSED_CODES, VERSION, ChunkEntry, EndEntry, FinishReason, GenerateRequest, OwnEntry
-from penstock.producer.wire.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Message
-from penstock.producer.wire.values import MAX_NESTING
+from penstock.protocol import keys
+from penstock.protocol.wire import REFUSED_CODES, VERSION, ChunkEntry, EndEntry, FinishReason, GenerateRequest, OwnEntry
+from penstock.protocol.wire.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Message
+from penstock.protocol.wire.values import MAX_NESTING
 
 TEXT = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
 

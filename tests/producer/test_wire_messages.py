@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.producer.errors import RequestRefused
 from penstock.producer.request import build_request
-from penstock.producer.wire import FunctionCall, GenerateRequest, Message, MessageToolCall, WireError, parse_request
-from penstock.producer.wire.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
-from penstock.producer.wire.values import MAX_NESTING
+from penstock.protocol.errors import RequestRefused
+from penstock.protocol.wire import FunctionCall, GenerateRequest, Message, MessageToolCall, WireError, parse_request
+from penstock.protocol.wire.messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from penstock.protocol.wire.values import MAX_NESTING
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.producer.wire.token_lists import read_tokens, spell_tokens
+from penstock.protocol.wire.token_lists import read_tokens, spell_tokens
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4095, 4096, 4097, 10_000])

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.options import LoadOptions
-from penstock.worker.bench.recorder import Recorder, Timeline, end, fail, note
-from penstock.worker.bench.report import Report
-from penstock.worker.bench.result_file import Result, read_result
-from penstock.worker.bench.summary import Summary, Target
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.recorder import Recorder, Timeline, end, fail, note
+from penstock.tools.bench.report import Report
+from penstock.tools.bench.result_file import Result, read_result
+from penstock.tools.bench.summary import Summary, Target
+from penstock.tools.bench.traffic.load import Load
 
 
 def timeline(arrival_s: float, *stamps: tuple[float, int], num_prompt: int = 10) -> Timeline:

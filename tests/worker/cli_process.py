@@ -19,7 +19,7 @@ from unittest import mock
 
 from patience import WAIT_S
 
-from penstock.worker.cli import run
+from penstock.cli import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ async def start(
     stderr: int = asyncio.subprocess.PIPE,
     **variables: str,
 ) -> asyncio.subprocess.Process:
-    """Starts `penstock` with `arguments`; with `code`, Python code that calls `penstock.worker.cli.main` itself."""
+    """Starts `penstock` with `arguments`; with `code`, Python code that calls `penstock.cli.main` itself."""
     program = ["-m", "penstock"] if code is None else ["-c", code]
     return await asyncio.create_subprocess_exec(
         sys.executable, *program, *arguments, env=environment(**variables), cwd=cwd or ROOT,

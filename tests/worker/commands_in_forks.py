@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, field
 
-from penstock.worker.cli import main
+from penstock.cli import main
 
 CLOSED, GONE, FULL = "closed", "gone", "/dev/full"
 

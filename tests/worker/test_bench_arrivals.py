@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.worker.bench.arrivals import Arrivals
+from penstock.tools.bench.traffic.arrivals import Arrivals
 
 
 def test_arrivals() -> None:

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.worker.bench.comparing import intervals
-from penstock.worker.bench.comparing.comparison import Comparison, Row, compare
-from penstock.worker.bench.comparing.figures import STATISTICS, Sample
-from penstock.worker.bench.comparing.intervals import (
+from penstock.tools.bench.comparing import intervals
+from penstock.tools.bench.comparing.comparison import Comparison, Row, compare
+from penstock.tools.bench.comparing.figures import STATISTICS, Sample
+from penstock.tools.bench.comparing.intervals import (
     CONFIDENCE,
     PAIRED,
     WELCH,
@@ -27,11 +27,11 @@ from penstock.worker.bench.comparing.intervals import (
     by_requests,
     by_runs,
 )
-from penstock.worker.bench.comparing.table import as_table
-from penstock.worker.bench.errors import NotComparable
-from penstock.worker.bench.options import LoadOptions
-from penstock.worker.bench.recorder import Recorder
-from penstock.worker.bench.result_file import Result
+from penstock.tools.bench.comparing.table import as_table
+from penstock.tools.bench.errors import NotComparable
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.result_file import Result
 
 
 def rows(found: Comparison) -> dict[str, Row]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.worker.bench.datasets import BenchRequest, random_requests
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.options import LoadOptions
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.traffic.datasets import BenchRequest, random_requests
 
 
 def test_the_shared_workload_is_what_other_engines_were_measured_with() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.lengths import Lengths
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.traffic.lengths import Lengths
 
 
 @pytest.mark.parametrize(

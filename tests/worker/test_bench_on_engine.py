@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.bench.arrivals import Arrivals
-from penstock.worker.bench.datasets import BenchRequest
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.on_engine import run_on_engine
-from penstock.worker.bench.summary import Summary
-from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
+from penstock.tools.bench.on_engine import run_on_engine
+from penstock.tools.bench.summary import Summary
+from penstock.tools.bench.traffic.arrivals import Arrivals
+from penstock.tools.bench.traffic.datasets import BenchRequest
+from penstock.tools.bench.traffic.load import Load
+from penstock.tools.chaos.fake_engine import FakeEngine, FakeText
 
 REQUESTS = tuple(BenchRequest((7,) * length, 5) for length in (3, 4, 5, 6))
 

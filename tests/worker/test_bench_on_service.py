@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from worker_harness import running_worker
 
-from penstock.worker.bench.arrivals import Arrivals
-from penstock.worker.bench.datasets import BenchRequest
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.on_service import run_on_service
-from penstock.worker.bench.summary import Summary
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.on_service import run_on_service
+from penstock.tools.bench.summary import Summary
+from penstock.tools.bench.traffic.arrivals import Arrivals
+from penstock.tools.bench.traffic.datasets import BenchRequest
+from penstock.tools.bench.traffic.load import Load
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 REQUESTS = tuple(BenchRequest((7,) * length, 5) for length in (3, 4, 5, 6))
 

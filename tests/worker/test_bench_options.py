@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.options import LoadOptions
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.options import LoadOptions
 
 
 @pytest.mark.parametrize(

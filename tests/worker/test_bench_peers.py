@@ -19,7 +19,7 @@ from benchmarks.peers.engines import KINDS, PENSTOCK, SET, Peer, PeerFailed, pyt
 from benchmarks.peers.workloads import WORKLOADS
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
-from penstock.worker.bench.presets import GEOMETRIES, preset_dir
+from penstock.tools.bench.presets import GEOMETRIES, preset_dir
 
 VOCAB = 8192
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from bench_timelines import drawn, result
 
-from penstock.worker.bench.comparing.comparison import compare
-from penstock.worker.bench.comparing.table import change_text, p_text
-from penstock.worker.bench.summary import gaps_s
+from penstock.tools.bench.comparing.comparison import compare
+from penstock.tools.bench.comparing.table import change_text, p_text
+from penstock.tools.bench.summary import gaps_s
 
 pytest.importorskip("matplotlib")
 
-from penstock.worker.bench.plot import Drawn, comparison_figure, figure_of, write_comparison
+from penstock.tools.bench.plot import Drawn, comparison_figure, figure_of, write_comparison
 
 PANELS = {
     "output tokens per second": ("time since the start (s)", "output tokens per second (tok/s)"),

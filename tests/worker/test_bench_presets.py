@@ -9,8 +9,8 @@ import pytest
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.presets import preset_dir
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.presets import preset_dir
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("nano", "float32"), ("nano", "bfloat16"), ("nano-moe", "float32")])

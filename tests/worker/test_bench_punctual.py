@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.worker.bench import punctual
+from penstock.tools.bench.traffic import punctual
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' loops are punctual")

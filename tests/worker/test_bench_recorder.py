@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.worker.bench.recorder import Timeline, note
+from penstock.tools.bench.recorder import Timeline, note
 
 
 def test_deliveries_without_tokens_do_not_count() -> None:

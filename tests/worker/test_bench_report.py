@@ -10,9 +10,9 @@ import pytest
 from bench_timelines import recorded, timeline
 from rich.console import Console
 
-from penstock.worker.bench.machine import describe_machine
-from penstock.worker.bench.report import Report, append_result
-from penstock.worker.bench.summary import Summary, Target
+from penstock.tools.bench.machine import describe_machine
+from penstock.tools.bench.report import Report, append_result
+from penstock.tools.bench.summary import Summary, Target
 
 
 def report() -> Report:
@@ -49,7 +49,7 @@ def test_results_are_lines_of_json(tmp_path: Path) -> None:
 
 def test_a_plot_is_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from penstock.worker.bench.plot import write_plot  # imports matplotlib
+    from penstock.tools.bench.plot import write_plot  # imports matplotlib
 
     write_plot(report(), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n")

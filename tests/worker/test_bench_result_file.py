@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from bench_timelines import recorded, timeline
 
-from penstock.worker.bench.errors import BadResult
-from penstock.worker.bench.machine import describe_machine
-from penstock.worker.bench.options import LoadOptions
-from penstock.worker.bench.recorder import Timeline, fail
-from penstock.worker.bench.report import Report
-from penstock.worker.bench.result_file import read_result
-from penstock.worker.bench.summary import Summary, Target
+from penstock.tools.bench.errors import BadResult
+from penstock.tools.bench.machine import describe_machine
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.recorder import Timeline, fail
+from penstock.tools.bench.report import Report
+from penstock.tools.bench.result_file import read_result
+from penstock.tools.bench.summary import Summary, Target
 
 
 def written(path: Path) -> Report:

@@ -10,11 +10,12 @@ from patience import WAIT_S
 from worker_harness import running_worker
 
 from penstock.engine.loading.identity import Identity
-from penstock.producer import AsyncClient, ConnectionLost, QueueStatus, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.bench import serving
-from penstock.worker.bench.errors import NotServed, OtherModel
-from penstock.worker.bench.serving import require_served, served_model, while_served
+from penstock.producer import AsyncClient, ConnectionLost, QueueStatus
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.bench import serving
+from penstock.tools.bench.errors import NotServed, OtherModel
+from penstock.tools.bench.serving import require_served, served_model, while_served
 
 IDENTITY = Identity("r", "w" * 32, "t" * 32, None)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from bench_timelines import recorded, timeline
 
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.recorder import Timeline, fail
-from penstock.worker.bench.summary import Spread, Summary, Target, median_run
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.recorder import Timeline, fail
+from penstock.tools.bench.summary import Spread, Summary, Target, median_run
 
 
 def test_figures_of_a_run() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from worker_harness import running_worker
 
-from penstock.engine.planning import traces as of_plans
-from penstock.worker.bench.block_prompts import BlockPrompt
-from penstock.worker.bench.datasets import BenchRequest
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.load import Load
-from penstock.worker.bench.on_service import run_on_service
-from penstock.worker.bench.options import LoadOptions
-from penstock.worker.bench.summary import Summary
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.on_service import run_on_service
+from penstock.tools.bench.options import LoadOptions
+from penstock.tools.bench.summary import Summary
+from penstock.tools.bench.traffic.block_prompts import BlockPrompt
+from penstock.tools.bench.traffic.datasets import BenchRequest
+from penstock.tools.bench.traffic.load import Load
+from penstock.tools.chaos.fake_engine import FakeEngine
+from penstock.tools.plan import traces as of_plans
 
 MOONCAKE = """\
 {"timestamp": 3052, "input_length": 1100, "output_length": 20, "hash_ids": [0, 7, 8]}

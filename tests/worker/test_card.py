@@ -9,7 +9,7 @@ from test_introduction import INFO
 
 from penstock import __version__
 from penstock.engine.loading.identity import Identity
-from penstock.producer.wire import ModelCard, decode_card
+from penstock.protocol.wire import ModelCard, decode_card
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
 

@@ -13,9 +13,9 @@ from patience import WAIT_S
 from worker_harness import running_worker
 
 from penstock import __version__
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli import run
+from penstock.cli import run
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 SMALL = ("--max-num-seqs", "4", "--max-batch-tokens", "16", "--max-model-len", "64", "--num-pages", "40")
 
@@ -188,7 +188,7 @@ WITHOUT_MATPLOTLIB = """
 import importlib.util
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name == "matplotlib" else find(name, *more)
-from penstock.worker.cli import main
+from penstock.cli import main
 main()
 """
 
@@ -201,7 +201,7 @@ async def test_a_plot_without_matplotlib_says_what_to_install() -> None:
 
 async def test_bench_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom penstock.worker.cli import main\ntry:\n    main()\nfinally:\n"
+        "import sys\nfrom penstock.cli import main\ntry:\n    main()\nfinally:\n"
         "    print('loaded:', *sys.modules.keys() & {'jax', 'numpy', 'penstock.engine.engine', 'matplotlib'})"
     )
     for name in ("engine", "serve", "compare"):

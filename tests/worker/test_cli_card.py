@@ -8,9 +8,9 @@ import json
 import pytest
 from worker_harness import running_worker
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli import run
+from penstock.cli import run
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 async def card(redis_url: str, queue: str, *more: str) -> int:

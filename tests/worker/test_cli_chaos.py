@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cli_process import command, penstock
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.redis.connection import RedisClient
 
 FEW = ("--requests", "12", "--kills", "1", "--zombies", "1", "--losses", "2", "--seed", "5")
 

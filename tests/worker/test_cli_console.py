@@ -10,12 +10,12 @@ from cli_process import ROOT, environment
 from patience import WAIT_S
 from rich.table import Table
 
-from penstock.worker.cli.console import console
+from penstock.local.console import console
 
 LONG = "x" * 300
 SHOW = f"""
 from rich.table import Table
-from penstock.worker.cli.console import console
+from penstock.local.console import console
 table = Table("name")
 table.add_row({LONG!r})
 console(stderr=True).print(table)

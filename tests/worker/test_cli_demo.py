@@ -12,8 +12,8 @@ from fakes import eventually
 from openai.types.chat import ChatCompletion
 from patience import WAIT_S
 
-from penstock.worker.local.embedded import find_servers
-from penstock.worker.local.gateway_process import GatewayEnded, local_gateway
+from penstock.local.embedded import find_servers
+from penstock.local.gateway_process import GatewayEnded, local_gateway
 
 pytestmark = pytest.mark.skipif(not find_servers(), reason="no Redis server at hand")
 

@@ -13,13 +13,13 @@ from cli_process import Outcome, command, finish, penstock, start
 from fakes import ScriptedWorker
 from patience import WAIT_S
 
+from penstock.cli.checks import Finding
+from penstock.cli.checks.host import check_compiler
+from penstock.cli.checks.model import check_model
+from penstock.cli.checks.redis import _version, check_redis
 from penstock.engine.demo import MODEL_DIR
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli.checks import Finding
-from penstock.worker.cli.checks.host import check_compiler
-from penstock.worker.cli.checks.model import check_model
-from penstock.worker.cli.checks.redis import _version, check_redis
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 ALL_CHECKS = [
     *("packages", "redis", "maxmemory-policy", "appendonly", "disk", "memory", "writes"),
@@ -99,7 +99,7 @@ async def test_no_redis_fails_with_the_address_but_no_password() -> None:
 
 
 async def test_a_light_install_is_told_what_it_can_do(redis_url: str) -> None:
-    code = "import sys; sys.modules['jax'] = None\nfrom penstock.worker.cli import main\nmain()"
+    code = "import sys; sys.modules['jax'] = None\nfrom penstock.cli import main\nmain()"
     outcome = await penstock("doctor", "--json", "--model", "demo", code=code, REDIS_URL=redis_url)
     checks = checks_of(outcome)
     assert (outcome.status, checks["worker extra"]["status"]) == (0, "warn")

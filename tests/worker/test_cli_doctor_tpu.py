@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.cli.checks.tpu import check_tpu, lie_of
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment import deploy
-from penstock.engine.planning import preset
-from penstock.worker.cli.checks.tpu import check_tpu, lie_of
+from penstock.engine.deployment.deployment import deploy
+from penstock.tools.plan import preset
 
 GIB = 2**30
 

@@ -13,11 +13,11 @@ from fakes import eventually
 from redis_proxy import RedisProxy
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.cli.checks import Finding
-from penstock.worker.cli.checks.redis import check_redis
-from penstock.worker.cli.checks.redis_writes import check_state
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.cli.checks import Finding
+from penstock.cli.checks.redis import check_redis
+from penstock.cli.checks.redis_writes import check_state
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol.redis.connection import RedisClient, connect
 
 USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
 ROLES = re.findall(r"^user (\w+) on resetkeys", USERS.read_text(), re.MULTILINE)
@@ -180,7 +180,7 @@ def _words(code: str) -> str:
 
 
 async def test_a_server_that_answers_nothing_is_told_apart(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.producer.redis.connection.COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.protocol.redis.connection.COMMAND_TIMEOUT_S", 0.2)
     async with RedisProxy(redis_url) as proxy:
         proxy.is_answering.clear()
         (found,) = await check_redis(proxy.url, "q")

@@ -12,11 +12,11 @@ from patience import WAIT_S
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from penstock.producer import keys
-from penstock.producer.operations.draining import presence
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.cli import run
+from penstock.cli import run
+from penstock.protocol import keys
+from penstock.protocol.operations.draining import presence
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:

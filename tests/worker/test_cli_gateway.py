@@ -20,8 +20,8 @@ from cli_process import finish, finish_by, penstock, start
 from gateway_harness import Certificate
 from patience import WAIT_S
 
-from penstock.worker.cli import run
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.cli import run
+from penstock.local.embedded import EmbeddedServer
 
 GATEWAY = ("gateway", "--port", "0", "--log-format", "json")
 

@@ -28,13 +28,13 @@ COMMANDS = (
 
 RUN_AND_LIST_MODULES = f"""
 import sys
-from penstock.worker.cli import main
+from penstock.cli import main
 try:
     main()
 finally:
     print("loaded:", *(name for name in {HEAVY} if name in sys.modules))
 """
-WITHOUT = "import sys; sys.modules['{}'] = None\nfrom penstock.worker.cli import main\nmain()"
+WITHOUT = "import sys; sys.modules['{}'] = None\nfrom penstock.cli import main\nmain()"
 
 
 async def test_help_lists_every_command() -> None:

@@ -14,8 +14,8 @@ from junk import GATEWAY_KINDS, QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, Kind, Wr
 from patience import WAIT_S, mostly_slow
 from worker_harness import running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 COMMANDS = (
     ("top", "--once", "--queue", "q"),

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import run
 from penstock.gateway.keys.secrets import parse_secret
 from penstock.gateway.store import names
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli import run
+from penstock.protocol.redis.connection import RedisClient
 
 Capture = pytest.CaptureFixture[str]
 

@@ -13,7 +13,7 @@ import pytest
 from cli_process import Outcome, finish, penstock, start
 from patience import WAIT_S
 
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 WORKER = (
     *("worker", "--model", "demo", "--max-num-seqs", "8", "--max-batch-tokens", "64", "--num-pages", "520"),

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.worker.cli.options import gathers, option, takes_settings
+from penstock.cli.shared.options import gathers, option, takes_settings
 from penstock.worker.settings import Settings, variable
 from penstock.worker.settings_loading import SettingsError
 

@@ -17,7 +17,7 @@ from patience import WAIT_S, slow
 from test_cli_values import LEAVES
 from worker_harness import running_worker
 
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
 
 COMMANDS = {
     "send": ["send", "--queue", "q", "--plain", "x ü", "--max-tokens", "2"],

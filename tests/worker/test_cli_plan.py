@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.planning import Simulated, has_libtpu
-from penstock.engine.planning.simulation import Figures, Percentiles
-from penstock.worker.cli import run
-from penstock.worker.cli.console import console
-from penstock.worker.cli.simulated import show_simulated
+from penstock.cli import run
+from penstock.cli.shared.simulated import show_simulated
+from penstock.local.console import console
+from penstock.tools.plan import Simulated, has_libtpu
+from penstock.tools.plan.simulation import Figures, Percentiles
 
 TINY = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
@@ -60,7 +60,7 @@ def test_without_a_model_it_is_wrong_usage(capsys: pytest.CaptureFixture[str], m
 def test_without_libtpu_it_says_what_to_install(
     tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.planning.topology.has_libtpu", lambda: False)
+    monkeypatch.setattr("penstock.tools.plan.device.topology.has_libtpu", lambda: False)
     assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", *SMALL]) == 1
     assert "needs libtpu, which is not installed here: pip install" in capsys.readouterr().err
 
@@ -68,7 +68,7 @@ def test_without_libtpu_it_says_what_to_install(
 def test_a_trace_that_is_wrong_or_too_long_is_refused_before_anything_is_compiled(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.engine.planning.topology.has_libtpu", lambda: False)
+    monkeypatch.setattr("penstock.tools.plan.device.topology.has_libtpu", lambda: False)
     trace = tmp_path / "trace.jsonl"
     arguments = ["plan", "--model", tiny, "--topology", "v5e:2x2", *SMALL, "--trace", str(trace)]
     trace.write_text('{"arrival_s": 0, "prompt_tokens": 10, "output_tokens": -3}\n')

@@ -8,18 +8,18 @@ from cli_process import ROOT, Terminal, environment
 from patience import WAIT_S
 from structlog.testing import capture_logs
 
-from penstock.worker.cli.progress import shown, spinner
+from penstock.local.progress import shown, spinner
 from penstock.worker.progress import BYTES
 
 SHOW = """
-from penstock.worker.cli.progress import shown
+from penstock.local.progress import shown
 with shown("warming up", "programs") as report:
     report(1, 2, "[32] tokens")
 with shown("loading", "bytes") as report:
     report(1_250_000_000, 2_500_000_000, "weights")
 """
 SPIN = """
-from penstock.worker.cli.progress import spinner
+from penstock.local.progress import spinner
 with spinner("starting") as say:
     say("going on [1]")
 """
@@ -67,7 +67,7 @@ def test_a_failed_step_is_not_said_to_be_done() -> None:
 
 
 def test_log_lines_name_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.cli.progress.LOG_INTERVAL_S", 0.0)
+    monkeypatch.setattr("penstock.local.progress.LOG_INTERVAL_S", 0.0)
     with capture_logs() as lines, shown("loading", BYTES) as report:
         report(1, 2, "weights")
     assert lines[1] == {"event": "loading", "log_level": "info", "unit": "bytes", "step": 1, "of": 2, "what": "weights"}

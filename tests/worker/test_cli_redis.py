@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.cli.shared.redis import connected, visible
 from penstock.producer import BadAddress, ConnectionLost, ServerRefused
-from penstock.worker.cli.redis import connected, visible
 
 
 async def test_connected(redis_url: str) -> None:

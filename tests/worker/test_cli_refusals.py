@@ -14,9 +14,10 @@ from redis.backoff import ExponentialWithJitterBackoff
 from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from worker_harness import running_worker
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli import app
+from penstock.cli import app
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
 

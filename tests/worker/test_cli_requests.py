@@ -9,11 +9,12 @@ import pytest
 import typer
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 
-from penstock.producer import AsyncClient, keys
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.cli import run
+from penstock.cli import run
+from penstock.producer import AsyncClient
+from penstock.protocol import keys
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 SECRET = "a secret prompt"
 

@@ -11,10 +11,10 @@ from cli_process import Terminal, finish, penstock, start
 from fakes import ScriptedReply, ScriptedWorker, eventually
 from patience import WAIT_S
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, ToolCallDelta
-from penstock.worker.local.embedded import EmbeddedServer
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import json
 import pytest
 from worker_harness import send
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.cli import run
-from penstock.worker.protocol import scripts
+from penstock.cli import run
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:

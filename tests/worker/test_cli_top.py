@@ -18,16 +18,16 @@ from refusing_proxy import PASSING, REFUSED, RefusingProxy
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from penstock.producer import keys
-from penstock.producer.operations.collector import look
-from penstock.producer.redis import silence
-from penstock.producer.redis.address import parse_url
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.cli import run, top
+from penstock.cli.watching.board import Board
+from penstock.local.embedded import EmbeddedServer
+from penstock.protocol import keys
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis import silence
+from penstock.protocol.redis.address import parse_url
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker import session
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.cli import run, top
-from penstock.worker.cli.watching.board import Board
-from penstock.worker.local.embedded import EmbeddedServer
 
 SECRET = "a secret prompt"
 

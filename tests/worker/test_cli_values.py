@@ -14,9 +14,9 @@ import pytest
 import typer.main
 from cli_process import command, environment
 
-from penstock.worker.cli import app
-from penstock.worker.cli.errors import exit_status_of
-from penstock.worker.cli.values import strict
+from penstock.cli import app
+from penstock.cli.shared.errors import exit_status_of
+from penstock.cli.shared.values import strict
 from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import LONGEST_S
 
@@ -94,7 +94,7 @@ def test_what_a_command_is_given_is_taken_or_refused_by_name(
             leaf.callback = lambda **given: seen.append(given)
     monkeypatch.setattr(asyncio, "run", begin)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr("penstock.worker.cli.typer.main.get_command", lambda _: tree)
+    monkeypatch.setattr("penstock.cli.typer.main.get_command", lambda _: tree)
     strict(tree)
     for parameter in of_its_own(path):
         for value in JUNK:

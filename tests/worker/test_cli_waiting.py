@@ -9,9 +9,9 @@ from fakes import ScriptedWorker, eventually
 from patience import WAIT_S
 from structlog.testing import capture_logs
 
+from penstock.cli.shared import waiting
+from penstock.cli.shared.waiting import shown_wait, wait_until_served
 from penstock.producer import AsyncClient, ConnectionLost
-from penstock.worker.cli import waiting
-from penstock.worker.cli.waiting import shown_wait, wait_until_served
 
 
 async def test_a_queue_that_is_served_is_not_waited_for(redis_url: str) -> None:

@@ -13,10 +13,10 @@ import pytest
 from cli_process import command, finish, finish_by, penstock, start
 from patience import WAIT_S
 
+from penstock.cli import run
 from penstock.engine.demo import MODEL_DIR
+from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient
-from penstock.worker.cli import run
-from penstock.worker.local.embedded import EmbeddedServer
 
 
 @pytest.fixture

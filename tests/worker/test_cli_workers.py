@@ -8,12 +8,12 @@ import re
 import pytest
 from worker_harness import eventually, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.operations.collector import look
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
-from penstock.worker.cli import run
+from penstock.cli import run
+from penstock.protocol import keys
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.operations.collector import look
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:

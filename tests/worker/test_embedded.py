@@ -13,7 +13,7 @@ import pytest
 import redis
 from fakes import eventually
 
-from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError, find_servers
+from penstock.local.embedded import EmbeddedServer, EmbeddedServerError, find_servers
 
 pytestmark = [
     pytest.mark.skipif(not find_servers(), reason="no Redis server program is installed"),
@@ -62,9 +62,7 @@ def test_starting_twice_is_an_error() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_the_server_dies_with_its_owner() -> None:
-    code = (
-        "from penstock.worker.local.embedded import *; s = EmbeddedServer().start(); print(s.pid, flush=True); input()"
-    )
+    code = "from penstock.local.embedded import *; s = EmbeddedServer().start(); print(s.pid, flush=True); input()"
     owner = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

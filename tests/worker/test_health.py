@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.producer.serving.readiness import Readiness
+from penstock.serving.readiness import Readiness
 from penstock.worker.health.server import HealthApp
 
 

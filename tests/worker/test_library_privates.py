@@ -23,7 +23,7 @@ def parameters(function: Any) -> list[str]:
 
 
 def test_uvicorn_s_protocol_is_made_and_called_as_ours_expects() -> None:
-    """`gateway/http/guard.py` overrides these."""
+    """`serving/http/guard.py` overrides these."""
     protocol = HttpToolsProtocol
     assert parameters(protocol.__init__) == ["self", "config", "server_state", "app_state", "_loop"]
     assert parameters(protocol.connection_made) == ["self", "transport"]
@@ -44,7 +44,7 @@ def test_uvicorn_s_protocol_is_made_and_called_as_ours_expects() -> None:
 
 
 def test_uvicorn_s_server_is_started_and_stopped_as_ours_expects() -> None:
-    """`gateway/http/guard.py` and `gateway/server.py` override these."""
+    """`serving/http/guard.py` and `gateway/server.py` override these."""
     assert parameters(uvicorn.Server.startup) == ["self", "sockets"]
     assert parameters(uvicorn.Server.shutdown) == ["self", "sockets"]
     assert inspect.iscoroutinefunction(uvicorn.Server.startup)
@@ -69,5 +69,5 @@ async def test_uvicorn_s_protocol_has_what_ours_reads() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there does a process of the chaos harness use it")
 def test_a_fork_server_is_held_by_a_pipe_that_has_this_name() -> None:
-    """`worker/chaos/process.py` closes it."""
+    """`tools/chaos/process.py` closes it."""
     assert hasattr(forkserver._forkserver, "_forkserver_alive_fd")  # type: ignore[attr-defined]

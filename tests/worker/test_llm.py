@@ -23,14 +23,17 @@ from hypothesis import strategies as st
 from patience import WAIT_S
 
 import penstock
+from penstock.cli.shared.programs import load_settings
 from penstock.engine import ConfigError, EngineConfig, Output, Request
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
+from penstock.local import llm as module
+from penstock.local.engine_options import EngineOptions, engine_config
+from penstock.local.llm import AHEAD, LLM
 from penstock.producer import BulkProgress, GenerateRequest, Message, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.request import Prompt
-from penstock.worker import llm as module
-from penstock.worker.chaos.fake_engine import (
+from penstock.tools.chaos.fake_engine import (
     POISON,
     FakeEngine,
     FakeText,
@@ -38,11 +41,8 @@ from penstock.worker.chaos.fake_engine import (
     expected_text,
     expected_tokens,
 )
-from penstock.worker.chaos.fake_words import CALL
+from penstock.tools.chaos.fake_words import CALL
 from penstock.worker.errors import EngineFailed
-from penstock.worker.llm import AHEAD, LLM
-from penstock.worker.local.engine_options import EngineOptions, engine_config
-from penstock.worker.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 NO_DEFAULTS = GenerationDefaults(eos_token_ids=())
@@ -510,7 +510,7 @@ def run_program(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_program_ends_without_closing() -> None:
     code = """
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
+from penstock.tools.chaos.fake_engine import FakeEngine, FakeText
 from penstock import LLM
 llm = LLM.from_engine(FakeEngine(), FakeText(), GenerationDefaults(eos_token_ids=()))
 print(llm.generate(["x"], max_tokens=3)[0].reply.finish_reason)
@@ -592,7 +592,7 @@ from penstock import LLM
 print(LLM, LLM is penstock.LLM)
 """
     done = run_program(code)
-    assert done.stdout == "[]\n<class 'penstock.worker.llm.LLM'> True\n", done.stderr
+    assert done.stdout == "[]\n<class 'penstock.local.llm.LLM'> True\n", done.stderr
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'LMM'"):
         _ = penstock.LMM
 

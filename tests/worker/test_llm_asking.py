@@ -6,7 +6,7 @@ import pytest
 from test_llm import over
 
 from penstock.producer import RequestRefused
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.errors import EngineFailed
 
 CHAT = [{"role": "user", "content": "hi"}]

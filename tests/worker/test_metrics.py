@@ -9,15 +9,15 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from scrapes import scraped
 
+from docs.scripts.metrics_page import page
 from penstock import __version__
 from penstock.engine import EngineInfo, EngineStats
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.stats import DeviceMemory, KindStats
-from penstock.gateway.exposition import render
-from penstock.producer.queue_load import QueueLoad
-from penstock.worker.delivery.measured_grammars import MeasuredGrammars
+from penstock.protocol.queue.load import QueueLoad
+from penstock.serving.exposition import render
+from penstock.worker.intake.measured_grammars import MeasuredGrammars
 from penstock.worker.metrics import DROP_REASONS, ERROR_CODES, Metrics, band_of
-from penstock.worker.metrics_page import page
 
 DOCS = Path(__file__).parents[2] / "docs"
 INFO = EngineInfo(1, "bfloat16", "int8", 64, 4096, 32, "gpu", "H100", 1, "pallas", "xla", None, 256)

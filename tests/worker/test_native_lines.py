@@ -12,7 +12,7 @@ from patience import WAIT_S
 
 PROGRAM = """
 import ctypes, os, sys
-from penstock.gateway import log_lines
+from penstock.serving import log_lines
 
 line = b"a library's own line\\n" * 100
 with log_lines.queued(sys.stderr, print) as lines:

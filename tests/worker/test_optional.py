@@ -24,15 +24,15 @@ from worker_harness import running_worker
 
 from docs.scripts.pages import page
 from penstock import AsyncClient
-from penstock.gateway import exposition
 from penstock.gateway.page import routes
 from penstock.gateway.serve import _descriptors_for
-from penstock.producer.redis import connection
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.bench.machine import describe_machine
+from penstock.local.embedded import EmbeddedServer, EmbeddedServerError
+from penstock.protocol.redis import connection
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.serving import exposition
+from penstock.tools.bench.machine import describe_machine
 from penstock.worker.config import default_name
-from penstock.worker.local.embedded import EmbeddedServer, EmbeddedServerError
-from penstock.worker.protocol.permissions import OPTIONAL, optional_denied
+from penstock.worker.redis.permissions import OPTIONAL, optional_denied
 
 TESTS = Path(__file__).parents[1]
 ELSEWHERE = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol.permissions import check_permissions, denied
+from penstock.worker.redis.permissions import check_permissions, denied
 
 pytestmark = pytest.mark.every_server
 

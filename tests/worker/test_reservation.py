@@ -10,16 +10,16 @@ from patience import WAIT_S
 from redis import exceptions
 from worker_harness import QUICK, eventually
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.wire import ModelCard
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ModelCard
+from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import reservation as reservations
-from penstock.worker.protocol.heartbeat import Heartbeat, Reclaimer
-from penstock.worker.protocol.reservation import Reservation
+from penstock.worker.presence import reservation as reservations
+from penstock.worker.presence.heartbeat import Heartbeat, Reclaimer
+from penstock.worker.presence.reservation import Reservation
 
 KEY = keys.starting("q", "w")
 LONG_S = 1000.0

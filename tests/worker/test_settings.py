@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 import structlog
 
+from docs.scripts.settings_page import page
+from penstock.cli.shared.programs import GATEWAY, PROGRAMS, load_settings
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.checkpoint import resolve
-from penstock.engine.planning.models import planned_model
 from penstock.gateway.settings import GatewaySettings
-from penstock.producer.redis.address import parse_url
-from penstock.worker.bench.errors import ImpossibleLoad
-from penstock.worker.bench.presets import preset_root
+from penstock.local.engine_options import engine_config
+from penstock.protocol.redis.address import parse_url
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.presets import preset_root
+from penstock.tools.plan.models import planned_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.local.engine_options import engine_config
-from penstock.worker.settings import GATEWAY, PROGRAMS, Settings, group_of, load_settings
+from penstock.worker.settings import Settings, group_of
 from penstock.worker.settings_loading import SettingsError, load
-from penstock.worker.settings_page import page
 
 NOT_OF_A_CONFIG = {"otel", "redis_url", "model", "log_level", "log_format"}  # read by the commands themselves
 

@@ -17,12 +17,13 @@ from gateway_harness import Certificate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.http.certificate import certificate_of
+from penstock.cli.shared.errors import exit_status_of
+from penstock.cli.shared.programs import GATEWAY, PROGRAMS
 from penstock.gateway.serve import WrongCertificate, serve
 from penstock.producer import AsyncClient, BadAddress, Client
-from penstock.producer.pem import MAX_BYTES
-from penstock.worker.cli.errors import exit_status_of
-from penstock.worker.settings import GATEWAY, PROGRAMS, WORKER
+from penstock.protocol.redis.pem import MAX_BYTES
+from penstock.serving.http.certificate import certificate_of
+from penstock.worker.settings import WORKER
 from penstock.worker.settings_loading import Program, SettingsError, load
 
 Write = Callable[[Path], object]

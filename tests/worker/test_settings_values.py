@@ -16,8 +16,9 @@ from gateway_harness import Certificate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.shared.programs import GATEWAY, PROGRAMS, load_settings
 from penstock.gateway.settings import GatewaySettings
-from penstock.worker.settings import GATEWAY, PROGRAMS, WORKER, Settings, load_settings
+from penstock.worker.settings import WORKER, Settings
 from penstock.worker.settings_loading import (
     CONFIG_VARIABLE,
     LONGEST_S,

@@ -28,15 +28,15 @@ from worker_harness import (
 )
 
 from penstock import stopping
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import OwnEntry, ReplyEntry
+from penstock.cli.shared import serve
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import OwnEntry, ReplyEntry
 from penstock.stopping import Stopping
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker import service as service_module
 from penstock.worker import session
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
-from penstock.worker.cli import serve
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, DrainIncomplete
 from penstock.worker.service import WorkerService

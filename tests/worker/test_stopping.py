@@ -23,12 +23,12 @@ from patience import WAIT_S, slow
 from worker_harness import read_until, send
 
 from penstock import stopping
-from penstock.producer import keys, renewal
-from penstock.producer.redis import tls
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry
+from penstock.cli.shared import serve
+from penstock.protocol import keys
+from penstock.protocol.redis import renewal, tls
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry
 from penstock.stopping import SAME_STOP_S, Stopping, listen_early
-from penstock.worker.cli import serve
 from penstock.worker.service import WorkerService
 
 TESTS = ROOT / "tests"
@@ -161,7 +161,7 @@ async def test_a_signal_that_another_thread_gets_wakes_the_loop(is_loop_s_own: b
         ("python -m penstock send worker", False),
         ("python -m penstock", False),
         ("python -m pytest penstock worker", False),
-        ("python -m penstock.engine.native worker", False),
+        ("python -m penstock.engine.kernels.cpu worker", False),
     ],
 )
 def test_only_a_service_listens_early(words: str, is_one: bool) -> None:

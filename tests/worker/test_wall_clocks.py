@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("producer", "engine", "worker", "gateway", "penstock")
+from packages import PACKAGES, ROOT
+
+FOLDERS = (*PACKAGES, "penstock")
 LOOKS = frozenset({"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime"})
 MODULES = frozenset({"time", "datetime", "date"})
 
@@ -16,10 +16,10 @@ MAY_LOOK = re.compile(rf"({'|'.join(MODULES)})\s*\.\s*({'|'.join(LOOKS)})\b|from
 
 ALLOWED = {
     "engine/text/chat_template.py": "the date that a template may write into a prompt, where no request gives one",
-    "gateway/metric_push.py": "when figures were taken, for whom they are pushed to",
+    "serving/metric_push.py": "when figures were taken, for whom they are pushed to",
     "gateway/responses/events.py": "`created_at` of a reply that has no entry yet, shown and not compared",
-    "worker/bench/machine.py": "when a bench ran, in its results",
-    "worker/local/in_process.py": "the date that a template may write into a prompt",
+    "tools/bench/machine.py": "when a bench ran, in its results",
+    "local/in_process.py": "the date that a template may write into a prompt",
 }
 """Files that may look at the wall clock, and what for."""
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.producer import keys
-from penstock.producer.wire import ID_PATTERN
+from penstock.protocol import keys
+from penstock.protocol.wire import ID_PATTERN
 from penstock.worker.config import MAX_DEAD_TTL_S, WorkerConfig, default_name
 from penstock.worker.errors import BadWorkerConfig
 

@@ -9,12 +9,12 @@ import structlog
 from penstock.engine.errors import InvalidRequest, RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import Request
-from penstock.producer.wire import Call, Envelope, GenerateRequest, WireError, parse_call, spell_tokens
+from penstock.protocol.wire import Call, Envelope, GenerateRequest, WireError, parse_call, spell_tokens
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import check_limits, to_engine_request
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.preparation import Preparer
-from penstock.worker.delivery.threads import Threads
+from penstock.worker.intake.admission import check_limits, to_engine_request
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.threads import Threads
 
 _log = structlog.get_logger(__name__)
 

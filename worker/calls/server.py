@@ -9,18 +9,18 @@ from typing import Any
 
 import structlog
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import is_junk, is_no_group
-from penstock.producer.redis.streams import pairs, stream_entries
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.tasks import end_tasks
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import is_junk, is_no_group
+from penstock.protocol.redis.streams import pairs, stream_entries
+from penstock.protocol.tasks import end_tasks
+from penstock.serving.readiness import Readiness
 from penstock.worker.calls.answering import Answer, Answerer, refusal
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.entries import QueueEntry
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import faults, scripts
-from penstock.worker.protocol.guarded import execute_one, make_guarded_group
+from penstock.worker.redis import faults
+from penstock.worker.redis.guarded import execute_one, make_guarded_group
+from penstock.worker.run.entries import QueueEntry
 from penstock.worker.tasks import pause
 
 _log = structlog.get_logger(__name__)

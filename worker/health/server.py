@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from penstock.gateway.http.guard import GuardedServer, Limits
-from penstock.producer.serving.listening import listen
-from penstock.producer.serving.readiness import Readiness
+from penstock.serving.http.guard import GuardedServer, Limits
+from penstock.serving.listening import listen
+from penstock.serving.readiness import Readiness
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

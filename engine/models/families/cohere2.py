@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import (
+from penstock.engine.models.hf.blocks import (
     listed_layers,
     read_attention,
     read_mlp,
@@ -18,8 +18,8 @@ from penstock.engine.models.hf_blocks import (
     sliding,
     without_positions,
 )
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import read_neighbours_rope
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.rope import read_neighbours_rope
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

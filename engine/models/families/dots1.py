@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.glm4_moe import GLM4_MOE
-from penstock.engine.models.hf_blocks import listed_layers, read_attention, read_mlp, read_model, read_norm, sliding
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import dense_first, read_sigmoid_experts
+from penstock.engine.models.hf.blocks import listed_layers, read_attention, read_mlp, read_model, read_norm, sliding
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import dense_first, read_sigmoid_experts
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

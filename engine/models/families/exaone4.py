@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import (
+from penstock.engine.models.hf.blocks import (
     blocks_by_type,
     read_attention,
     read_mlp,
@@ -15,7 +15,7 @@ from penstock.engine.models.hf_blocks import (
     read_norm,
     without_positions,
 )
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

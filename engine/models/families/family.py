@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.config import HFConfig
 
 LAYER_MODULES: Mapping[ParamPath, str] = MappingProxyType(
     {

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from penstock.engine.models.config import AttentionConfig, BlockConfig, ModelConfig, NormConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.blocks import full_layers, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig
 
 DEFAULTS = MappingProxyType(
     {

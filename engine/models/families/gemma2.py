@@ -10,8 +10,8 @@ from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import DEFAULTS, gemma_attention, gemma_model, gemma_norm
-from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.blocks import blocks_by_type, read_mlp
+from penstock.engine.models.hf.config import HFConfig
 
 GEMMA2_DEFAULTS = MappingProxyType(
     {

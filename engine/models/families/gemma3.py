@@ -9,9 +9,9 @@ from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import BESIDE_VISION, VISION_TENSORS, Family
 from penstock.engine.models.families.gemma import gemma_attention, gemma_model, gemma_norm
 from penstock.engine.models.families.gemma2 import GEMMA2_DEFAULTS, NORMS_AROUND
-from penstock.engine.models.hf_blocks import blocks_by_type, read_mlp
-from penstock.engine.models.hf_config import HFConfig, text_fields
-from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
+from penstock.engine.models.hf.blocks import blocks_by_type, read_mlp
+from penstock.engine.models.hf.config import HFConfig, text_fields
+from penstock.engine.models.hf.rope import FULL, SLIDING, read_rope_of
 
 
 def _block(config: HFConfig, layer_type: str) -> BlockConfig:

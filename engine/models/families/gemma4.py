@@ -28,9 +28,9 @@ from penstock.engine.models.config import (
 )
 from penstock.engine.models.families.family import BESIDE_VISION, Family
 from penstock.engine.models.families.gemma2 import NORMS_AROUND
-from penstock.engine.models.hf_blocks import listed_layers, read_activation, read_mlp, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig, text_fields
-from penstock.engine.models.hf_rope import FULL, SLIDING, read_proportional_rope_of
+from penstock.engine.models.hf.blocks import listed_layers, read_activation, read_mlp, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig, text_fields
+from penstock.engine.models.hf.rope import FULL, SLIDING, read_proportional_rope_of
 
 _FULL_EVERY = 6  # layers, if `layer_types` is left out
 _ROPES: Mapping[str, Any] = MappingProxyType(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.families.glm import GATE_AND_UP, GLM, glm_model
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen3 import QWEN3
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import dense_first, read_sigmoid_experts
-from penstock.engine.models.hf_rope import read_partial_rope
+from penstock.engine.models.hf.blocks import every_layer, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import dense_first, read_sigmoid_experts
+from penstock.engine.models.hf.rope import read_partial_rope
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ClampedSwiGLU, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import listed_layers, read_attention, read_model, read_norm, sliding
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts
+from penstock.engine.models.hf.blocks import listed_layers, read_attention, read_model, read_norm, sliding
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 

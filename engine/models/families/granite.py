@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.blocks import full_layers, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.granite import GRANITE, granite_model
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts
 
 GATE_UP = "block_sparse_moe.input_linear.weight"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig, NormConfig, ShortConvConfig
 from penstock.engine.models.families.family import Family, Place
-from penstock.engine.models.hf_blocks import read_attention, read_model
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.blocks import read_attention, read_model
+from penstock.engine.models.hf.config import HFConfig
 
 _CONV, _FULL = "conv", "full_attention"
 

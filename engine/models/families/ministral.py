@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.mistral import MISTRAL
-from penstock.engine.models.hf_blocks import listed_layers, read_attention, read_mlp, read_model, read_norm, sliding
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.blocks import listed_layers, read_attention, read_mlp, read_model, read_norm, sliding
+from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -9,7 +9,7 @@ from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.families.family import BESIDE_VISION, VISION_TENSORS
 from penstock.engine.models.families.ministral3 import MINISTRAL3
 from penstock.engine.models.families.mistral import MISTRAL
-from penstock.engine.models.hf_config import HFConfig, text_fields
+from penstock.engine.models.hf.config import HFConfig, text_fields
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

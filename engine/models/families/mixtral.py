@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_model, read_norm, sliding
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts
+from penstock.engine.models.hf.blocks import every_layer, read_attention, read_model, read_norm, sliding
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig, RopeConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import full_layers, read_attention, read_mlp, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import read_rope
+from penstock.engine.models.hf.blocks import full_layers, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.rope import read_rope
 
 OLMO2_DEFAULTS = MappingProxyType(
     {

@@ -7,9 +7,9 @@ from functools import partial
 from penstock.engine.models.config import ModelConfig
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.olmo2 import OLMO2_DEFAULTS, OLMO2_MODULES, olmo2_block, olmo2_norm
-from penstock.engine.models.hf_blocks import blocks_by_type, read_model
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_rope import FULL, SLIDING, read_rope_of
+from penstock.engine.models.hf.blocks import blocks_by_type, read_model
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.rope import FULL, SLIDING, read_rope_of
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

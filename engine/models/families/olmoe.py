@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
-from penstock.engine.models.hf_blocks import full_layers, read_attention, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts
+from penstock.engine.models.hf.blocks import full_layers, read_attention, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen2 import QWEN2
-from penstock.engine.models.hf_blocks import (
+from penstock.engine.models.hf.blocks import (
     listed_layers,
     optional_window,
     read_attention,
@@ -16,8 +16,8 @@ from penstock.engine.models.hf_blocks import (
     read_norm,
     sliding,
 )
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts, sparse_layers
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts, sparse_layers
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

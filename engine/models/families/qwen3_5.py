@@ -15,9 +15,9 @@ from penstock.engine.models.families.qwen3_next import (
     delta_hybrid,
     with_shared,
 )
-from penstock.engine.models.hf_blocks import read_mlp
-from penstock.engine.models.hf_config import HFConfig, text_fields
-from penstock.engine.models.hf_experts import read_experts
+from penstock.engine.models.hf.blocks import read_mlp
+from penstock.engine.models.hf.config import HFConfig, text_fields
+from penstock.engine.models.hf.experts import read_experts
 
 _IN = "linear_attn.in_proj_qkv"
 _MODULES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen3 import QWEN3
-from penstock.engine.models.hf_blocks import every_layer, read_attention, read_mlp, read_model, read_norm, sliding
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts, sparse_layers
+from penstock.engine.models.hf.blocks import every_layer, read_attention, read_mlp, read_model, read_norm, sliding
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts, sparse_layers
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -20,10 +20,10 @@ from penstock.engine.models.config import (
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import gemma_norm
 from penstock.engine.models.families.qwen2_moe import QWEN2_MOE
-from penstock.engine.models.hf_blocks import read_activation, read_attention, read_mlp, read_model, read_norm
-from penstock.engine.models.hf_config import HFConfig
-from penstock.engine.models.hf_experts import read_experts, sparse_layers
-from penstock.engine.models.hf_rope import read_partial_rope
+from penstock.engine.models.hf.blocks import read_activation, read_attention, read_mlp, read_model, read_norm
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts, sparse_layers
+from penstock.engine.models.hf.rope import read_partial_rope
 
 _DELTA, _FULL = "linear_attention", "full_attention"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf_blocks import (
+from penstock.engine.models.hf.blocks import (
     listed_layers,
     optional_window,
     read_attention,
@@ -15,7 +15,7 @@ from penstock.engine.models.hf_blocks import (
     sliding,
     without_positions,
 )
-from penstock.engine.models.hf_config import HFConfig
+from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

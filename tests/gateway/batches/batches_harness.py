@@ -12,8 +12,8 @@ from fakes import ScriptedReply, ScriptedWorker, eventually
 from gateway_harness import announce
 from openai.types import Batch, FileObject
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry
 
 CHAT = "/v1/chat/completions"
 ENDED = ("failed", "completed", "expired", "cancelled")

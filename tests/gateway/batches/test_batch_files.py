@@ -15,7 +15,7 @@ from openai.types import FileObject
 from penstock.gateway.files.bodies import PIECE_BYTES
 from penstock.gateway.files.names import file_name
 from penstock.gateway.store import names
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 

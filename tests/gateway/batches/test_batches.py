@@ -18,8 +18,8 @@ from openai.types.responses import Response
 from penstock.gateway.batches import results, work
 from penstock.gateway.store import names
 from penstock.producer import Reply
-from penstock.producer import keys as producer_keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.protocol import keys as producer_keys
+from penstock.protocol.redis.connection import RedisClient, connect
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from penstock.gateway.keys.secrets import Secret
 from penstock.gateway.store import names
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 WORDS = ("WRONGTYPE", "Operation against", "user_script", "Traceback", "redis", "Redis", "127.0.0.1", "penstock:")
 JUNK: dict[str, Any] = {

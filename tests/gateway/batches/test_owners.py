@@ -11,7 +11,7 @@ from batches_harness import Asked, answer, jsonl, line
 from fakes import ScriptedWorker, eventually
 from gateway_harness import announce, new_key, revoke
 
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 LEASE_S = 0.6
 

@@ -14,8 +14,8 @@ from gateway_harness import announce
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import ChunkEntry, ToolCallDelta
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 EPOCH_S = 1_795_298_400

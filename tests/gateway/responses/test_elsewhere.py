@@ -14,8 +14,8 @@ from gateway_harness import announce, new_key, running_gateway
 from patience import WAIT_S
 from responses_harness import Asked, answer, asking, events_of, strictly
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
 
 
 async def test_a_stored_response_goes_on_where_its_gateway_has_to_leave_it(redis: RedisClient, redis_url: str) -> None:

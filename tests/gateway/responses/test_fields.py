@@ -20,8 +20,8 @@ from penstock.gateway.responses.items import Item, read_items, shown_items, to_m
 from penstock.gateway.responses.request import RESPONSE_POLICY, ResponseBody, read_response
 from penstock.gateway.responses.stored import asked_for
 from penstock.producer import GenerateRequest
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire.values import check_json
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire.values import check_json
 
 BODY: dict[str, Any] = {"model": "tiny", "input": "say it"}
 NAMES = sorted({*RESPONSE_POLICY.honoured, *RESPONSE_POLICY.ignored, *RESPONSE_POLICY.refused, "nobody_knows"})

@@ -12,8 +12,8 @@ from fakes import ScriptedWorker, eventually
 from gateway_harness import CARD, announce
 from responses_harness import Asked, answer, asking, events_of
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
 SAID = {

@@ -13,9 +13,9 @@ from responses_harness import Asked, asking, strictly
 
 from penstock.gateway.responses.stored import KIND, PREFIX, TOKEN_BYTES
 from penstock.gateway.store import names
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import MIN_KEEP_S
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import MIN_KEEP_S
 
 WEATHER: Any = {
     "type": "function",

@@ -11,7 +11,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import OVERHEAD_BYTES, Ledger
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = pytest.mark.every_server
 

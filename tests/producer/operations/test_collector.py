@@ -13,14 +13,13 @@ from patience import WAIT_S
 from worker_harness import QUICK, eventually, read_until, running_worker, send
 from worker_process import WorkerProcess
 
-from penstock.producer import keys
-from penstock.producer.operations.collector import look
-from penstock.producer.operations.reports import REMEMBERED_S, ReportedRequest, WorkerReport
-from penstock.producer.operations.snapshot import SILENT_AFTER_S, Worker
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import FakeEngine, fake_model
+from penstock.protocol import keys, scripts
+from penstock.protocol.operations.collector import look
+from penstock.protocol.operations.reports import REMEMBERED_S, ReportedRequest, WorkerReport
+from penstock.protocol.operations.snapshot import SILENT_AFTER_S, Worker
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.protocol import scripts
 from penstock.worker.service import Model, Say, WorkerService
 
 SECRET = "a secret prompt"

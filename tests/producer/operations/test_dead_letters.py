@@ -10,12 +10,12 @@ import pytest
 from redis_proxy import RedisProxy
 from worker_harness import eventually, read_reply, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.operations import dead_letters
-from penstock.producer.operations.dead_letters import Kind, Letter, NotReplayable
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.chaos.fake_engine import expected_text
-from penstock.worker.cli import run
+from penstock.cli import run
+from penstock.protocol import keys
+from penstock.protocol.operations import dead_letters
+from penstock.protocol.operations.dead_letters import Kind, Letter, NotReplayable
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.tools.chaos.fake_engine import expected_text
 
 pytestmark = pytest.mark.every_server
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from worker_harness import eventually, running_worker
 
-from penstock.producer import keys
-from penstock.producer.operations.draining import UnknownWorker, tell_to_drain
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.operations.draining import UnknownWorker, tell_to_drain
+from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = pytest.mark.every_server
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.producer.operations.reports import (
+from penstock.protocol.operations.reports import (
     MAX_REPORTED,
     REMEMBERED_S,
     ReportedRequest,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from penstock.producer.redis.faults import is_refused, may_pass
-from penstock.producer.serving.hints import ROLES, hint_for, public_reason
+from penstock.protocol.redis.faults import is_refused, may_pass
+from penstock.serving.hints import ROLES, hint_for, public_reason
 
 NO_NODE = "Redis Cluster cannot be connected. Please provide at least one reachable node: "
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packages import PACKAGES
 
-from penstock.producer.serving.listening import EVERY, listen, shown
+from penstock.serving.listening import EVERY, listen, shown
 
 ROOT = Path(__file__).parents[3]
 HAS_IPV6 = socket.has_dualstack_ipv6()
@@ -66,17 +67,17 @@ def test_how_it_is_shown() -> None:
 def test_each_server_of_ours_listens_by_it() -> None:
     """Harnesses are the exception, as they serve this machine alone."""
     found = set()
-    for package in ("producer", "worker", "gateway", "engine", "penstock"):
+    for package in (*PACKAGES, "penstock"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
                 if is_call and node.func.attr in ("create_server", "start_server", "bind"):
                     found.add((path.relative_to(ROOT).as_posix(), ast.unparse(node.func)))
     assert found == {
-        ("producer/serving/listening.py", "socket.create_server"),
-        ("gateway/http/guard.py", "loop.create_server"),  # at a socket that listens
-        ("worker/chaos/proxy.py", "asyncio.start_server"),
-        ("worker/local/embedded.py", "probe.bind"),
-        ("worker/cli/progress.py", "structlog.get_logger().bind"),
+        ("serving/listening.py", "socket.create_server"),
+        ("serving/http/guard.py", "loop.create_server"),  # at a socket that listens
+        ("tools/chaos/proxy.py", "asyncio.start_server"),
+        ("local/embedded.py", "probe.bind"),
+        ("local/progress.py", "structlog.get_logger().bind"),
         ("worker/logs.py", "_REQUESTS.bind"),
     }

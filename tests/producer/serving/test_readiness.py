@@ -8,7 +8,7 @@ import structlog
 from redis import exceptions
 from structlog.testing import capture_logs
 
-from penstock.producer.serving.readiness import REMINDER_S, SETTLED_S, Readiness
+from penstock.serving.readiness import REMINDER_S, SETTLED_S, Readiness
 
 REFUSED = exceptions.ConnectionError("Error 111 connecting to localhost:6379.")
 
@@ -39,7 +39,7 @@ def test_an_outage_is_one_line_a_reminder_a_minute_and_one_line_at_its_end(
     monkeypatch: pytest.MonkeyPatch, lines: list[Any]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("penstock.producer.serving.readiness._log", structlog.get_logger())
+    monkeypatch.setattr("penstock.serving.readiness._log", structlog.get_logger())
     readiness = Readiness("redis://localhost:6379/0", lambda: now[0])
     for now[0] in (100.0, 100.1, 101.0, 100.0 + REMINDER_S - 0.1):
         for part in ("intake", "heartbeat", "publisher"):
@@ -66,7 +66,7 @@ def test_what_is_refused_among_what_is_not_is_one_line_a_minute(
 ) -> None:
     """When other commands of a part succeed it becomes ready in between, but is not cured."""
     now = [0.0]
-    monkeypatch.setattr("penstock.producer.serving.readiness._log", structlog.get_logger())
+    monkeypatch.setattr("penstock.serving.readiness._log", structlog.get_logger())
     readiness = Readiness("", lambda: now[0])
     refused = exceptions.NoPermissionError("no permissions", status_code="NOPERM")
     for second in range(int(REMINDER_S) + 1):

@@ -13,11 +13,11 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 
-from penstock.producer.errors import TelemetryUnavailable
-from penstock.producer.telemetry.loading import check_telemetry, client_spans, load_telemetry, require_otel
-from penstock.producer.telemetry.recorder import SCHEMA_URL
-from penstock.producer.telemetry.sdk import Telemetry, chosen_ids
-from penstock.producer.version import __version__
+from penstock.protocol.errors import TelemetryUnavailable
+from penstock.protocol.telemetry.loading import check_telemetry, client_spans, load_telemetry, require_otel
+from penstock.protocol.telemetry.recorder import SCHEMA_URL
+from penstock.protocol.telemetry.sdk import Telemetry, chosen_ids
+from penstock.protocol.version import __version__
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,8 +42,8 @@ from penstock import AsyncClient
 from penstock.gateway.app import create_app
 from penstock.gateway.serve import serve
 from penstock.gateway.settings import GatewaySettings
-from penstock.worker.chaos.fake_engine import fake_model
-from penstock.worker.cli.serve import load_model
+from penstock.tools.chaos.fake_engine import fake_model
+from penstock.cli.shared.serve import load_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import WorkerService
 create_app(GatewaySettings())

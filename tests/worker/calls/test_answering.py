@@ -12,12 +12,12 @@ import pytest
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.structured import Grammar
-from penstock.producer.wire import entry_size
+from penstock.protocol.wire import entry_size
+from penstock.tools.chaos.fake_engine import FakeEngine, FakeText
 from penstock.worker.calls.answering import Answerer, Answers
-from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.preparation import Preparer
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.run.entries import QueueEntry
 
 CHAT = [{"role": "user", "content": "hi"}]
 

@@ -15,12 +15,12 @@ from worker_harness import eventually, running_worker, send
 from worker_process import WorkerProcess
 
 from penstock.engine.text.fewest_tokens import Check, let_pass
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.streams import stream_entries
-from penstock.producer.wire import MAX_TIMEOUT_MS
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.streams import stream_entries
+from penstock.protocol.wire import MAX_TIMEOUT_MS
+from penstock.tools.chaos.fake_engine import FakeEngine, FakeText
 from penstock.worker.calls import server
-from penstock.worker.chaos.fake_engine import FakeEngine, FakeText
 
 CALLS = keys.calls("q")
 

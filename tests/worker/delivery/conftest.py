@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from delivery_lab import NOW_S, FixedClock
 
-from penstock.producer.redis.connection import RedisClient, ensure_group
-from penstock.worker.delivery import requests
+from penstock.protocol.redis.connection import RedisClient, ensure_group
+from penstock.worker.run import requests
 
 
 @pytest.fixture

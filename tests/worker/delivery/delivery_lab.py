@@ -11,13 +11,11 @@ import structlog
 from redis import exceptions
 
 from penstock.engine.request import Output, ToolCallDelta
-from penstock.producer.wire import GenerateRequest, WireError
+from penstock.protocol.scripts import Claim
+from penstock.protocol.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
-from penstock.worker.delivery.requests import LiveRequest, RequestTable
-from penstock.worker.delivery.writes import (
+from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
+from penstock.worker.publish.writes import (
     AsideWrite,
     Burial,
     ChunkWrite,
@@ -27,7 +25,9 @@ from penstock.worker.delivery.writes import (
     RefreshWrite,
     Write,
 )
-from penstock.worker.protocol.scripts import Claim
+from penstock.worker.run.choices import ChoiceBuffer
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.run.requests import LiveRequest, RequestTable
 
 ENQUEUED_MS = 1_700_000_000_000
 INTERVAL_S = 0.03

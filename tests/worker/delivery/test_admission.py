@@ -10,10 +10,10 @@ import pytest
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.request import ResponseSpec
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.admission import check_limits, to_engine_request
-from penstock.worker.delivery.preparation import Preparation
+from penstock.worker.intake.admission import check_limits, to_engine_request
+from penstock.worker.intake.preparation import Preparation
 
 
 def test_open_fields_take_the_model_s_defaults() -> None:

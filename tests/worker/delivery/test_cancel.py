@@ -15,15 +15,15 @@ from redis import exceptions
 from watched import watched
 from worker_harness import eventually
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.tasks import end_tasks
-from penstock.worker.delivery import cancel
-from penstock.worker.delivery.cancel import CancelWatch
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.requests import LiveRequest, Parked, Phase
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.tasks import end_tasks
+from penstock.serving.readiness import Readiness
+from penstock.worker.run.choices import ChoiceBuffer
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.run.requests import LiveRequest, Parked, Phase
+from penstock.worker.watch import cancel
+from penstock.worker.watch.cancel import CancelWatch
 
 
 class Driver:

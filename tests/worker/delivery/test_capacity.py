@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.delivery.capacity import HALF_LIFE_S, LATEST, Capacity, Ended
+from penstock.worker.run.capacity import HALF_LIFE_S, LATEST, Capacity, Ended
 
 
 def look(capacity: Capacity, now_s: float, num_tokens: int, *, waiting: int = 5, running: int = 3) -> None:

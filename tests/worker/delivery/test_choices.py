@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.request import FinishReason, Output, TokenLogprob, ToolCallDelta
-from penstock.worker.delivery.choices import ChoiceBuffer, Pending, merged, outcome_of
+from penstock.worker.run.choices import ChoiceBuffer, Pending, merged, outcome_of
 
 LOGPROB = TokenLogprob(7, "x", b"x", -0.5, ())
 BEGIN = ToolCallDelta(0, "{", "call_1", "f")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.request import Output, TokenLogprob, ToolCallDelta, TopLogprob
-from penstock.producer.wire import ChunkEntry, decode_reply, encode_reply
-from penstock.producer.wire import TokenLogprob as WireLogprob
-from penstock.producer.wire import ToolCallDelta as WireDelta
-from penstock.producer.wire import TopLogprob as WireTop
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.chunks import MIN_LOGPROB, chunk_entry, chunk_fields
+from penstock.protocol.wire import ChunkEntry, decode_reply, encode_reply
+from penstock.protocol.wire import TokenLogprob as WireLogprob
+from penstock.protocol.wire import ToolCallDelta as WireDelta
+from penstock.protocol.wire import TopLogprob as WireTop
+from penstock.worker.publish.chunks import MIN_LOGPROB, chunk_entry, chunk_fields
+from penstock.worker.run.choices import ChoiceBuffer
 
 text = st.text(st.characters(exclude_categories=("Cs",)))
 values = st.floats(-100, 0.0) | st.just(-math.inf)

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.wire import GenerateRequest, WireError
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.claiming import SUSPECT_STRIKES, Claimer, GoesOn, Occupied, Suspect
-from penstock.worker.delivery.coalescing import Coalescing
-from penstock.worker.delivery.entries import EntryReader, QueueEntry
-from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.requests import LiveRequest, RequestTable
-from penstock.worker.delivery.threads import Threads
-from penstock.worker.delivery.writes import AsideWrite, Burial, Write
+from penstock.worker.intake.claiming import SUSPECT_STRIKES, Claimer, GoesOn, Occupied, Suspect
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import scripts
+from penstock.worker.publish.coalescing import Coalescing
+from penstock.worker.publish.outbox import Outbox
+from penstock.worker.publish.writes import AsideWrite, Burial, Write
+from penstock.worker.run.entries import EntryReader, QueueEntry
+from penstock.worker.run.requests import LiveRequest, RequestTable
+from penstock.worker.threads import Threads
 
 pytestmark = pytest.mark.every_server
 

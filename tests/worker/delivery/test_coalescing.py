@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.delivery import coalescing
-from penstock.worker.delivery.coalescing import Coalescing
+from penstock.worker.publish import coalescing
+from penstock.worker.publish.coalescing import Coalescing
 
 NUM_PROCESSORS = 4
 

@@ -10,8 +10,8 @@ import pytest
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText
-from penstock.producer.wire import GenerateRequest
-from penstock.worker.delivery.constraints import call_rule, callable_tools, grammar_source, text_rule
+from penstock.protocol.wire import GenerateRequest
+from penstock.worker.intake.constraints import call_rule, callable_tools, grammar_source, text_rule
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 NAMED = {"type": "function", "function": {"name": "g"}}

@@ -9,16 +9,16 @@ from delivery_lab import FixedClock, make_live
 from structlog.testing import capture_logs
 
 from penstock.engine.request import Output
-from penstock.producer import keys
-from penstock.producer.wire import MAX_FIELDS, EndEntry, GenerateRequest, WireError, decode_reply
+from penstock.protocol import keys
+from penstock.protocol.scripts import Bill
+from penstock.protocol.wire import MAX_FIELDS, EndEntry, GenerateRequest, WireError, decode_reply
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery import ending
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.ending import dead_letter, dead_letter_of, end_entry, kept_ms, printable, unclaimed_end
-from penstock.worker.delivery.requests import Asked, LiveRequest
-from penstock.worker.delivery.writes import Burial, acknowledge, refresh
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol.scripts import Bill
+from penstock.worker.publish import ending
+from penstock.worker.publish.ending import dead_letter, dead_letter_of, end_entry, kept_ms, printable, unclaimed_end
+from penstock.worker.publish.writes import Burial, acknowledge, refresh
+from penstock.worker.run.choices import ChoiceBuffer
+from penstock.worker.run.requests import Asked, LiveRequest
 
 CONFIG = WorkerConfig(queue="q", name="w")
 BODY = {b"id": b"r", b"prompt": b"x"}

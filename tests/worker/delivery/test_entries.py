@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from worker_harness import eventually
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery import entries
-from penstock.worker.delivery.entries import LARGEST_ID, EntryReader, QueueEntry
+from penstock.worker.run import entries
+from penstock.worker.run.entries import LARGEST_ID, EntryReader, QueueEntry
 
 pytestmark = pytest.mark.every_server
 

@@ -17,23 +17,22 @@ from worker_harness import eventually
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import Output
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import GenerateRequest
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.scripts import Claim
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import GenerateRequest
+from penstock.serving.readiness import Readiness
+from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.coalescing import Coalescing
-from penstock.worker.delivery.entries import ENTRIES_PER_READ, QueueEntry
-from penstock.worker.delivery.handing_back import MAX_HANDBACKS, HandingBack
-from penstock.worker.delivery.outbox import Outbox
-from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import LiveRequest, Parked, Phase, RequestTable
+from penstock.worker.intake.handing_back import MAX_HANDBACKS, HandingBack
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim
+from penstock.worker.publish.coalescing import Coalescing
+from penstock.worker.publish.outbox import Outbox
+from penstock.worker.publish.publisher import Publisher
+from penstock.worker.run.choices import ChoiceBuffer
+from penstock.worker.run.entries import ENTRIES_PER_READ, QueueEntry
+from penstock.worker.run.requests import LiveRequest, Parked, Phase, RequestTable
 
 STREAM = keys.requests("q")
 BATCH = GenerateRequest(prompt="x", priority=-5)

@@ -16,16 +16,15 @@ from worker_harness import (
     take_and_claim,
 )
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine, expected_text
-from penstock.worker.delivery import entries as reading
-from penstock.worker.delivery import sweeping
-from penstock.worker.delivery.claiming import Claimer
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.intake import SLOW_S
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol import scripts
+from penstock.worker.intake.claiming import Claimer
+from penstock.worker.intake.intake import SLOW_S
+from penstock.worker.run import entries as reading
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.watch import sweeping
 
 
 class Slow:

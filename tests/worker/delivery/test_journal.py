@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.delivery import journal as journals
-from penstock.worker.delivery.journal import Journal, JournalError, read_journal
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.worker.publish import journal as journals
+from penstock.worker.publish.journal import Journal, JournalError, read_journal
 
 pytestmark = pytest.mark.every_server
 

@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from redis import exceptions
 
 from penstock.engine.request import Output, ToolCallDelta
-from penstock.worker.delivery.outbox import Bury, Drop, Fence, Finished, Refused
-from penstock.worker.delivery.requests import Phase
-from penstock.worker.delivery.writes import (
+from penstock.protocol import scripts
+from penstock.protocol.scripts import Bill
+from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Refused
+from penstock.worker.publish.writes import (
     AsideWrite,
     Burial,
     ChunkWrite,
@@ -23,8 +24,7 @@ from penstock.worker.delivery.writes import (
     RefreshWrite,
     Write,
 )
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill
+from penstock.worker.run.requests import Phase
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
-from penstock.producer.wire import GenerateRequest
-from penstock.worker.chaos.fake_engine import FakeText
+from penstock.protocol.wire import GenerateRequest
+from penstock.tools.chaos.fake_engine import FakeText
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery.preparation import Preparation, Preparer, prepare
-from penstock.worker.delivery.threads import Threads
+from penstock.worker.intake.preparation import Preparation, Preparer, prepare
+from penstock.worker.threads import Threads
 
 CHAT = ({"role": "user", "content": "a"},)
 

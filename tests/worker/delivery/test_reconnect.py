@@ -18,22 +18,21 @@ from watched import watched
 from worker_harness import eventually
 
 from penstock.engine.request import Output
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.pipeline import execute
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.tasks import end_tasks
-from penstock.producer.wire import GenerateRequest
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.redis.pipeline import execute
+from penstock.protocol.scripts import Bill, Claim, Standing
+from penstock.protocol.tasks import end_tasks
+from penstock.protocol.wire import GenerateRequest
+from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery import reconnect
-from penstock.worker.delivery.coalescing import Coalescing
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.outbox import Drop, Fence, Outbox
-from penstock.worker.delivery.publisher import Publisher
-from penstock.worker.delivery.requests import LiveRequest, RequestTable
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill, Claim, Standing
+from penstock.worker.publish import reconnect
+from penstock.worker.publish.coalescing import Coalescing
+from penstock.worker.publish.outbox import Drop, Fence, Outbox
+from penstock.worker.publish.publisher import Publisher
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.run.requests import LiveRequest, RequestTable
 
 pytestmark = pytest.mark.every_server
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.protocol.scripts import Bill
 from penstock.worker.config import WorkerConfig
-from penstock.worker.delivery import removals
-from penstock.worker.delivery.removals import ENDS_SETTLE_S, Removals
-from penstock.worker.delivery.writes import AsideWrite, Burial, EndCheck, Write
-from penstock.worker.protocol.scripts import Bill
+from penstock.worker.publish import removals
+from penstock.worker.publish.removals import ENDS_SETTLE_S, Removals
+from penstock.worker.publish.writes import AsideWrite, Burial, EndCheck, Write
 
 END = [[b"5-2", [b"type", b"end"]]]
 LETTER = Burial("r", "1-1", "code", False, ("EVAL", "letter"))

@@ -6,11 +6,11 @@ from typing import Any
 
 from worker_harness import eventually, running_worker, send
 
-from penstock.producer import keys
-from penstock.producer.operations.collector import look
-from penstock.producer.operations.reports import MAX_REPORTED, WorkerReport, decode_report
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.chaos.fake_engine import FakeEngine
+from penstock.protocol import keys
+from penstock.protocol.operations.collector import look
+from penstock.protocol.operations.reports import MAX_REPORTED, WorkerReport, decode_report
+from penstock.protocol.redis.connection import RedisClient
+from penstock.tools.chaos.fake_engine import FakeEngine
 
 
 async def report_of(raw: RedisClient, worker: str) -> WorkerReport | None:

@@ -9,9 +9,9 @@ from delivery_lab import ENQUEUED_MS, NOW_S, FixedClock, make_live
 from structlog.testing import capture_logs
 
 from penstock.engine.request import FinishReason, Output, TokenLogprob
-from penstock.worker.delivery.choices import ChoiceBuffer
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.requests import LiveRequest, Over, Parked, Phase, RequestTable, ServerClock
+from penstock.worker.run.choices import ChoiceBuffer
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.run.requests import LiveRequest, Over, Parked, Phase, RequestTable, ServerClock
 
 
 @pytest.fixture

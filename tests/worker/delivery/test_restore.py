@@ -14,15 +14,15 @@ from penstock.engine.driver import DriverStopped
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import GenerateRequest, WireError
-from penstock.worker.chaos.fake_engine import FakeText
-from penstock.worker.delivery import restore
-from penstock.worker.delivery.preparation import Preparer
-from penstock.worker.delivery.requests import LiveRequest, Phase
-from penstock.worker.delivery.restore import Restorer, ending_failed
-from penstock.worker.delivery.threads import Threads
-from penstock.worker.delivery.writes import FinishWrite
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import GenerateRequest, WireError
+from penstock.tools.chaos.fake_engine import FakeText
+from penstock.worker.intake import restore
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.intake.restore import Restorer, ending_failed
+from penstock.worker.publish.writes import FinishWrite
+from penstock.worker.run.requests import LiveRequest, Phase
+from penstock.worker.threads import Threads
 
 pytestmark = pytest.mark.every_server
 

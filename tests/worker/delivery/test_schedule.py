@@ -8,8 +8,8 @@ import pytest
 from delivery_lab import make_live
 
 from penstock.engine.request import Output, ToolCallDelta
-from penstock.worker.delivery.requests import LiveRequest
-from penstock.worker.delivery.schedule import FlushSchedule
+from penstock.worker.publish.schedule import FlushSchedule
+from penstock.worker.run.requests import LiveRequest
 
 NOW_S = 1000.0
 

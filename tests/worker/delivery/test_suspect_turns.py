@@ -11,12 +11,12 @@ from patience import WAIT_S
 
 from penstock.engine.driver import EngineDriver
 from penstock.engine.request import FinishReason
-from penstock.producer.wire import GenerateRequest
-from penstock.worker.delivery import suspects
-from penstock.worker.delivery.entries import QueueEntry
-from penstock.worker.delivery.handing_back import HandingBack
-from penstock.worker.delivery.requests import LiveRequest, Parked, RequestTable
-from penstock.worker.delivery.suspects import Suspects
+from penstock.protocol.wire import GenerateRequest
+from penstock.worker.intake import suspects
+from penstock.worker.intake.handing_back import HandingBack
+from penstock.worker.intake.suspects import Suspects
+from penstock.worker.run.entries import QueueEntry
+from penstock.worker.run.requests import LiveRequest, Parked, RequestTable
 
 WAITS_S = 10.0
 

@@ -12,11 +12,11 @@ from patience import WAIT_S
 from redis import exceptions
 from watched import watched
 
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.tasks import end_tasks
-from penstock.worker.delivery import sweeping
-from penstock.worker.delivery.intake import Intake
-from penstock.worker.delivery.sweeping import sweep_forever
+from penstock.protocol.tasks import end_tasks
+from penstock.serving.readiness import Readiness
+from penstock.worker.intake.intake import Intake
+from penstock.worker.watch import sweeping
+from penstock.worker.watch.sweeping import sweep_forever
 
 LOST = exceptions.ConnectionError("the answer is lost")
 

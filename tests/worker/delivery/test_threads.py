@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.worker.delivery.threads import CHAT_THREADS, SMALL_BYTES, TOKENIZER_THREADS, Threads
+from penstock.worker.threads import CHAT_THREADS, SMALL_BYTES, TOKENIZER_THREADS, Threads
 
 LARGE = {b"prompt": b"x" * (SMALL_BYTES + 1)}
 

@@ -8,11 +8,11 @@ import pytest
 from delivery_lab import make_live
 
 from penstock.engine.request import Output, ToolCallDelta
-from penstock.producer.wire import decode_reply
-from penstock.worker.delivery import writes
-from penstock.worker.delivery.ending import end_entry
-from penstock.worker.delivery.writes import ChunkWrite, EndCheck, ProbeWrite
-from penstock.worker.protocol.scripts import Bill, Standing
+from penstock.protocol.scripts import Bill, Standing
+from penstock.protocol.wire import decode_reply
+from penstock.worker.publish import writes
+from penstock.worker.publish.ending import end_entry
+from penstock.worker.publish.writes import ChunkWrite, EndCheck, ProbeWrite
 
 OWNER = ("5", "i")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from script_calls import STREAM
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
 
 
 @pytest.fixture

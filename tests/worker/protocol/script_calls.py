@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import Command
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.guarded import execute_one
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.pipeline import Command
+from penstock.worker.redis.guarded import execute_one
 
 STREAM = keys.requests("q")
 

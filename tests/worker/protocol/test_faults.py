@@ -10,12 +10,12 @@ from functools import partial
 import pytest
 from redis import exceptions
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.producer.redis.faults import JunkFound, is_no_group, is_refused, is_stale_id, may_pass
-from penstock.producer.serving.readiness import Readiness
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient, connect
+from penstock.protocol.redis.faults import JunkFound, is_no_group, is_refused, is_stale_id, may_pass
+from penstock.serving.readiness import Readiness
 from penstock.worker.errors import RedisRefused
-from penstock.worker.protocol import faults
+from penstock.worker.redis import faults
 
 pytestmark = pytest.mark.every_server
 

@@ -12,17 +12,17 @@ from patience import WAIT_S
 from redis import exceptions
 from worker_harness import QUICK, eventually
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.pipeline import Command
-from penstock.producer.serving.readiness import Readiness
-from penstock.producer.wire import ModelCard
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.pipeline import Command
+from penstock.protocol.wire import ModelCard
+from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet
 from penstock.worker.metrics import Metrics
-from penstock.worker.protocol import heartbeat as heartbeats
-from penstock.worker.protocol.guarded import execute_one
-from penstock.worker.protocol.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
+from penstock.worker.presence import heartbeat as heartbeats
+from penstock.worker.presence.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
+from penstock.worker.redis.guarded import execute_one
 
 pytestmark = pytest.mark.every_server
 

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from script_calls import STREAM
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.producer.redis.pipeline import Command
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
+from penstock.protocol.redis.pipeline import Command
+from penstock.protocol.scripts import Bill
 
 pytestmark = pytest.mark.every_server
 

@@ -10,10 +10,9 @@ import pytest
 from script_calls import STREAM
 
 from benchmarks.lanes.model import MAX_OVERTAKES, EntryId, Lanes, Waiting
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
+from penstock.protocol.scripts import Bill
 
 pytestmark = pytest.mark.every_server
 

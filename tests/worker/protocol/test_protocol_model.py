@@ -29,15 +29,14 @@ from hypothesis.stateful import (
 )
 from redis import exceptions
 
-from penstock.producer import keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.connection import RedisClient, connect, ensure_group
-from penstock.producer.redis.enqueue import Added, enqueue
-from penstock.producer.redis.pipeline import Command
-from penstock.producer.redis.streams import stream_entries
-from penstock.worker.delivery import reconnect
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim, NotClaimed
+from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.queue.enqueue import Added, enqueue
+from penstock.protocol.redis.connection import RedisClient, connect, ensure_group
+from penstock.protocol.redis.pipeline import Command
+from penstock.protocol.redis.streams import stream_entries
+from penstock.protocol.scripts import Claim, NotClaimed
+from penstock.worker.publish import reconnect
 
 pytestmark = pytest.mark.every_server
 

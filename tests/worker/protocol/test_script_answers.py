@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from script_calls import run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.wire import Envelope
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts.calls import MAX_DROPPED
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.scripts.calls import MAX_DROPPED
+from penstock.protocol.wire import Envelope
 
 pytestmark = pytest.mark.every_server
 

@@ -10,11 +10,10 @@ from fakes import ranked
 from redis import exceptions
 from script_calls import run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import is_stale_id
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Claim, EarlierClaim, NotClaimed, Standing
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import is_stale_id
+from penstock.protocol.scripts import Claim, EarlierClaim, NotClaimed, Standing
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

@@ -9,9 +9,8 @@ import pytest
 from clocks import ShiftedServer
 from script_calls import STREAM, run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient, connect
-from penstock.worker.protocol import scripts
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient, connect
 
 FAR_S = 100_000.0
 YEAR_S = 365 * 86_400.0

@@ -7,11 +7,10 @@ from redis import exceptions
 from script_calls import STREAM, owned, owners, put_back, run
 from worker_harness import eventually
 
-from penstock.producer import keys
-from penstock.producer.operations import dead_letters
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import may_pass
-from penstock.worker.protocol import scripts
+from penstock.protocol import keys, scripts
+from penstock.protocol.operations import dead_letters
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import may_pass
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from script_calls import STREAM, put_back, run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import scripts
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

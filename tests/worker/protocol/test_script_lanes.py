@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from script_calls import STREAM, give_up_as_before, owners, put_back, run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill
-from penstock.worker.protocol.scripts.lanes import NEW_PER_SCRIPT
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.scripts import Bill
+from penstock.protocol.scripts.lanes import NEW_PER_SCRIPT
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from script_calls import STREAM, give_up_as_before, run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Part
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.scripts import Part
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

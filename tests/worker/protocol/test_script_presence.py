@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from script_calls import STREAM, owned, owners, run
 
-from penstock.producer import keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Beaten, Rival
+from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.scripts import Beaten, Rival
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from script_calls import STREAM, put_back, run
 
-from penstock.producer import keys
-from penstock.producer.consumers import set_aside_for
-from penstock.producer.redis.cancelling import CANCEL_TTL_S, cancel
-from penstock.producer.redis.connection import RedisClient
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill
-from penstock.worker.protocol.scripts.lanes import NEW_PER_SCRIPT, WISHES_PER_SCRIPT
+from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.queue.cancelling import CANCEL_TTL_S, cancel
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.scripts import Bill
+from penstock.protocol.scripts.lanes import NEW_PER_SCRIPT, WISHES_PER_SCRIPT
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

@@ -9,12 +9,11 @@ import pytest
 from junk import WRONG_TYPES, harm, is_kept
 from script_calls import owned, run
 
-from penstock.producer import keys
-from penstock.producer.redis.connection import RedisClient
-from penstock.producer.redis.faults import is_junk, is_no_group
-from penstock.producer.wire import Envelope
-from penstock.worker.protocol import scripts
-from penstock.worker.protocol.scripts import Bill, Claim, LetterLimits, Part
+from penstock.protocol import keys, scripts
+from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.faults import is_junk, is_no_group
+from penstock.protocol.scripts import Bill, Claim, LetterLimits, Part
+from penstock.protocol.wire import Envelope
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 

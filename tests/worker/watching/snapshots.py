@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.producer.operations.reports import WorkerReport
-from penstock.producer.operations.snapshot import DeadLetter, Lane, RunningRequest, Snapshot, TenantLane, Worker
+from penstock.protocol.operations.reports import WorkerReport
+from penstock.protocol.operations.snapshot import DeadLetter, Lane, RunningRequest, Snapshot, TenantLane, Worker
 
 
 def worker(name: str, **more: Any) -> Worker:

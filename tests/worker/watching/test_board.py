@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from snapshots import snapshot
 
-from penstock.worker.cli.watching.board import Action, Board, Quit
-from penstock.worker.cli.watching.keyboard import keys_of
+from penstock.cli.watching.board import Action, Board, Quit
+from penstock.cli.watching.keyboard import keys_of
 
 
 def pressed(board: Board, *keys: str) -> list[Action]:

@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console, RenderableType
 from snapshots import running, snapshot, worker
 
-from penstock.producer.operations.reports import WorkerReport
-from penstock.worker.cli.watching.board import Board
-from penstock.worker.cli.watching.screen import FOCUS, HELP, page, screen
-from penstock.worker.cli.watching.view import duration, sparkline
+from penstock.cli.watching.board import Board
+from penstock.cli.watching.screen import FOCUS, HELP, page, screen
+from penstock.cli.watching.view import duration, sparkline
+from penstock.protocol.operations.reports import WorkerReport
 
 
 def lines(shown: RenderableType, width: int = 140) -> list[str]:

@@ -1,0 +1,1 @@
+"""`penstock bench`: its commands, and what each of them measures."""

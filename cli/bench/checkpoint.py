@@ -1,0 +1,37 @@
+"""Finds the model that a benchmark loads by itself. Imports jax."""
+
+from __future__ import annotations
+
+from penstock.cli.shared.errors import USAGE, CommandFailed
+from penstock.engine import CheckpointError, ConfigError
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.loading.checkpoint import read_model_config, resolve
+from penstock.local.progress import shown
+from penstock.tools.bench.errors import ImpossibleLoad
+from penstock.tools.bench.presets import PREFIX, preset_dir, preset_root
+from penstock.worker.settings import DEMO_MODEL, Settings
+from penstock.worker.settings_loading import flag
+
+
+def resolved(settings: Settings) -> tuple[Settings, int, str]:
+    """Returns the settings with a folder as their model, the vocabulary size, and the model's name for people.
+
+    Raises:
+        CommandFailed: no model is named, or it can't be loaded.
+    """
+    model = settings.model
+    if model is None:
+        raise CommandFailed(
+            f"no model is given: {flag('model')} wants a checkpoint, {DEMO_MODEL} or {PREFIX}tiny", USAGE
+        )
+    try:
+        if model.startswith(PREFIX):
+            dtype = "float32" if settings.dtype == "auto" else settings.dtype
+            with shown("writing a random model"):
+                directory = preset_dir(model.removeprefix(PREFIX), dtype, preset_root())
+        else:
+            directory = MODEL_DIR if model == DEMO_MODEL else resolve(model)
+        config = read_model_config(directory, settings.dtype)
+    except (ImpossibleLoad, CheckpointError, ConfigError) as error:
+        raise CommandFailed(str(error), USAGE) from error
+    return settings.model_copy(update={"model": str(directory)}), config.vocab_size, f"{model} {config.dtype}"

@@ -1,0 +1,90 @@
+"""Checks whether a worker could load a model. Reads configuration, tokenizer and the weights' headers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.cli.checks import Finding
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
+from penstock.engine.generation_defaults import read_generation_defaults
+from penstock.engine.loading.checkpoint import HUB_ID, check_weights, local, read_model_config
+from penstock.engine.loading.files import GENERATION_FILE
+from penstock.engine.loading.source import open_checkpoint
+from penstock.engine.models import FAMILIES, ModelConfig
+from penstock.engine.text.conversation import Conversation
+from penstock.engine.text.tokenizer import Tokenizer
+from penstock.worker.settings import DEMO_MODEL
+
+_AGAIN = "download the checkpoint again, or give --model another one"
+_OTHER_FAMILY = f"give --model a checkpoint of a supported family: {', '.join(FAMILIES)}; the files are not damaged"
+_TOKENIZER = "copy tokenizer.json and tokenizer_config.json of the model into its folder"
+_FAST_TOKENIZER = "save a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+
+
+def check_model(model: str, dtype: str) -> list[Finding]:
+    """Returns findings for configuration, weights and tokenizer of a checkpoint."""
+    path = MODEL_DIR if model == DEMO_MODEL else local(model)
+    if path is None:
+        if HUB_ID.fullmatch(model):
+            detail = f"{model} is no folder here: the worker fetches it from the Hugging Face Hub"
+            return [Finding("model", "warn", detail, "fetch it first, and give --model the folder")]
+        remedy = "give --model the folder of a checkpoint, or a GGUF file"
+        return [Finding("model", "fail", f"there is no folder {model}", remedy)]
+    config: list[ModelConfig] = []
+
+    def read_config() -> str:
+        config.append(read_model_config(path, dtype))
+        return f"{config[0].family}, {config[0].num_layers} layers, {config[0].max_position} positions, in {path}"
+
+    def read_headers() -> str:
+        return f"{check_weights(path, config[0]) / 2**20:,.1f} MiB, all tensors there"
+
+    def read_tokenizer() -> str:
+        tokenizer = Tokenizer.from_dir(path)
+        if config:
+            tokenizer.check_fits(config[0].vocab_size)
+        return f"{tokenizer.vocab_size} tokens, {_chat(tokenizer)}"
+
+    found = [_tried("model", read_config, _OTHER_FAMILY, _AGAIN)]
+    if config:
+        found.append(_tried("weights", read_headers, _AGAIN, _AGAIN))
+    return [*found, _tried("tokenizer", read_tokenizer, _FAST_TOKENIZER, _TOKENIZER), _check_generation(path)]
+
+
+def _check_generation(path: Path) -> Finding:
+    name = "generation"
+    try:
+        defaults = read_generation_defaults(open_checkpoint(path))
+    except EngineError as error:
+        return Finding(name, "fail", str(error), f"correct {GENERATION_FILE}")
+    if defaults.ignored:
+        detail = f"{GENERATION_FILE} sets fields that are not supported: {', '.join(defaults.ignored)}"
+        return Finding(name, "warn", detail, f"take these fields out of {GENERATION_FILE} if you can do without them")
+    return Finding(name, "ok", f"temperature {defaults.temperature:g}, ends at {list(defaults.eos_token_ids)}")
+
+
+def _chat(tokenizer: Tokenizer) -> str:
+    try:
+        tokenizer.encode_chat(Conversation([{"role": "user", "content": "hello"}]))
+    except InvalidRequest as error:
+        return f"only plain prompts can be sent: {error}"
+    return "with a chat template"
+
+
+def _tried(name: str, look: Callable[[], str], unsupported: str, damaged: str) -> Finding:
+    """Runs `look`, and says how to fix what it does not find.
+
+    Args:
+        name: name of the finding.
+        look: returns what it found.
+        unsupported: fix for sound files that need something unsupported.
+        damaged: fix for a file that is missing or has wrong contents.
+    """
+    try:
+        return Finding(name, "ok", look())
+    except ConfigError as error:
+        return Finding(name, "fail", str(error), unsupported)
+    except EngineError as error:
+        return Finding(name, "fail", str(error), damaged)

@@ -1,0 +1,100 @@
+"""What sampling remembers of each running sequence. It stays on the device, so that no step uploads it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock.engine.execution.geometry import Geometry
+from penstock.engine.execution.sampling.sampling_rows import NEVER
+
+IN_PROMPT = 1
+STOPS = 2
+GENERATED = 4
+"""Bits of a token's word: the third and all above it count how often the token was generated."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class SamplingState:
+    """A row per batch slot, valid only while its holder's sampling options need it.
+
+    Everything follows from the holder's tokens and request: a row is written when the holder first samples after a
+    start, and then updated by what it samples.
+    """
+
+    tokens: jax.Array  # u16 or u32 [num_slots, vocab]: IN_PROMPT, STOPS, and how often each was GENERATED
+    bias: jax.Array  # f32 [num_slots, vocab]: NEVER for forbidden tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFill:
+    """The initial row of one batch slot."""
+
+    slot: np.int32
+    tokens: np.ndarray  # [vocab]
+    bias: np.ndarray  # f32 [vocab]
+
+
+def sampling_state(geometry: Geometry, make: Callable[[tuple[int, int], np.dtype[Any]], Any]) -> SamplingState:
+    """Builds a state of arrays that `make` returns for a shape and a type."""
+    shape = (geometry.max_num_seqs, geometry.vocab_size)
+    return SamplingState(tokens=make(shape, _word_type(geometry)), bias=make(shape, np.dtype(np.float32)))
+
+
+def state_bytes(geometry: Geometry) -> int:
+    """Returns the bytes of the state on each device."""
+    per_token = _word_type(geometry).itemsize + np.dtype(np.float32).itemsize
+    return geometry.max_num_seqs * geometry.vocab_size * per_token
+
+
+def slot_fill(
+    geometry: Geometry,
+    slot: int,
+    prompt: list[int],
+    generated: list[int],
+    stops: Iterable[int],
+    bias: Mapping[int, float],
+    allowed: tuple[int, ...],
+    bad: tuple[int, ...],
+) -> SlotFill:
+    """Returns the row for a sequence with these tokens. If `allowed` has tokens, no others are; `bad` ones are not."""
+    tokens = np.zeros(geometry.vocab_size, _word_type(geometry))
+    np.add.at(tokens, generated, GENERATED)
+    tokens[prompt] |= IN_PROMPT
+    tokens[list(stops)] |= STOPS
+    biases = np.zeros(geometry.vocab_size, np.float32)
+    if allowed:
+        biases[:] = NEVER
+        biases[list(allowed)] = 0.0
+    if bias:
+        ids = np.fromiter(bias, np.int64)
+        biases[ids] = np.where(biases[ids] == 0.0, np.fromiter(bias.values(), np.float32), NEVER)
+    biases[list(bad)] = NEVER
+    return SlotFill(np.int32(slot), tokens, biases)
+
+
+def filled(state: SamplingState, slot: jax.Array, tokens: jax.Array, bias: jax.Array) -> SamplingState:
+    """Returns the state with one slot's row replaced."""
+    return SamplingState(
+        tokens=jax.lax.dynamic_update_index_in_dim(state.tokens, tokens, slot, axis=0),
+        bias=jax.lax.dynamic_update_index_in_dim(state.bias, bias, slot, axis=0),
+    )
+
+
+def counted(state: SamplingState, slots: jax.Array, token_ids: jax.Array, is_counted: jax.Array) -> SamplingState:
+    """Returns the state after rows sampled `token_ids`. Uncounted rows and invalid tokens are dropped."""
+    num_slots = state.tokens.shape[0]
+    places = jnp.where(is_counted & (token_ids >= 0), slots, num_slots)
+    one = jnp.asarray(GENERATED, state.tokens.dtype)
+    return replace(state, tokens=state.tokens.at[places, token_ids].add(one, mode="drop"))
+
+
+def _word_type(geometry: Geometry) -> np.dtype[Any]:
+    """Returns the word type: two bytes if no count can exceed them."""
+    return np.dtype(np.uint16 if geometry.max_model_len < 2**16 // GENERATED else np.uint32)

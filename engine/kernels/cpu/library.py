@@ -1,0 +1,122 @@
+"""Loads the shared library of the C++ kernels, and registers them with XLA."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from penstock.engine import kept_files
+from penstock.engine.errors import ConfigError
+from penstock.engine.kernels.cpu.compilation import NativeUnavailableError, UnusableFolderError, build_here
+from penstock.engine.kernels.cpu.shipping import shipped_library
+
+ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
+MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
+QUANTIZED_MATMUL = "penstock_quantized_matmul"
+HALVES = "penstock_halves"
+ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
+SURVEY = "penstock_survey"
+"""The names of the kernels in `jax.ffi.ffi_call`, once `load_library` has been called."""
+
+_loaded: dict[str, ctypes.CDLL] = {}  # by file name, which has the hash of what it was built from
+_found: dict[Path | None, ctypes.CDLL] = {}  # by requested folder, even if its files are gone since
+
+
+class NativeLibrary:
+    """The kernels in `build_dir`, built when they are first requested. None: there is no folder for them."""
+
+    def __init__(self, build_dir: Path | None) -> None:
+        self._build_dir = build_dir
+        self.missing: str | None = None
+        """Why the kernels are not available, once `load_for` has failed."""
+
+    def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
+        """Returns the library for a setting of `native` or `auto`; for `auto`, None if it is not available.
+
+        Raises:
+            ConfigError: the kernels are not available, and `setting` is `native`.
+        """
+        if self.missing is None:
+            try:
+                return load_library(self._build_dir)
+            except NativeUnavailableError as error:
+                self.missing = str(error)
+        if setting == "native":
+            raise ConfigError(f"{name} 'native' cannot be built: {self.missing}")
+        return None
+
+
+def load_library(build_dir: Path | None) -> ctypes.CDLL:
+    """Loads the library that was shipped for this processor, or the one in `build_dir`, which is built if needed.
+
+    A process loads it once, from whichever folder is requested first: XLA refuses a second kernel of the same name. If
+    nothing can be kept in `build_dir`, or loaded from it, the library is built for this process alone.
+
+    Raises:
+        NativeUnavailableError: there is no compiler, or it failed, or what it built cannot be loaded.
+    """
+    if build_dir not in _found:
+        _found[build_dir] = _find(build_dir)
+    return _found[build_dir]
+
+
+def _find(build_dir: Path | None) -> ctypes.CDLL:
+    with suppress(UnusableFolderError):
+        if (shipped := shipped_library()) is not None:
+            return _load(shipped)
+    if build_dir is not None:
+        try:
+            return _load(build_here(build_dir))
+        except UnusableFolderError as error:
+            kept_files.say_unkept(build_dir, error)
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="penstock-native-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise UnusableFolderError(f"there is no folder to build the kernels in: {error}") from error
+    with scratch as folder:  # the mapping outlives the file
+        return _load(build_here(Path(folder)))
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    if path.name not in _loaded:
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:  # a folder mounted noexec, another libc
+            raise UnusableFolderError(f"the kernels cannot be loaded: {error}") from error
+        _loaded[path.name] = _register(library)
+    return _loaded[path.name]
+
+
+def _register(library: ctypes.CDLL) -> ctypes.CDLL:
+    handlers = {
+        ATTENTION: library.PenstockRaggedAttention,
+        ATTENTION_INT8: library.PenstockRaggedAttentionInt8,
+        MATMUL: library.PenstockPackedMatmul,
+        GROUPED_MATMUL: library.PenstockGroupedMatmul,
+        QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
+        HALVES: library.PenstockHalves,
+        ROUTE: library.PenstockRoute,
+        GROUP_ROWS: library.PenstockGroupRows,
+        SUM_ROWS: library.PenstockSumRows,
+        SURVEY: library.PenstockSurvey,
+    }
+    for target, handler in handlers.items():
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]
+    return library
+
+
+def value_or_empty(value: jax.Array | nnx.Variable[jax.Array] | None) -> jax.Array:
+    """Returns the value as kernels take it: empty if a layer does not have it."""
+    return jnp.zeros((0,), jnp.float32) if value is None else jnp.asarray(value[...])
+
+
+def panel_width(library: ctypes.CDLL) -> int:
+    """Returns the number of columns in a panel of packed weights, which depends on the processor."""
+    library.PenstockPanelWidth.restype = ctypes.c_int64
+    return int(library.PenstockPanelWidth())

@@ -1,0 +1,138 @@
+"""Multiplies rows by the quantized weights of their experts; only experts with rows have codes and scales read from
+HBM.
+
+Each expert's rows are padded to whole tiles, as in MegaBlocks (Gale et al., arXiv 2211.15841). So a tile of rows has
+one expert, whose number is in scalar memory. The grid has tiles of outputs, and tiles of rows within each: a tile of an
+expert's codes, with its scales, is fetched once for all its rows. Tiles after the last one with rows get the same
+inputs as that one, so that nothing is fetched for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.tpu.form import KernelForm
+from penstock.engine.kernels.tpu.tiles import Ref, multiply_tile, scale_lanes, tile_rows
+
+F32, I32 = jnp.float32, jnp.int32
+GROUPED_QUANTIZED_MATMUL = "grouped_quantized_matmul"  # its name in a compiled program
+FEWEST_ROWS, MOST_ROWS = 16, 256  # in a tile
+VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
+
+
+class Tiles(NamedTuple):
+    """Locations of the rows of each expert after padding."""
+
+    experts: jax.Array  # i32 [num_tiles]: each tile's expert; after the last tile with rows, that tile's
+    num: jax.Array  # i32 [1]: number of tiles with rows, at least 1
+    sources: jax.Array  # i32 [num_tiles * rows of a tile]: the row in each place
+    places: jax.Array  # i32 [num_rows]: the place of each row; undefined for rows without an expert
+
+
+def grouped_quantized_matmul(
+    form: KernelForm,
+    rows: jax.Array,  # bf16 [num_rows, in], in the order of their experts
+    sizes: jax.Array,  # i32 [num_experts]: rows of each; rows after all of them are undefined
+    held: Mapping[str, jax.Array],  # by KernelForm.names, each with leading axes of layers and experts
+    layer: jax.Array,  # i32 []: the layer in the stack
+    *,
+    interpret: Any = False,  # as for pallas_call
+) -> jax.Array:
+    """Returns f32 `[num_rows, out]`; rows after those of all experts are undefined."""
+    num_rows, num_in = rows.shape
+    codes = held["codes"]
+    num_out, num_lanes = codes.shape[2:]
+    size, outs = rows_of_a_tile(num_rows, sizes.shape[0]), tile_rows(num_out, num_lanes)
+    tiles = tiles_of(sizes, num_rows, size)
+    num_tiles = tiles.experts.shape[0]
+    planes = form.planes(rows, num_lanes)[:, tiles.sources]
+
+    def of_rows(tile: Any, num: Ref) -> Any:
+        return jnp.minimum(tile, num[0] - 1)
+
+    run = pl.pallas_call(
+        partial(_kernel, form.packing),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(pl.cdiv(num_out, outs), num_tiles),
+            in_specs=[
+                pl.BlockSpec(
+                    (form.num_planes, size, num_lanes), lambda _, tile, layer, experts, num: (0, of_rows(tile, num), 0)
+                ),
+                *_of_experts(form, held, outs),
+            ],
+            out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (of_rows(tile, num), out)),
+        ),
+        out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),  # type: ignore[no-untyped-call]
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
+        cost_estimate=pl.CostEstimate(  # without weights: the number of experts with rows is not known here
+            flops=2 * num_rows * num_in * num_out,
+            transcendentals=0,
+            bytes_accessed=planes.size * planes.dtype.itemsize + 4 * num_tiles * size * num_out,
+        ),
+        interpret=interpret,
+        name=GROUPED_QUANTIZED_MATMUL,
+    )
+    stacks = [held[name] for name in form.names]
+    if not interpret:  # otherwise each layer copies those that fit into VMEM, of all layers
+        stacks = [pltpu.with_memory_space_constraint(stack, pltpu.HBM) for stack in stacks]
+    y: jax.Array = run(layer.reshape(1), tiles.experts, tiles.num, planes, *stacks)
+    return y[tiles.places]
+
+
+def _of_experts(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> list[pl.BlockSpec]:
+    """Returns the specs of what is fetched of each array for a tile of `outs` outputs of a tile's expert."""
+
+    def block(name: str) -> pl.BlockSpec:
+        shape = held[name].shape[2:]
+        if name == "codes":
+            return pl.BlockSpec(
+                (1, 1, outs, shape[1]), lambda out, tile, layer, experts, _: (layer[0], experts[tile], out, 0)
+            )
+        if form.packing.rows > 1:  # there are few, fetched whole
+            return pl.BlockSpec((1, 1, *shape), lambda _, tile, layer, experts, __: (layer[0], experts[tile], 0, 0))
+        return pl.BlockSpec(
+            (1, 1, shape[0], scale_lanes(outs)), lambda out, tile, layer, experts, _: (layer[0], experts[tile], 0, out)
+        )
+
+    return [block(name) for name in form.names]
+
+
+def rows_of_a_tile(num_rows: int, num_experts: int) -> int:
+    """Returns a power of two: at least twice the rows of an expert if all had equally many, within bounds."""
+    mean = -(-num_rows // num_experts)
+    return min(max(FEWEST_ROWS, 1 << (2 * mean - 1).bit_length()), MOST_ROWS)
+
+
+def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
+    num_experts = sizes.shape[0]
+    num_tiles = num_rows // size + min(num_experts, num_rows)
+    tile_ends, row_ends = jnp.cumsum(-(-sizes // size)), jnp.cumsum(sizes)
+    num = jnp.maximum(tile_ends[-1], 1)
+    numbers = jnp.minimum(jnp.arange(num_tiles, dtype=I32), num - 1)
+    experts = jnp.minimum(jnp.sum(tile_ends[None] <= numbers[:, None], axis=1, dtype=I32), num_experts - 1)
+    # For each expert, the distance of its first row from its place.
+    shifts = size * jnp.concatenate([jnp.zeros(1, I32), tile_ends[:-1]]) - (row_ends - sizes)
+    places = jnp.arange(num_tiles * size, dtype=I32)
+    sources = jnp.clip(places - jnp.repeat(shifts[experts], size), 0, num_rows - 1)
+    of_rows = jnp.arange(num_rows, dtype=I32)
+    owners = jnp.minimum(jnp.sum(row_ends[None] <= of_rows[:, None], axis=1), num_experts - 1)
+    return Tiles(experts, num.reshape(1), sources, jnp.clip(of_rows + shifts[owners], 0, num_tiles * size - 1))
+
+
+def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:
+    del layer, experts  # used by the block specs
+    *offsets, out = rest
+    first = pl.program_id(0) * codes.shape[2]
+
+    @pl.when(pl.program_id(1) < num[0])
+    def _() -> None:
+        multiply_tile(packing, x, codes.at[0, 0], scales.at[0, 0], offsets[0].at[0, 0] if offsets else None, out, first)

@@ -1,0 +1,1 @@
+"""What the APIs share: common fields, options and the documents that they become."""

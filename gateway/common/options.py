@@ -1,0 +1,185 @@
+"""Options that chat completions and completions share: sampling, form and presentation of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha1
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+
+from penstock.gateway.common.fields import Body
+from penstock.gateway.errors import ApiError, invalid_value
+from penstock.producer import GenerateRequest, ModelCard
+from penstock.protocol.wire.values import FAIL_FAST, texts_or_text
+
+Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
+Count = Annotated[int, Field(lt=2**31)]
+"""Larger than any count can be; JSON's numbers may have thousands of digits."""
+
+TokenIds = Annotated[list[Count], FAIL_FAST]
+
+SMALLEST_TOP_P = 1e-6
+"""Replaces OpenAI's `top_p: 0`, which leaves one token to sample from, as this does."""
+
+
+class StreamOptions(Body):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # of the lengths of chunks: a protection between client and OpenAI, not offered
+    continuous_usage_stats: bool = False
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`: one form of the answer."""
+
+    model_config = ConfigDict(validate_by_alias=True)
+
+    schema_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+
+
+class Options(Body):
+    """The fields themselves. Ranges and combinations are checked by the wire."""
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    n: Count | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: Texts | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+
+    top_k: Count | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Count | None = None
+    stop_token_ids: TokenIds | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Count | None = None
+    echo: bool | None = None
+    priority: int | None = None
+    prompt_cache_key: str | None = None
+    affinity: str | None = None
+    cache_salt: str | None = None
+    timeout_s: float | None = None
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Returns the fields for the worker, under the wire's names."""
+        values = {name: getattr(self, name) for name in self.model_fields_set & _OF_WIRE}
+        if self.top_p == 0:
+            values["top_p"] = SMALLEST_TOP_P
+        if self.top_k == -1:  # vLLM's "all"
+            values["top_k"] = 0
+        if self.seed is not None and -(2**63) <= self.seed < 0:
+            values["seed"] = self.seed + 2**63
+        if self.prompt_cache_key and self.affinity is None:
+            values["affinity"] = sha1(self.prompt_cache_key.encode(), usedforsecurity=False).hexdigest()[:16]
+        for name, value in self._forms().items():
+            if values.setdefault(name, value) != value:
+                raise ApiError(400, f"{name} is given twice, under two names", param=name, code="invalid_value")
+        return values
+
+    def _forms(self) -> dict[str, Any]:
+        """Returns the form of the answer, if requested by vLLM's names."""
+        asked = self.structured_outputs or StructuredOutputs.model_validate({})
+        forms = {
+            "response_format": _schema_format(asked.schema_ or self.guided_json),
+            "regex": asked.regex or self.guided_regex,
+            "choice": asked.choice or self.guided_choice,
+            "grammar": asked.grammar or self.guided_grammar,
+        }
+        if asked.json_object:
+            forms["response_format"] = {"type": "json_object"}
+        return {name: value for name, value in forms.items() if value}
+
+
+_OF_WIRE = frozenset(Options.model_fields) & frozenset(GenerateRequest.model_fields)
+
+
+def _schema_format(schema: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
+    return {"type": "json_schema", "json_schema": {"schema": schema}} if schema else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Says what a reply's body or events show, beside the text."""
+
+    logprobs: bool = False
+    reasoning: bool = True
+    token_ids: bool = False
+    token_names: bool = True  # in log-probabilities: a token's text, else `token_id:ID`
+    prompt_logprobs: bool = False
+    usage: bool = False  # in a stream: a whole body always has it
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+def shown_of(
+    options: Options, *, logprobs: bool, reasoning: bool = True, prompt_token_ids: tuple[int, ...] | None = None
+) -> Shown:
+    """Returns what the request asks to be shown."""
+    return Shown(
+        logprobs=logprobs,
+        reasoning=reasoning,
+        token_ids=options.return_token_ids,
+        token_names=not options.return_tokens_as_token_ids,
+        prompt_logprobs=options.prompt_logprobs is not None,
+        usage=options.stream_options is not None and options.stream_options.include_usage,
+        prompt_token_ids=prompt_token_ids,
+    )
+
+
+def check_stream_options(options: Options) -> None:
+    """Raises ApiError for options that are not offered."""
+    asked = options.stream_options
+    if asked is None:
+        return
+    if not options.stream:
+        message = "stream_options: goes with stream true only"
+        raise ApiError(400, message, param="stream_options", code="invalid_value")
+    if asked.continuous_usage_stats:
+        name = "stream_options.continuous_usage_stats"
+        message = f"{name}: counts are known at the end; include_usage has them in the last chunk"
+        raise ApiError(400, message, param=name, code="unsupported_parameter")
+
+
+def to_request(values: Mapping[str, Any]) -> GenerateRequest:
+    """Raises ApiError naming what is wrong."""
+    try:
+        return GenerateRequest.model_validate(values)
+    except ValidationError as error:
+        raise invalid_value(error) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def to_the_end(card: ModelCard) -> dict[str, int]:
+    """Returns `max_tokens` for a request that names none: an answer may be as long as the model allows."""
+    return {} if card.max_model_len is None else {"max_tokens": card.max_model_len}

@@ -1,0 +1,7 @@
+"""The whole service on one machine, without anybody else: for scripts, demos, benchmarks and tests.
+
+`llm` is the engine without a queue (`penstock.LLM`). `embedded` starts a server of its own, `worker_process` and
+`gateway_process` start the programs, and `progress` shows people how far one of these is.
+
+Nothing that serves others may depend on this folder.
+"""

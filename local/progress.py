@@ -1,0 +1,102 @@
+"""Shows the progress of a long step: a bar on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import structlog
+from rich.filesize import pick_unit_and_suffix
+from rich.markup import escape
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from penstock.local.console import console
+from penstock.worker.progress import BYTES, Progress
+
+LOG_INTERVAL_S = 5.0
+Say: TypeAlias = Callable[[str], None]
+"""Called with the progress, such as `warming up: 12/40 shapes`."""
+
+
+@contextmanager
+def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[Progress]:
+    """Shows the progress of one long step, `title`, while the block lasts.
+
+    Args:
+        title: what is being done.
+        unit: counted by the caller, in the plural; "" if nothing is counted.
+        say: also called with the progress.
+    """
+    if say is not None:
+        say(title)
+    with _bar(title, unit) if sys.stderr.isatty() else _logged(title, unit) as report:
+        yield report if say is None else _both(report, title, unit, say)
+
+
+@contextmanager
+def spinner(title: str) -> Iterator[Callable[[str], None]]:
+    """Shows a step that matters only to a person who waits. Call the result to change the title.
+
+    Nothing is logged, and nothing is left on the terminal.
+    """
+    if sys.stderr.isatty():
+        with console(stderr=True).status(escape(title)) as status:
+            yield lambda changed: status.update(escape(changed))
+    else:
+        yield lambda changed: None
+
+
+def _both(report: Progress, title: str, unit: str, say: Say) -> Progress:
+    def tell(done: int, total: int, what: str) -> None:
+        report(done, total, what)
+        say(f"{title}: {_amount(done, total, unit)}")
+
+    return tell
+
+
+@contextmanager
+def _logged(title: str, unit: str) -> Iterator[Progress]:
+    started = time.monotonic()
+    log = structlog.get_logger()
+    log.info(title)
+    yield _logger(title, unit)
+    log.info(title, done=True, seconds=round(time.monotonic() - started, 1))
+
+
+@contextmanager
+def _bar(title: str, unit: str) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(), TextColumn("[dim]{task.fields[what]}"),
+    )  # fmt: skip
+    with Bars(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(title, total=None, amount="", what="")
+        yield lambda done, total, what: bar.update(
+            task, completed=done, total=total, amount=_amount(done, total, unit), what=escape(what)
+        )
+
+
+def _amount(done: int, total: int, unit: str) -> str:
+    """Formats progress as `3/12 replies` or `1.2/3.4 GB`; both numbers are in the unit that fits the total."""
+    if unit != BYTES:
+        return f"{done}/{total} {unit}" if unit else ""
+    size, name = pick_unit_and_suffix(total, ["bytes", "kB", "MB", "GB", "TB"], 1000)
+    digits = 0 if size == 1 else 1
+    return f"{done / size:.{digits}f}/{total / size:.{digits}f} {name}"
+
+
+def _logger(title: str, unit: str) -> Progress:
+    last = time.monotonic()
+    log = structlog.get_logger().bind(**({"unit": unit} if unit else {}))
+
+    def report(done: int, total: int, what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LOG_INTERVAL_S:
+            last = time.monotonic()
+            log.info(title, step=done, of=total, what=what)
+
+    return report

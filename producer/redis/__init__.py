@@ -1,1 +1,0 @@
-"""Access to Redis, shared by the client and the worker."""

@@ -1,1 +1,0 @@
-"""State of the connection to Redis, shared by the two servers: worker and gateway."""

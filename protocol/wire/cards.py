@@ -1,0 +1,59 @@
+"""The model card of a queue: what its workers serve, for clients that have neither model nor tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.protocol.wire.values import explain
+
+
+class ModelCard(BaseModel):
+    """What the workers of a queue serve, and within which limits. A field that a worker does not know is None.
+
+    Digests are the first 32 hex digits of SHA-256. Equal digests mean equal content, except that the weights' digest
+    covers samples of their files: an edit that leaves all sampled bytes unchanged goes unnoticed.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    model: str  # as the workers' setting names it: a folder, a hub id, `demo`
+    worker: str  # the worker that wrote the card
+    version: str  # of Penstock
+    revision: str | None = None  # of a model from the hub
+    weights: str | None = None  # digest
+    tokenizer: str | None = None  # digest of its files
+    template: str | None = None  # digest of the chat template; None: the model takes no messages
+    chat_format: str | None = None  # how replies to messages are read; None: as plain text
+    digest: str | None = None  # of weights, tokenizer, template and chat format together; `own` entries name it
+    vocab_size: int | None = None  # token ids are below it
+    max_model_len: int | None = None  # prompt and generated tokens of one sequence
+    dtype: str | None = None
+    attention: str | None = None  # which kernels compute it, such as `native`, `xla` or `triton`
+    matmul: str | None = None
+    batch_invariant: bool | None = None  # log-probabilities are the same to the bit in any batch
+    max_body_bytes: int | None = None  # the limits of the worker's settings
+    max_prompt_tokens: int | None = None
+    max_n: int | None = None
+    max_stop_strings: int | None = None
+    max_stop_chars: int | None = None
+    max_keep_s: float | None = None
+
+    def to_fields(self) -> dict[str, str]:
+        """Returns the fields of the hash, without those that are None."""
+        return {name: str(value) for name, value in self.model_dump().items() if value is not None}
+
+
+def decode_card(fields: Mapping[bytes, bytes]) -> ModelCard:
+    """Reads a card. Fields that a later version has are ignored.
+
+    Raises:
+        ValueError: it is not a card.
+    """
+    try:
+        return ModelCard.model_validate({name.decode(): value.decode() for name, value in fields.items()})
+    except ValidationError as error:
+        raise ValueError(f"the model card's key holds no valid card: {explain(error)}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the model card's key holds no valid card: {error}") from None

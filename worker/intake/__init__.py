@@ -1,0 +1,1 @@
+"""From the queue to the engine: takes entries, reads and tokenizes them, restores interrupted ones, hands back."""

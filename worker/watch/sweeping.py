@@ -1,0 +1,19 @@
+"""Sweeps the queue regularly, for what has to happen to entries while no worker has room."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from penstock.serving.readiness import Readiness
+from penstock.worker.intake.intake import Intake
+from penstock.worker.redis import faults
+
+SWEEP_INTERVAL_S = 0.5
+
+
+async def sweep_forever(intake: Intake, readiness: Readiness) -> None:
+    """Sweeps at jittered intervals, so that workers spread out: what one has swept, others do not find."""
+    while True:
+        await asyncio.sleep(SWEEP_INTERVAL_S * random.uniform(0.75, 1.25))
+        await faults.survive(intake.sweep(), "sweeper", readiness)
