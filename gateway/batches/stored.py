@@ -34,8 +34,8 @@ BodyName = Literal["output", "errors"]
 
 _BEGIN = lua.load("penstock.gateway.batches", "begin")
 _CANCEL = lua.load("penstock.gateway.batches", "cancel")
-_ADVANCE = lua.load("penstock.gateway.batches", "fence", "advance")
-_KEEP = lua.load("penstock.gateway.batches", "fence", "keep")
+_ADVANCE = lua.load("penstock.gateway.batches", "advance")
+_KEEP = lua.load("penstock.gateway.batches", "keep")
 
 
 TIMES = (

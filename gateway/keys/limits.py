@@ -40,8 +40,8 @@ TOO_MANY_AT_ONCE = 2
 """The scripts' answer if too many requests are running."""
 
 _PART = "limits"
-_ADMIT = lua.load("penstock.gateway.keys", "clock", "window", "open", "admit")
-_RENEW = lua.load("penstock.gateway.keys", "clock", "renew")
+_ADMIT = lua.load("penstock.gateway.keys", "admit")
+_RENEW = lua.load("penstock.gateway.keys", "renew")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from penstock.gateway.store import names
 from penstock.protocol import lua
 from penstock.protocol.queue.enqueue import Execute
 
-_FIND = lua.load("penstock.gateway.keys", "clock", "find")
-_REVOKE = lua.load("penstock.gateway.keys", "clock", "revoke")
+_FIND = lua.load("penstock.gateway.keys", "find")
+_REVOKE = lua.load("penstock.gateway.keys", "revoke")
 
 MAX_NOTICES = 1000
 

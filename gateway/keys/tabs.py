@@ -21,10 +21,10 @@ PAID_S = 3600
 
 MAX_LOOKED_AT = 16
 
-_RESERVE = lua.load("penstock.gateway.keys", "clock", "window", "open", "reserve")
-_SETTLE = lua.load("penstock.gateway.keys", "clock", "window", "open", "settle")
-_PUT_OFF = lua.load("penstock.gateway.keys", "clock", "put_off")
-_DUE = lua.load("penstock.gateway.keys", "clock", "due")
+_RESERVE = lua.load("penstock.gateway.keys", "reserve")
+_SETTLE = lua.load("penstock.gateway.keys", "settle")
+_PUT_OFF = lua.load("penstock.gateway.keys", "put_off")
+_DUE = lua.load("penstock.gateway.keys", "due")
 
 
 @dataclass(frozen=True, slots=True)

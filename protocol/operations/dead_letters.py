@@ -26,8 +26,8 @@ SEEN_TTL_S = 86_400  # as for any other enqueue
 MAX_OLD_ID_CHARS = 80  # of a replayed request's id, which has at most 128
 COUNTS = ("attempts", "crashes", "strikes", "handbacks")
 
-_REPLAY = lua.load("penstock.protocol.operations", "letter", "replay")
-_REMOVE = lua.load("penstock.protocol.operations", "letter", "remove")
+_REPLAY = lua.load("penstock.protocol.operations", "replay")
+_REMOVE = lua.load("penstock.protocol.operations", "remove")
 _TIME = "return redis.call('TIME')"  # of the server that has a key, as TIME itself names none
 
 _REPLAYED = re.compile(r"\.replay-\d+-\d+$")

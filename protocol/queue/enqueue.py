@@ -12,7 +12,7 @@ from penstock.protocol.wire import MAX_FIELDS
 Execute: TypeAlias = Callable[..., Awaitable[Any]]
 """Sends one command, given as its parts: `execute_command` of a client, or `execute` of a `Batcher`."""
 
-_ENQUEUE = lua.load("penstock.protocol.queue", "waiting", "enqueue")
+_ENQUEUE = lua.load("penstock.protocol.queue", "enqueue")
 
 
 @dataclass(frozen=True, slots=True)

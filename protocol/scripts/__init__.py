@@ -1,7 +1,9 @@
-"""The multi-key steps of the delivery protocol: Lua scripts in `../lua`, each on keys of one hash slot.
+"""The multi-key steps of the delivery protocol: Lua scripts, each on keys of one hash slot.
+
+The scripts of a module here are in the folder `lua/` of the same name; `lua/shared/` has what several of them use.
 
 Every function here returns one command, ready for `execute_command` or a pipeline, that holds the whole script (EVAL),
-so that no server needs preparation. `producer.redis.pipeline.execute` sends its hash to servers that know it. Chunks
+so that no server needs preparation. `protocol.redis.pipeline.execute` sends its hash to servers that know it. Chunks
 need no script at all.
 
 `claims` has the steps on a request's state and reply, `entries` those on a worker's pending entries, `lanes` those on

@@ -9,9 +9,9 @@ from penstock.protocol.lua import call, load
 from penstock.protocol.redis.pipeline import Command
 from penstock.protocol.wire import DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS, Envelope
 
-_TAKE = load("penstock.protocol.scripts", "clock", "overdue", "owned", "sized", "take_calls")
-_REDATE = load("penstock.protocol.scripts", "redate")
-_ANSWER = load("penstock.protocol.scripts", "clock", "junk", "overdue", "owned", "answer_call")
+_TAKE = load("penstock.protocol.scripts", "calls/take")
+_REDATE = load("penstock.protocol.scripts", "calls/redate")
+_ANSWER = load("penstock.protocol.scripts", "calls/answer")
 
 MAX_DROPPED = 256  # overdue calls per script
 MAX_REDATED = 1000  # calls per script

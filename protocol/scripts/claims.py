@@ -36,13 +36,13 @@ MAX_EPOCH = 2**53 - 2**30
 
 _LEAP_BITS = 26  # 67 s: soon after, epochs follow the clock again
 
-_CLAIM = load("penstock.protocol.scripts", "claim")
-_FINISH = load("penstock.protocol.scripts", "finish")
-_END_UNCLAIMED = load("penstock.protocol.scripts", "end_unclaimed")
-_RETURN = load("penstock.protocol.scripts", "return_request")
-_ABSOLVE = load("penstock.protocol.scripts", "absolve")
-_NEWEST = load("penstock.protocol.scripts", "newest")
-_FIND = load("penstock.protocol.scripts", "find")
+_CLAIM = load("penstock.protocol.scripts", "claims/claim")
+_FINISH = load("penstock.protocol.scripts", "claims/finish")
+_END_UNCLAIMED = load("penstock.protocol.scripts", "claims/end_unclaimed")
+_RETURN = load("penstock.protocol.scripts", "claims/return_request")
+_ABSOLVE = load("penstock.protocol.scripts", "claims/absolve")
+_NEWEST = load("penstock.protocol.scripts", "claims/newest")
+_FIND = load("penstock.protocol.scripts", "claims/find")
 
 
 @dataclass(frozen=True, slots=True)

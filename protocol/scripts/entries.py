@@ -9,8 +9,8 @@ from penstock.protocol import keys
 from penstock.protocol.lua import call, load
 from penstock.protocol.redis.pipeline import Command
 
-_PENDING = load("penstock.protocol.scripts", "sized", "pending")
-_BURY = load("penstock.protocol.scripts", "junk", "owned", "forget", "bury")
+_PENDING = load("penstock.protocol.scripts", "entries/pending")
+_BURY = load("penstock.protocol.scripts", "entries/bury")
 
 
 @dataclass(frozen=True, slots=True)

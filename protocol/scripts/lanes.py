@@ -10,19 +10,18 @@ from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.lua import call, load
 from penstock.protocol.redis.pipeline import Command
 
-_PARTS = ("clock", "junk", "sized", "accounts", "backlog", "lanes")
-_TAKE = load("penstock.protocol.scripts", *_PARTS, "homes", "take")
-_PASS_ON = load("penstock.protocol.scripts", *_PARTS, "homes", "owned", "pass_on")
-_RETIRE = load("penstock.protocol.scripts", *_PARTS, "retire")
-_RETIRE_CALLS = load("penstock.protocol.scripts", "retire_calls")
-_SET_ASIDE = load("penstock.protocol.scripts", *_PARTS, "owned", "set_aside")
-_PUT_BACK = load("penstock.protocol.scripts", *_PARTS, "owned", "put_back")
-_RELANE = load("penstock.protocol.scripts", *_PARTS, "relane")
-_SWEEP = load("penstock.protocol.scripts", *_PARTS, "sweep")
-_MEASURE = load("penstock.protocol.scripts", *_PARTS, "fleet", "recount", "measure")
-_SAY = load("penstock.protocol.scripts", "clock", "say")
-_CHARGE = load("penstock.protocol.scripts", "accounts", "charge")
-_ACK = load("penstock.protocol.scripts", "accounts", "forget", "ack")
+_TAKE = load("penstock.protocol.scripts", "lanes/take")
+_PASS_ON = load("penstock.protocol.scripts", "lanes/pass_on")
+_RETIRE = load("penstock.protocol.scripts", "lanes/retire")
+_RETIRE_CALLS = load("penstock.protocol.scripts", "calls/retire")
+_SET_ASIDE = load("penstock.protocol.scripts", "lanes/set_aside")
+_PUT_BACK = load("penstock.protocol.scripts", "lanes/put_back")
+_RELANE = load("penstock.protocol.scripts", "lanes/relane")
+_SWEEP = load("penstock.protocol.scripts", "lanes/sweep")
+_MEASURE = load("penstock.protocol.scripts", "lanes/measure")
+_SAY = load("penstock.protocol.scripts", "lanes/say")
+_CHARGE = load("penstock.protocol.scripts", "lanes/charge")
+_ACK = load("penstock.protocol.scripts", "lanes/ack")
 
 LOWEST_PRIORITY = -1000
 MAX_OVERTAKES = 20

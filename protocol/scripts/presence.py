@@ -12,15 +12,15 @@ from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.lua import call, load
 from penstock.protocol.redis.pipeline import Command
 
-_ANNOUNCE = load("penstock.protocol.scripts", "clock", "junk", "members", "announce")
-_BEAT = load("penstock.protocol.scripts", "clock", "cut", "junk", "members", "homes", "beat")
-_LAPSED = load("penstock.protocol.scripts", "clock", "cut", "lapsed")
-_LEAVE = load("penstock.protocol.scripts", "leave")
-_LOOK = load("penstock.protocol.scripts", "look")
-_RELEASE = load("penstock.protocol.scripts", "release")
-_REPORT = load("penstock.protocol.scripts", "clock", "junk", "members", "report")
-_RESERVE = load("penstock.protocol.scripts", "clock", "cut", "junk", "reserve")
-_UNREPORT = load("penstock.protocol.scripts", "unreport")
+_ANNOUNCE = load("penstock.protocol.scripts", "presence/announce")
+_BEAT = load("penstock.protocol.scripts", "presence/beat")
+_LAPSED = load("penstock.protocol.scripts", "presence/lapsed")
+_LEAVE = load("penstock.protocol.scripts", "presence/leave")
+_LOOK = load("penstock.protocol.scripts", "presence/look")
+_RELEASE = load("penstock.protocol.scripts", "presence/release")
+_REPORT = load("penstock.protocol.scripts", "presence/report")
+_RESERVE = load("penstock.protocol.scripts", "presence/reserve")
+_UNREPORT = load("penstock.protocol.scripts", "presence/unreport")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,54 +4,73 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
+from packages import PACKAGES, ROOT
 
 from penstock.protocol import lua
 from penstock.protocol.redis.connection import RedisClient
 
 pytestmark = pytest.mark.every_server
 
-PACKAGES = (
-    *(f"penstock.protocol.{name}" for name in ("operations", "queue", "scripts")),
-    *(f"penstock.gateway.{name}" for name in ("abandonment", "generation", "keys", "store")),
-)  # fmt: skip
-LOADED = [
-    (f"{module.name.removeprefix('penstock.')}.{name}", text)
-    for package in (*PACKAGES, "penstock.worker.redis")
-    for module in pkgutil.walk_packages(import_module(package).__path__, f"{package}.")
-    for name, text in vars(import_module(module.name)).items()
+FILES = {
+    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("lua/**/*.lua"))
+}
+WITH_SCRIPTS = sorted({"penstock." + name.partition("/lua/")[0].replace("/", ".") for name in FILES})
+LOADED = {
+    f"{module.removeprefix('penstock.')}.{name}": text
+    for package in WITH_SCRIPTS
+    for module in (
+        package,
+        *(f"{package}.{found.name}" for found in pkgutil.iter_modules(import_module(package).__path__)),
+    )
+    for name, text in vars(import_module(module)).items()
     if name.startswith("_") and not name.startswith("__") and isinstance(text, str) and "redis." in text
-]
+}
 
 
-def scripts_of(package: str) -> dict[str, str]:
-    return {each.name: each.read_text() for each in (files(package) / "lua").iterdir() if each.name.endswith(".lua")}
+def make_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, str]) -> str:
+    """Writes a package with these parts; returns its name."""
+    package = f"scripts_of_{tmp_path.name}"
+    for name, text in parts.items():
+        path = tmp_path / package / "lua" / f"{name}.lua"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return package
 
 
-def test_what_several_scripts_share_comes_before_theirs() -> None:
-    script = lua.load("penstock.protocol.scripts", "owned", "ack")
-    shared, own = (scripts_of("penstock.protocol.scripts")[f"{name}.lua"] for name in ("owned", "ack"))
-    assert script.startswith(shared)
-    assert script.endswith(own)
+def test_a_script_comes_after_what_it_uses_and_each_part_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {
+        "sums/all": "-- Adds.\n-- Loaded after sums/one.lua, sums/two.lua and shared/clock.lua.\nreturn one() + two()",
+        "sums/two": "-- Loaded after sums/one.lua.\nlocal function two() return 2 * one() end",
+        "sums/one": "local function one() return 1 end",
+    }
+    clock = FILES["protocol/scripts/lua/shared/clock.lua"]
+    script = lua.load(make_parts(tmp_path, monkeypatch, parts), "sums/all")
+    assert script == "\n".join((parts["sums/one"], parts["sums/two"], clock, parts["sums/all"]))
 
 
-def test_a_script_that_is_not_there_is_named() -> None:
+def test_a_part_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.lua"):
         lua.load("penstock.protocol.queue", "nothing")
+    package = make_parts(tmp_path, monkeypatch, {"sum": "-- Loaded after nothing.lua.\nreturn 1"})
+    with pytest.raises(FileNotFoundError, match=r"nothing\.lua"):
+        lua.load(package, "sum")
 
 
 def test_every_file_is_loaded_by_somebody() -> None:
-    texts = [text for _, text in LOADED]
-    for package in PACKAGES:
-        for name, text in scripts_of(package).items():
-            assert any(text in loaded for loaded in texts), name
+    assert len(FILES) > 60
+    assert [name for name, text in FILES.items() if not any(text in loaded for loaded in LOADED.values())] == []
 
 
-@pytest.mark.parametrize(("name", "script"), LOADED, ids=[name for name, _ in LOADED])
-async def test_it_compiles(redis: RedisClient, name: str, script: str) -> None:
-    assert len(await redis.script_load(script)) == 40
+@pytest.mark.parametrize("name", LOADED)
+async def test_it_compiles(redis: RedisClient, name: str) -> None:
+    assert len(await redis.script_load(LOADED[name])) == 40
 
 
 def test_a_call_is_a_plain_command() -> None:

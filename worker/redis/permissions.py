@@ -12,7 +12,7 @@ from penstock.serving import hints
 from penstock.worker.errors import RedisRefused
 from penstock.worker.redis.guarded import GUARD
 
-_DENIED = load("penstock.protocol.scripts", "denied")
+_DENIED = load("penstock.worker.redis", "denied")
 NAMED_AT_MOST = 4
 _PROBE = "penstock-probe"  # a request and a worker that need not exist
 

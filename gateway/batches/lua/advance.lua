@@ -1,6 +1,7 @@
 -- KEYS: progress. ARGV: token, the expected status, the new one (the same: only the fields change), fields and values.
 -- Returns the status afterwards, which differs if somebody has cancelled the batch; nothing if a later token holds it, or the
 -- batch has expired.
+-- Loaded after fence.lua.
 if not is_holder(KEYS[1], ARGV[1]) then return false end
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= ARGV[2] then return status end

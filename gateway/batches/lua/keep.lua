@@ -1,6 +1,7 @@
 -- KEYS: progress, output, errors. ARGV: token, place of a line, 1 (completed) or 0 (failed), its result, time to live in s,
 -- names of counts and the increment of each.
 -- Returns whether the token is still the holder's. Only a line's first result counts. Invalid counts stay as they are.
+-- Loaded after fence.lua.
 if not is_holder(KEYS[1], ARGV[1]) then return 0 end
 if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 or redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1 then return 1 end
 local is_good = ARGV[3] == '1'

@@ -1,8 +1,9 @@
--- After open.lua. KEYS: requests (a window), running, open. ARGV: id of the lease, requests per minute (0: any), concurrent
+-- KEYS: requests (a window), running, open. ARGV: id of the lease, requests per minute (0: any), concurrent
 -- requests (0: any), length of the lease in ms, how long a lapsed one is kept, how many seconds a tab is open at most, the id
 -- of the request that is joined if it runs. A joining request does not count as concurrent: its lease has already lapsed.
 -- Returns the limit reached (0: none, 1: requests in this minute, 2: concurrent ones), how many there are of that, ms until a
 -- retry makes sense; how many count in this minute, ms until none of them does; whether one is joined.
+-- Loaded after shared/clock.lua, window.lua and open.lua.
 local now = clock()
 local sum, seconds = window(KEYS[1], now)
 if redis.call('ZSCORE', KEYS[2], ARGV[1]) then return {0, 0, 0, sum, until_empty(seconds), 0} end

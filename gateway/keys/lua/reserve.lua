@@ -1,10 +1,11 @@
--- After open.lua. KEYS: tokens (a window), charges, running, open. ARGV: tokens per minute (0: any), concurrent requests (0: any),
+-- KEYS: tokens (a window), charges, running, open. ARGV: tokens per minute (0: any), concurrent requests (0: any),
 -- id of the lease that the tabs replace, how many seconds a tab is open at most; for each tab its name, its number of concurrent
 -- requests, the tokens that it needs, and those that it may use ('-': none are counted).
 -- Opens all of them or none. Each is charged what it may use, as far as the minute's limit allows. Returns the limit reached
 -- (0: none, 1: tokens in this minute, 2: concurrent requests), how many there are of that, how many more are requested, ms until
 -- a retry makes sense; how many tokens count in this minute, ms until none of them does; how many were charged to the tabs.
 -- A tab that is open or paid for is not opened again.
+-- Loaded after shared/clock.lua, window.lua and open.lua.
 local now = clock()
 local second, per_minute, limit = math.floor(now / 1000), tonumber(ARGV[1]), tonumber(ARGV[2])
 local sum, seconds = window(KEYS[1], now)

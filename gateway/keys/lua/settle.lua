@@ -1,7 +1,8 @@
--- After open.lua. KEYS: tokens (a window), charges, open. ARGV: a tab's name, the tokens that its request has used in all ('':
+-- KEYS: tokens (a window), charges, open. ARGV: a tab's name, the tokens that its request has used in all ('':
 -- unknown), whether that is final, whether to note that the request is paid for, in case the same tab is opened again, and for
 -- how many seconds.
 -- An excess is given back to the second it was charged in, if that still counts. Returns whether the tab was open.
+-- Loaded after shared/clock.lua, window.lua and open.lua.
 local at_once, tokens, second = tab_of(redis.call('HGET', KEYS[3], ARGV[1]))
 local now = math.floor(clock() / 1000)
 local is_over, total = ARGV[3] == '1', tonumber(ARGV[2])

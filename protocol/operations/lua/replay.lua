@@ -1,5 +1,6 @@
--- After letter.lua. KEYS: letters, sizes, sum, requests, seen.
+-- KEYS: letters, sizes, sum, requests, seen.
 -- ARGV: letter, time to live of `seen` in s, group, the new entry's fields and values.
+-- Loaded after letter.lua.
 local requests, seen = KEYS[4], KEYS[5]
 local entry = redis.call('GET', seen)
 if entry then return entry end

@@ -1,8 +1,9 @@
--- After waiting.lua. KEYS: requests, seen; for a request with a time limit also load, its lane, its band, weights.
+-- KEYS: requests, seen; for a request with a time limit also load, its lane, its band, weights.
 -- ARGV: highest length (0: none), time to live of `seen` in s, group; how many seconds it may wait, its priority, its
 -- tenant; the entry's fields and values.
 -- Returns the entry's id and whether it was there before; else nil, the queue's length and, if it is not full, how long the
 -- request would wait.
+-- Loaded after waiting.lua.
 local entry = redis.call('GET', KEYS[2])
 if entry then return {entry, 1} end
 local limit = tonumber(ARGV[1])

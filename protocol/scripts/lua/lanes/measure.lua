@@ -5,7 +5,7 @@
 -- ARGV: 1 to 5 as in sized.lua; 6: how many ms must have passed since the last measurement; 7: within how many seconds waiting
 -- requests should begin.
 -- Answers how many requests wait.
--- Loaded after fleet.lua and recount.lua.
+-- Loaded after lanes/fleet.lua and lanes/recount.lua.
 local every, target = tonumber(ARGV[6]), tonumber(ARGV[7])
 local KEPT = 3600000  -- ms that the figures outlast the workers
 local MOST_BANDS, MOST_TENANTS = 64, 16  -- bands that are told apart; tenants of a band among which the oldest entry is searched

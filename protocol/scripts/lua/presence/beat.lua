@@ -10,7 +10,7 @@
 -- Answers the drain mark, and in how many ms the last heartbeat of the queue lapses (0 if no worker serves it). If another
 -- process has the name, it answers that instance, when its key expires, and the time. If the card belongs to another model, it
 -- answers the card's worker, when the card expires, the time, the field that differs, its value there and its value here.
--- Loaded after clock.lua, cut.lua, junk.lua, members.lua and homes.lua.
+-- Loaded after shared/clock.lua, presence/cut.lua, shared/junk.lua, presence/members.lua and shared/homes.lua.
 local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(ARGV, 1, 7)
 local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
 local holder = redis.call('GET', KEYS[1]) or ''

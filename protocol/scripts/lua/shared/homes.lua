@@ -5,7 +5,7 @@
 -- spread as well as many. A worker that comes or goes moves its own slots, and no others.
 --
 -- KEYS: the caller passes homes, which holds the slots that were asked for, serving, and the prefix of nudges.
--- Loaded after clock.lua.
+-- Loaded after shared/clock.lua.
 local PRIME = 2 ^ 26 - 5
 local SHARE = 1.25  -- the most slots that one worker has, over the mean
 local BYTES_PER_MS = 40  -- the speed at which prompts are computed, some 10,000 tokens in a second

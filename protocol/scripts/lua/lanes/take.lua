@@ -9,7 +9,7 @@
 -- oldest entry once it has waited for long; 8: the lowest priority that is taken; 9: how many more sequences this worker has
 -- capacity for; 10: for how long (ms) an entry is left to its home; 11: the digest of this worker's model, if it is known.
 -- Answers the entries, whether there are more new ones, and in how many ms any worker may take one that was left (or nil).
--- Loaded after lanes.lua and homes.lua.
+-- Loaded after lanes/lanes.lua and shared/homes.lua.
 local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
 local AGED = 5000  -- ms: an entry that has waited so long may be overtaken only so often

@@ -10,7 +10,7 @@
 --
 -- KEYS: those of accounts.lua; from 9 on passed, named, asked, and the prefix of aside; the last one is backlog.
 -- ARGV: 1 to 5 as in sized.lua.
--- Loaded after clock.lua, junk.lua, sized.lua, accounts.lua and backlog.lua.
+-- Loaded after shared/clock.lua, shared/junk.lua, shared/sized.lua, lanes/accounts.lua and lanes/backlog.lua.
 local passed, named, asked, aside_of = unpack(KEYS, 9, 12)
 local WAITING, UNOWNED = 'waiting', 'unowned'
 local ASIDE = UNOWNED .. '/'  -- a model's digest follows; only workers with that model continue such an entry

@@ -1,7 +1,7 @@
 -- Keeps a set of members by when each lapses. The set expires with its last member.
 --
 -- KEYS: the caller passes the set.
--- Loaded after clock.lua and junk.lua.
+-- Loaded after shared/clock.lua and shared/junk.lua.
 local LONGEST = 10 * 366 * 86400000  -- ms: a member that lapses later is none of ours
 
 local function enter(set, member, ttl)

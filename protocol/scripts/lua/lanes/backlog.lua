@@ -2,7 +2,7 @@
 -- what is pending for WAITING, recount.lua makes them anew.
 --
 -- KEYS: the last one is backlog, which has entries and bytes of each priority.
--- Loaded after accounts.lua.
+-- Loaded after lanes/accounts.lua.
 local backlog = KEYS[#KEYS]
 local entries_of, bytes_of = {}, {}  -- by priority, what came minus what went
 

@@ -4,7 +4,7 @@
 -- KEYS: heartbeat, starting.
 -- ARGV: instance; time to live (ms).
 -- Answers '' if the name is reserved; otherwise the instance that has it, when its key expires, and the time.
--- Loaded after clock.lua, cut.lua and junk.lua.
+-- Loaded after shared/clock.lua, presence/cut.lua and shared/junk.lua.
 local instance, ttl = unpack(ARGV)
 for _, key in ipairs(KEYS) do
   local holder = redis.call('GET', key) or ''

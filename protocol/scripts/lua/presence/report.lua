@@ -3,7 +3,7 @@
 --
 -- KEYS: report, reports.
 -- ARGV: worker; the report; how long the report stays (ms); how long the worker is listed (ms).
--- Loaded after clock.lua, junk.lua and members.lua.
+-- Loaded after shared/clock.lua, shared/junk.lua and presence/members.lua.
 local last = clock() + ARGV[4]
 for _, worker in ipairs(redis.call('ZRANGE', KEYS[2], string.format('(%d', last), '+inf', 'BYSCORE')) do
   redis.call('ZADD', KEYS[2], string.format('%d', last), worker)

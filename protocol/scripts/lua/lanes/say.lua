@@ -3,7 +3,7 @@
 -- KEYS: workers, load.
 -- ARGV: worker; in how many ms a measurement is due; what the worker says of itself.
 -- Answers how many requests waited at the last measurement, and whether the next one is due.
--- Loaded after clock.lua.
+-- Loaded after shared/clock.lua.
 local workers, load = KEYS[1], KEYS[2]
 local now = clock()
 local part = string.format('%d %s', now, ARGV[3])

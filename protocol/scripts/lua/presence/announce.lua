@@ -3,7 +3,7 @@
 -- KEYS: queues.
 -- ARGV: queue; for how many ms it is listed (0 takes it off).
 -- Answers 1.
--- Loaded after clock.lua, junk.lua and members.lua.
+-- Loaded after shared/clock.lua, shared/junk.lua and presence/members.lua.
 local queue, ttl = unpack(ARGV)
 if ttl ~= '0' then
   enter(KEYS[1], queue, ttl)

@@ -3,7 +3,7 @@
 --
 -- KEYS and ARGV: as in accounts.lua.
 -- Answers how many of the entries this worker has.
--- Loaded after accounts.lua.
+-- Loaded after lanes/accounts.lua.
 local entries, totals, before = settle_own()
 if #entries == 0 then return 0 end
 local noted = {}

@@ -6,7 +6,7 @@
 -- ARGV: 1 to 5 as in sized.lua; 6: after how many ms a call counts as left alone; 7: the timeout (ms) of a call that has none; 8:
 -- the longest timeout (ms); 9: how many calls one run drops; from 10 on the calls in hand.
 -- Answers as in sized.lua, with the number of times that each call was taken.
--- Loaded after clock.lua, overdue.lua, owned.lua and sized.lua.
+-- Loaded after shared/clock.lua, calls/overdue.lua, shared/owned.lua and shared/sized.lua.
 local idle, default, longest, most_dropped = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local calls, dropped = KEYS[1], 0
 redis.call('PEXPIRE', calls, longest)

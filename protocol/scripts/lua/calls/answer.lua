@@ -4,7 +4,7 @@
 -- KEYS: calls, answers.
 -- ARGV: group, worker, entry; the call's timeout (ms); how long the answer is kept (ms); then the answer's fields and values.
 -- Answers 1; or 0 if another worker has the call, its time is over, or a key holds junk.
--- Loaded after clock.lua, junk.lua, overdue.lua and owned.lua.
+-- Loaded after shared/clock.lua, shared/junk.lua, calls/overdue.lua and shared/owned.lua.
 local group, worker, entry, timeout, ttl = unpack(ARGV, 1, 5)
 if not owned(KEYS[1], group, worker, entry) then return 0 end
 if tonumber(string.match(entry, '^%d+')) > 2 ^ 53 then  -- no clock gave this id, and no call can follow it

@@ -3,7 +3,7 @@
 -- KEYS: those of accounts.lua; from 9 on `seen` of the requests whose replies have ended.
 -- ARGV: as in accounts.lua.
 -- Answers how many entries were removed.
--- Loaded after accounts.lua and forget.lua.
+-- Loaded after lanes/accounts.lua and shared/forget.lua.
 local entries = #ARGV > 2 and settle_own() or {}
 if #entries == 0 then return 0 end
 redis.call('XACK', requests, ARGV[1], unpack(entries))

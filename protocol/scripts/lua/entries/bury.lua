@@ -8,7 +8,7 @@
 -- ARGV: group, worker, entry; the letter's size (bytes); the limits of letters, of bytes and of age (ms); then the letter's
 -- fields and values.
 -- Answers 1, or 0 if the entry is not pending for this worker.
--- Loaded after junk.lua, owned.lua and forget.lua.
+-- Loaded after shared/junk.lua, shared/owned.lua and shared/forget.lua.
 local requests, letters, sizes, sum, charged, seen = unpack(KEYS, 1, 6)
 local group, worker, entry, size = unpack(ARGV, 1, 4)
 local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
