@@ -85,11 +85,12 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md and architecture.svg from the code, and build the site into site/
+docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
 	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
 	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
 	@PYTHONPATH=tests:tests/engine $(BIN)/python -m models_page
 	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
+	@$(BIN)/python -m docs.scripts.users_acl > deploy/redis/users.acl
 	@$(MAKE) --no-print-directory site
 
 site: .venv/docs.stamp  ## build the site of docs/ into site/; a link that leads nowhere, or a page that loads from elsewhere, fails

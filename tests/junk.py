@@ -1,66 +1,18 @@
-"""Every kind of key that our modules name, and what somebody may write there by mistake."""
+"""What somebody may write by mistake into keys of each kind of the tables."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from penstock.gateway.store import names
-from penstock.protocol import keys
+from penstock.gateway.store import key_table as gateway_table
+from penstock.protocol import key_table
 from penstock.protocol.redis.connection import RedisClient
 
 Type: TypeAlias = Literal["string", "list", "hash", "set", "zset", "stream"]
 
-# A new kind of key has no row, and the tests fail until it has one.
-OF_QUEUES: Mapping[str, Type] = {
-    "requests": "stream", "lane": "zset", "band": "zset", "bands": "zset", "service": "zset", "weights": "hash",
-    "charged": "hash", "due": "zset", "backlog": "hash", "load": "hash", "workers": "hash", "passed": "zset",
-    "homes": "hash", "room": "zset", "nudges": "stream", "cancelled": "set", "seen": "string", "dead": "stream",
-    "malformed": "stream", "letter_sizes": "stream", "letter_bytes": "string", "heartbeat": "string",
-    "looked": "string", "serving": "zset", "card": "hash", "digests": "hash", "queues": "zset", "calls": "stream",
-    "answers": "stream", "report": "string", "reports": "zset", "starting": "string", "drain": "string",
-    "reply": "stream", "state": "hash", "cancel": "string", "wake": "stream", "named": "hash", "asked": "zset",
-    "aside": "zset",
-}  # fmt: skip
-OF_GATEWAYS: Mapping[str, Type] = {
-    "api_keys": "hash", "revocations": "hash", "revocation_notices": "stream", "key_requests": "hash",
-    "key_running": "zset", "key_open": "hash", "key_tokens": "hash", "key_charges": "zset", "unsettled": "zset",
-    "record": "string",
-    "owned": "zset", "body": "hash", "file_users": "zset", "batch_leases": "zset", "batch_holders": "hash",
-    "batch_progress": "hash", "ledger_sizes": "hash", "ledger_expiries": "zset", "fingerprint": "string",
-    "readers": "zset", "swept": "string", "probe": "string",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A function that names keys, and the type of what they hold."""
-
-    name: str
-    make: Callable[..., str]
-    type: Type
-
-    def key(self, **of: Any) -> str:
-        """Returns the key of this kind, with arguments by parameter name."""
-        return self.make(**{name: of[name] for name in inspect.signature(self.make).parameters})
-
-
-def kinds_of(module: ModuleType, table: Mapping[str, Type]) -> list[Kind]:
-    """Returns all kinds of keys that a module names, each with its type."""
-    made = {
-        name: make
-        for name, make in vars(module).items()
-        if inspect.isfunction(make) and make.__module__ == module.__name__ and not name.startswith("_")
-    }
-    assert made.keys() == table.keys(), "say in tests/junk.py what each kind of key holds"
-    return [Kind(name, make, table[name]) for name, make in made.items()]
-
-
-QUEUE_KINDS = kinds_of(keys, OF_QUEUES)
-GATEWAY_KINDS = kinds_of(names, OF_GATEWAYS)
+QUEUE_KINDS = key_table.TABLE
+GATEWAY_KINDS = gateway_table.TABLE
 
 Write: TypeAlias = Callable[[Any, str], Any]
 

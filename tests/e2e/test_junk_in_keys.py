@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any
 
 import pytest
-from junk import QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, Kind, harm, is_kept
+from junk import QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, harm, is_kept
 from patience import mostly_slow
 from structlog.testing import capture_logs
 from worker_harness import Running, eventually, is_queue_empty, read_reply, running_worker
 
 from penstock.producer import AsyncClient
 from penstock.protocol import keys
+from penstock.protocol.key_kinds import KeyKind
 from penstock.protocol.operations import dead_letters, requests, tenants, waiting
 from penstock.protocol.operations.collector import look
 from penstock.protocol.redis.connection import RedisClient
@@ -74,7 +77,7 @@ async def standing_in_line(redis_url: str, redis: RedisClient, **more: Any) -> A
         yield line
 
 
-def key_of(kind: Kind) -> str:
+def key_of(kind: KeyKind) -> str:
     return kind.key(
         queue="q",
         tenant="t",
@@ -107,6 +110,38 @@ async def test_junk_in_a_queue_s_key_harms_nobody(
                 assert await is_kept(raw, key, junk), key
         await eventually(lambda: line.worker.service.readiness.is_ready)
         await is_calm(raw)
+
+
+STANDING = {
+    "requests", "seen", "lane", "band", "bands", "due", "named", "charged", "load", "workers", "room", "malformed",
+    "letter_sizes", "letter_bytes", "heartbeat", "serving", "queues", "card", "reports", "state", "reply",
+}  # fmt: skip
+
+
+async def test_keys_are_of_their_kinds(redis_url: str, redis: RedisClient) -> None:
+    """The table says what Redis stores in each, and which of them expire."""
+    engine = FakeEngine(max_num_seqs=1)
+    async with standing_in_line(redis_url, redis, engine=engine), AsyncClient(redis_url, queue="q") as client:
+        engine.hold()
+        handles = [await client.submit("x", max_tokens=3, tenant="t", timeout_s=600, id=f"waits{i}") for i in range(3)]
+        await eventually(lambda: are_as_declared(redis, STANDING))
+        engine.allow()
+        await asyncio.gather(*(handle.result() for handle in handles))
+    await eventually(lambda: are_as_declared(redis, {"requests", "seen", "state", "reply", "malformed"}))
+
+
+async def are_as_declared(redis: RedisClient, at_least: set[str]) -> bool:
+    found = {kind_of(key): key for key in await redis.keys("*")}
+    kinds = {kind: (await redis.type(key), await redis.pttl(key) != -1) for kind, key in found.items()}
+    return at_least <= {kind.name for kind in kinds} and all(
+        is_so == (kind.type, kind.expiry != "") for kind, is_so in kinds.items()
+    )
+
+
+def kind_of(key: str) -> KeyKind:
+    """Returns the kind whose pattern says most about a key."""
+    patterns = [(len(pattern), kind) for kind in QUEUE_KINDS for pattern in kind.patterns if fnmatchcase(key, pattern)]
+    return max(patterns, key=itemgetter(0))[1]
 
 
 async def is_calm(raw: RedisClient) -> None:

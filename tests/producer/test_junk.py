@@ -7,6 +7,7 @@ from junk import QUEUE_KINDS, WRONG_TYPES
 from structlog.testing import capture_logs
 
 from penstock.protocol import keys
+from penstock.protocol.key_kinds import KeyKind
 from penstock.protocol.lua import call
 from penstock.protocol.queue.junk import Guard
 from penstock.protocol.redis.connection import RedisClient
@@ -59,16 +60,16 @@ async def test_a_full_house_of_junk_stays(raw: RedisClient) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in QUEUE_KINDS if kind.name != "wake"], ids=lambda kind: kind.name)
-async def test_each_kind_of_key_is_made_room_for_or_named(raw: RedisClient, kind: object) -> None:
-    key = kind.key(  # type: ignore[attr-defined]
+async def test_each_kind_of_key_is_made_room_for_or_named(raw: RedisClient, kind: KeyKind) -> None:
+    key = kind.key(
         queue="q", tenant="t", priority=0, worker="w", request_id="x", mailbox="m", digest="d", letters=keys.dead("q")
     )
-    write = WRONG_TYPES["list" if kind.type != "list" else "set"]  # type: ignore[attr-defined]
+    write = WRONG_TYPES["list" if kind.type != "list" else "set"]
     await write(raw, key)
     before = await raw.dump(key)
     place = WORKERS.place_for(key)
     reads = {"string": "GET", "hash": "HLEN", "zset": "ZCARD", "set": "SCARD", "stream": "XLEN"}
-    command = (reads[kind.type], key)  # type: ignore[attr-defined]
+    command = (reads[kind.type], key)
     if place is None:
         with pytest.raises(JunkFound):
             await WORKERS.execute_one(raw, command)

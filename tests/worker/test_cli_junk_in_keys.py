@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from typing import Any
 
 import httpx2
 import pytest
 from cli_process import command
 from gateway_harness import running_gateway
-from junk import GATEWAY_KINDS, QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, Kind, Write, harm
+from junk import GATEWAY_KINDS, QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, Write, harm
 from patience import WAIT_S, mostly_slow
 from worker_harness import running_worker, send
 
 from penstock.protocol import keys
+from penstock.protocol.key_kinds import KeyKind
 from penstock.protocol.redis.connection import RedisClient
 
 COMMANDS = (
@@ -48,8 +48,8 @@ OF: dict[str, Any] = {
 }  # fmt: skip
 
 
-def key_of(kind: Kind) -> str:
-    return kind.make(**{name: OF.get(name, "a") for name in inspect.signature(kind.make).parameters})
+def key_of(kind: KeyKind) -> str:
+    return kind.key(**{name: OF.get(name, "a") for name in kind.parameters})
 
 
 @pytest.mark.parametrize("writes", mostly_slow(JUNK, *QUICK))

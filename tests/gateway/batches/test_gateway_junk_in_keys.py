@@ -10,12 +10,13 @@ import pytest
 from batches_harness import Asked, asking, jsonl, line
 from gateway_client import CHAT, chat
 from gateway_harness import new_key
-from junk import GATEWAY_KINDS, WRONG_TYPES, WRONG_VALUES, Kind, harm, is_kept
+from junk import GATEWAY_KINDS, WRONG_TYPES, WRONG_VALUES, harm, is_kept
 from patience import mostly_slow
 from structlog.testing import capture_logs
 
 from penstock.gateway.keys.secrets import Secret
 from penstock.gateway.store import names
+from penstock.protocol.key_kinds import KeyKind
 from penstock.protocol.redis.connection import RedisClient
 
 WORDS = ("WRONGTYPE", "Operation against", "user_script", "Traceback", "redis", "Redis", "127.0.0.1", "penstock:")
@@ -84,7 +85,7 @@ async def routes(redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyP
         yield Routes(asked, secret)
 
 
-def places(routes: Routes, kind: Kind) -> list[str]:
+def places(routes: Routes, kind: KeyKind) -> list[str]:
     """Returns the keys of a kind that these routes read."""
     made = {
         "record": [("batch", routes.batch), ("file", routes.file), ("response", routes.response.removeprefix("resp_"))],
