@@ -19,8 +19,9 @@ from penstock.gateway.openai.tokens import tokens_of
 from penstock.gateway.responses.create import items_of, unstored
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import to_messages
-from penstock.gateway.responses.request import LOWEST_PRIORITY, read_response
+from penstock.gateway.responses.request import read_response
 from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Reply
+from penstock.protocol.ranks import LOWEST_PRIORITY
 from penstock.protocol.wire import MAX_KEEP_S
 
 KEEP_S = 86_400

@@ -12,10 +12,10 @@ from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refus
 from penstock.gateway.common.options import Options, to_request, to_the_end
 from penstock.gateway.errors import ApiError
 from penstock.producer import GenerateRequest, ModelCard
+from penstock.protocol.ranks import LOWEST_PRIORITY
 
 Window: TypeAlias = Literal["soonest", "2h", "8h"]
 
-LOWEST_PRIORITY = -1000
 _WINDOWS_S: Mapping[Window, int] = {"2h": 7200, "8h": 28_800}
 _LOGPROBS = "message.output_text.logprobs"
 

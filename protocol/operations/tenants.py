@@ -63,7 +63,7 @@ async def set_weight(redis: RedisClient, queue: str, tenant: str, weight: float)
 
 
 def _weight(text: bytes) -> float:
-    """Parses a weight like `lanes.lua`."""
+    """Parses a weight like the server's scripts (`shared/weights.lua`)."""
     try:
         weight = float(text)
     except ValueError:

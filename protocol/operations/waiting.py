@@ -11,6 +11,7 @@ from typing import Any
 from penstock.protocol import keys
 from penstock.protocol.operations.dead_letters import server_ms
 from penstock.protocol.queue.load import priorities
+from penstock.protocol.ranks import priority_of
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.pipeline import Command, execute
 from penstock.protocol.redis.streams import pairs
@@ -71,9 +72,6 @@ async def _of_tenants(
     return [each for each in found if each is not None]
 
 
-_SPAN = 2**42  # the ranks of one priority, as in `accounts.lua`
-
-
 def _read(member: bytes, rank: float, tenant: str, now_ms: int) -> WaitingRequest | None:
     match = _MEMBER.fullmatch(member)
     if match is None:
@@ -81,4 +79,4 @@ def _read(member: bytes, rank: float, tenant: str, now_ms: int) -> WaitingReques
     number, ms, size = (int(part) for part in match.groups())
     if not math.isfinite(rank):
         return None
-    return WaitingRequest(f"{ms}-{number}", tenant, 1000 - int(rank // _SPAN), size, max(0, now_ms - ms) / 1000)
+    return WaitingRequest(f"{ms}-{number}", tenant, priority_of(rank), size, max(0, now_ms - ms) / 1000)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.protocol import keys
 from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.lua import call, load
+from penstock.protocol.ranks import LOWEST_PRIORITY
 from penstock.protocol.redis.pipeline import Command
 
 _TAKE = load("penstock.protocol.scripts", "lanes/take")
@@ -23,7 +24,6 @@ _SAY = load("penstock.protocol.scripts", "lanes/say")
 _CHARGE = load("penstock.protocol.scripts", "lanes/charge")
 _ACK = load("penstock.protocol.scripts", "lanes/ack")
 
-LOWEST_PRIORITY = -1000
 MAX_OVERTAKES = 20
 NEW_PER_SCRIPT = 256  # entries placed per run, which blocks the whole server
 WISHES_PER_SCRIPT = 500  # cancellations looked at per run

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from penstock.protocol.ranks import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from penstock.protocol.wire.errors import WireError
 from penstock.protocol.wire.messages import (
     MAX_MESSAGES,
@@ -210,7 +211,7 @@ class GenerateRequest(WireModel):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
-    priority: Int = Field(0, ge=-1000, le=1000)  # higher runs first
+    priority: Int = Field(0, ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)  # higher runs first
     timeout_s: Float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
     keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: the worker's default
     tenant: Name | None = None  # tenants share the capacity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +11,11 @@ import pytest
 from packages import PACKAGES, ROOT
 
 from penstock.protocol import lua
+from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.keys import UNOWNED, WAITING
+from penstock.protocol.ranks import HIGHEST_PRIORITY, LOWEST_PRIORITY, RANK_SPAN, priority_of
 from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire.requests import AFFINE_CHARS
 
 pytestmark = pytest.mark.every_server
 
@@ -76,3 +81,29 @@ async def test_it_compiles(redis: RedisClient, name: str) -> None:
 def test_a_call_is_a_plain_command() -> None:
     assert lua.call("return 1", ("a", "b"), (1, b"x")) == ("EVAL", "return 1", 2, "a", "b", 1, b"x")
     assert lua.call("return 1", (), (), only_reads=True) == ("EVAL_RO", "return 1", 0)
+
+
+async def test_lanes_are_sorted_by_the_same_numbers_in_python(redis: RedisClient) -> None:
+    priorities = (LOWEST_PRIORITY, -1, 0, 7, HIGHEST_PRIORITY)
+    script = f"""{FILES["protocol/scripts/lua/shared/ranks.lua"]}
+    local told = {{tostring(HIGHEST), tostring(LOWEST), string.format('%.0f', SPAN)}}
+    for _, priority in ipairs(ARGV) do told[#told + 1] = rank_of(priority, SPAN - 1) end
+    return told"""
+    highest, lowest, span, *ranks = await redis.eval(script, 0, *priorities)
+    assert (int(highest), int(lowest), int(span)) == (HIGHEST_PRIORITY, LOWEST_PRIORITY, RANK_SPAN)
+    assert tuple(priority_of(float(rank)) for rank in ranks) == priorities
+
+
+def test_scripts_and_python_agree_on_names_and_lengths() -> None:
+    scripts = "\n".join(FILES.values())
+    assert re.findall(r"^local BEGINNING = (\d+)", scripts, re.MULTILINE) == [str(AFFINE_CHARS)]
+    assert re.findall(r"^local WAITING, UNOWNED = '(\w+)', '(\w+)'", scripts, re.MULTILINE) == [(WAITING, UNOWNED)]
+    assert re.findall(r"^local ASIDE = UNOWNED \.\. '(.)'", scripts, re.MULTILINE) == [set_aside_for("")[-1]]
+
+
+def test_the_clock_is_read_in_one_place() -> None:
+    """A few scripts need the second alone, as the server says it."""
+    readers = {
+        name for name, text in FILES.items() if "redis.call('TIME')" in text.replace("redis.call('TIME')[1]", "")
+    }
+    assert readers == {"protocol/scripts/lua/shared/clock.lua"}

@@ -23,6 +23,7 @@ from penstock.protocol.redis.faults import UNREACHABLE
 from penstock.protocol.redis.streams import pairs, stream_entries
 from penstock.protocol.scripts import Bill
 from penstock.protocol.wire import ID_PATTERN, entry_size
+from penstock.protocol.wire.requests import AFFINE_CHARS
 from penstock.worker.config import WorkerConfig
 from penstock.worker.redis.faults import REDIS_ERRORS
 from penstock.worker.redis.guarded import GUARD, execute_one, make_guarded_group
@@ -33,7 +34,6 @@ ENTRIES_PER_READ = 256  # bounds how long one script may hold the server
 SWEPT_PER_READ = 64
 LATE_S = 0.25  # a blocking read that ends this much late by the server's clock is woken
 _PRIORITY = re.compile(rb"-?[0-9]{1,4}")
-BEGINNING = 1000  # as in `lanes.lua`: bytes of a prompt that may have a home
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class QueueEntry:
     def may_be_at_home(self) -> bool:
         """Whether some worker may have precedence, as in `lanes.lua`."""
         return b"affinity" in self.fields or any(
-            len(self.fields.get(name, b"")) >= BEGINNING for name in (b"prompt", b"messages")
+            len(self.fields.get(name, b"")) >= AFFINE_CHARS for name in (b"prompt", b"messages")
         )
 
     @property

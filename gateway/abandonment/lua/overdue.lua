@@ -4,8 +4,8 @@
 --
 -- `swept` holds the time of the last look. If that is in the future, the clock was set back, and earlier deadlines are too
 -- late by the difference. They are moved forward, but not so far that a reader could no longer extend them.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Loaded after shared/clock.lua.
+local now = clock()
 local patience, lease = tonumber(ARGV[2]), tonumber(ARGV[3])
 local swept = redis.call('GET', KEYS[2])
 redis.call('SET', KEYS[2], string.format('%d', now), 'PX', patience)

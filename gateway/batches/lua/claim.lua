@@ -3,8 +3,8 @@
 --
 -- Beside its token a holder notes the length of its leases: one with longer to live dates from before the server's clock was
 -- set back, and is cut.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Loaded after shared/clock.lua.
+local now = clock()
 local held = redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%d', now), '+inf', 'WITHSCORES')
 for at = 1, #held, 2 do
   local token, noted = unpack(redis.call('HMGET', KEYS[2], held[at], held[at] .. '/lease'))

@@ -3,10 +3,11 @@
 -- Returns whether the bytes are granted, the sum, and the server's clock in ms.
 --
 -- Expired charges are no longer counted. Without a time to live only an existing charge changes: it may have been removed.
+-- Loaded after shared/clock.lua.
 local sizes, expiries, name = KEYS[1], KEYS[2], ARGV[1]
 local bytes, ttl, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local time = redis.call('TIME')
-local now, now_ms = tonumber(time[1]), time[1] * 1000 + math.floor(time[2] / 1000)
+local now_ms = clock()
+local now = math.floor(now_ms / 1000)
 local function remove(member)
   redis.call('HINCRBY', sizes, 'total', -(tonumber(redis.call('HGET', sizes, member)) or 0))
   redis.call('HDEL', sizes, member)

@@ -3,6 +3,7 @@
 --
 -- KEYS: requests, reports, digests, card, load, bands, dead, malformed; then prefixes without a name: report, heartbeat,
 -- drain, band, lane. ARGV: group, waiting, unowned, numbers of bands, of tenants in each, and of letters.
+-- Loaded after shared/clock.lua and shared/ranks.lua.
 local requests, reports, digests, card, load, bands, dead, malformed = unpack(KEYS, 1, 8)
 local report_of, heartbeat_of, drain_of, band_of, lane_of = unpack(KEYS, 9, 13)
 local group, waiting, unowned = unpack(ARGV, 1, 3)
@@ -34,7 +35,7 @@ local function named(flat)
   return of
 end
 
-local time = redis.call('TIME')
+local now = clock()
 
 local last_read = false
 for _, each in ipairs(ask('XINFO', 'GROUPS', requests)) do
@@ -65,12 +66,9 @@ for i, name in ipairs(names) do
   }
 end
 
--- Lowest rank of a lane's entries with a priority, as in accounts.lua.
-local function rank_of(priority) return string.format('%.0f', (1000 - priority) * 2 ^ 42) end
-
 local function lane_of_priority(priority)
   local tenants, band = {}, band_of .. priority
-  local from, to = rank_of(priority), '(' .. rank_of(priority - 1)
+  local from, to = rank_of(priority, 0), '(' .. rank_of(priority - 1, 0)
   local counters = ask('ZRANGE', band, 0, most_tenants - 1, 'WITHSCORES')
   for i = 1, #counters, 2 do
     tenants[#tenants + 1] = {counters[i], counters[i + 1], count('ZCOUNT', lane_of .. counters[i], from, to)}
@@ -90,6 +88,6 @@ for _, letter in ipairs(ask('XREVRANGE', dead, '+', '-', 'COUNT', most_letters))
 end
 
 return {
-  time[1] * 1000 + math.floor(time[2] / 1000), count('XLEN', requests), last_read, oldest_of(waiting), oldest_of(unowned),
+  now, count('XLEN', requests), last_read, oldest_of(waiting), oldest_of(unowned),
   workers, ask('HGETALL', load), ask('HGETALL', card), lanes, count('XLEN', dead), count('XLEN', malformed), letters,
 }

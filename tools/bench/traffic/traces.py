@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penstock.protocol.ranks import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from penstock.protocol.wire import ID_PATTERN
 from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.traffic.arrivals import TracedArrivals
@@ -165,8 +166,14 @@ def _checked(where: str, fields: Mapping[str, Any], block_size: int | None) -> T
     size = block_size or (BAILIAN_BLOCK if is_bailian else MOONCAKE_BLOCK)
     blocks, num_shared = _blocks(fields, num_prompt, size)
     priority = fields.get("priority", 0)
-    if not isinstance(priority, int) or isinstance(priority, bool) or not -1000 <= priority <= 1000:
-        raise _Wrong(f"priority must be a whole number from -1000 to 1000, not {_shown(priority)}")
+    if (
+        not isinstance(priority, int)
+        or isinstance(priority, bool)
+        or not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY
+    ):
+        raise _Wrong(
+            f"priority must be a whole number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}, not {_shown(priority)}"
+        )
     return TracedLine(
         _arrival_s(fields, is_bailian=is_bailian), num_prompt, num_output, blocks, size, num_shared,
         _name(fields, "tenant"), priority, _name(fields, "affinity"), where,

@@ -7,6 +7,7 @@
 -- the enqueue, or ''); whether to claim only a request that is over or cancelled.
 -- Answers 'ok' and what `parse_claim` reads; or why the request was not claimed: 'dead'; 'done'; 'junk' and the field;
 -- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest.
+-- Loaded after shared/clock.lua.
 local MOST_DIGITS = 15  -- a longer number is no count
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
 local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model, timeout, only_over = unpack(ARGV)
@@ -38,12 +39,11 @@ if last then
   highest = math.max(highest, last_epoch)
 end
 local is_of_other = begun and begun_with and digest ~= '' and digest ~= begun_with
-local time, is_cancelled = redis.call('TIME'), redis.call('EXISTS', cancel)
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local epoch, is_cancelled = clock_us(), redis.call('EXISTS', cancel)
+local now = math.floor(epoch / 1000)
 local is_over = is_cancelled == 1 or (timeout ~= '' and now - string.match(entry, '^%d+') >= tonumber(timeout))
 if only_over == '1' and not is_over then return {'goes_on'} end
 if is_of_other and any_model ~= '1' and not is_over then return {'other_model', begun_with} end  -- anyone may end what is over
-local epoch = time[1] * 1000000 + time[2]
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
 local attempt = string.format('%d', (s[9] or 0) + 1)

@@ -3,9 +3,9 @@
 -- KEYS: reply.
 -- ARGV: time to live (ms); the highest epoch; the fields and values of the end.
 -- Answers 'ok'; 'already' if the reply has ended; 'unwritable' if it is no stream, or holds an id that no epoch can exceed.
+-- Loaded after shared/clock.lua.
 local ttl, max_epoch = ARGV[1], tonumber(ARGV[2])
-local time = redis.call('TIME')
-local epoch = time[1] * 1000000 + time[2]
+local epoch = clock_us()
 local newest = redis.pcall('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 if newest.err then return string.find(newest.err, 'WRONGTYPE', 1, true) and 'unwritable' or newest end
 local last = newest[1]

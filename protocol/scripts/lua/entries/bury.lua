@@ -8,7 +8,7 @@
 -- ARGV: group, worker, entry; the letter's size (bytes); the limits of letters, of bytes and of age (ms); then the letter's
 -- fields and values.
 -- Answers 1, or 0 if the entry is not pending for this worker.
--- Loaded after shared/junk.lua, shared/owned.lua and shared/forget.lua.
+-- Loaded after shared/clock.lua, shared/junk.lua, shared/owned.lua and shared/forget.lua.
 local requests, letters, sizes, sum, charged, seen = unpack(KEYS, 1, 6)
 local group, worker, entry, size = unpack(ARGV, 1, 4)
 local max_entries, max_bytes, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -38,8 +38,7 @@ if type(redis.pcall('XADD', sizes, letter, 'bytes', size)) ~= 'string' then  -- 
 end
 bytes, count = bytes + size, count + 1
 
-local time, removed, oldest = redis.call('TIME'), 0, nil
-local since = time[1] * 1000 + math.floor(time[2] / 1000) - ttl
+local removed, oldest, since = 0, nil, clock() - ttl
 while removed < 1000 do
   oldest = redis.call('XRANGE', sizes, '-', '+', 'COUNT', 1)[1]
   local is_old = tonumber(string.match(oldest[1], '^%d+')) < since

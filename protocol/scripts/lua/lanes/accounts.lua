@@ -3,15 +3,13 @@
 -- KEYS: requests; the prefix of lanes; the prefix of bands; bands; service; weights; charged; due.
 -- ARGV, for `settle_own`: group, worker; then for each entry, the oldest first, its id, its tenant and what it has cost in all
 -- ('' if that is as charged).
+-- Loaded after shared/ranks.lua and shared/weights.lua.
 local requests, lane_of, band_of, bands, service, weights, charged, due = unpack(KEYS, 1, 8)
 local FLOOR = '/floor'  -- a field of `weights`, which is no tenant's name: what the last tenant to leave had been served
-local SPAN = 2 ^ 42  -- ms that the ranks of one priority span: dates fit in until the year 2109
 local CREDIT = 8192  -- tokens, over the weight: what a tenant that was served less may make up for when it comes back
 local MOST_BANDS = 16  -- bands that a search for the least served tenant looks at
 
 local function number(value) return string.format('%.17g', value) end
-
-local function priority_of(rank) return 1000 - math.floor(rank / SPAN) end
 
 -- Returns the priority of a tenant's next entry, or nil if none waits.
 local function priority_next(tenant)
@@ -39,11 +37,6 @@ end
 -- Returns the least that a tenant counts as served when it comes back. `lowest` is the least that any waiting tenant has been
 -- served. If none waits, the answer is what the last tenant to leave had been served.
 local function base(lowest) return lowest and math.max(0, lowest - CREDIT) or floor() end
-
-local function valid_weight(text)
-  local weight = tonumber(text or 1)
-  return weight and weight > 0 and weight < math.huge and weight or 1
-end
 
 -- Adds to what a tenant has been served, or subtracts what was estimated too high. A tenant that was forgotten starts from
 -- `base`, because it had been served no more.

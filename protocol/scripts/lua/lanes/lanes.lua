@@ -51,7 +51,7 @@ local function described(fields)
     elseif name == 'tenant' then
       tenant = name_of(value)
     elseif name == 'priority' then
-      priority = whole(value, -1000, 1000) or 0
+      priority = whole(value, LOWEST, HIGHEST) or 0
     elseif name == 'timeout_s' then
       timeout = timeout_of(1000 * (tonumber(value) or 0))
     elseif name == 'affinity' then
@@ -73,15 +73,13 @@ end
 local function recalled(text)
   local pattern = ' ([^/]*)/(%-?%d+)/([^/]*)/(%d+)/(%d*)/([^/]*)$'
   local tenant, priority, timeout, size, slot, id = string.match(text or '', pattern)
-  priority = whole(priority or '', -1000, 1000)
+  priority = whole(priority or '', LOWEST, HIGHEST)
   if not priority then return nil end
   return {
     tenant = name_of(tenant), priority = priority, timeout = timeout_of(tonumber(timeout)), size = tonumber(size),
     slot = tonumber(slot), id = name_of(id) ~= '' and id or nil,
   }
 end
-
-local function rank_of(priority, before) return string.format('%.0f', (1000 - priority) * SPAN + before) end
 
 -- Adds to a place the member in the lane, its rank, when (ms) the entry is due, and when it expires, if it does.
 --

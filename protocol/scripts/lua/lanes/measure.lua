@@ -24,7 +24,7 @@ end
 -- Returns how long (ms) the oldest of these tenants' next entries with this priority has waited. No other waits longer, as far as
 -- entries are due in their turn.
 local function ms_waited(priority, tenants)
-  local longest, from, to = 0, number((1000 - priority) * SPAN), '(' .. number((1001 - priority) * SPAN)
+  local longest, from, to = 0, rank_of(priority, 0), '(' .. rank_of(priority - 1, 0)
   for _, tenant in ipairs(tenants) do
     local first = redis.call('ZRANGEBYSCORE', lane_of .. tenant, from, to, 'LIMIT', 0, 1)[1]
     if first then longest = math.max(longest, ms_since((entry_of(first)))) end

@@ -281,15 +281,15 @@ local aged = waiting
 local since_aged = aged and now - string.match(aged, '^%d+')  -- below 0 if the clock was set back: its wait is unknown
 if since_aged and since_aged >= 0 and since_aged <= AGED then aged = nil end
 local overtakes = aged and overtakes_of(aged) or 0
-if aged and lowest <= -1000 and overtakes >= tonumber(ARGV[7]) then take_oldest(aged) end
+if aged and lowest <= LOWEST and overtakes >= tonumber(ARGV[7]) then take_oldest(aged) end
 local below, aside = '+inf', next_aside()
 while #found < count and has_room and tries < count + 64 do
   local band = redis.call('ZRANGE', bands, below, lowest, 'BYSCORE', 'REV', 'LIMIT', 0, 1)[1]
-  if band and not whole(band, -1000, 1000) then
+  if band and not whole(band, LOWEST, HIGHEST) then
     junk(bands)
     band = nil
   end
-  if aside and aside.priority >= lowest and aside.priority >= tonumber(band or -1000) then
+  if aside and aside.priority >= lowest and aside.priority >= tonumber(band or LOWEST) then
     redis.call('ZREM', aside_of .. digest, aside.member)
     local _, goes_on = take_held((entry_of(aside.member)))
     has_room, aside = goes_on, next_aside()
@@ -300,7 +300,7 @@ while #found < count and has_room and tries < count + 64 do
   end
   tries = tries + 1
 end
-local may_be_lost = left_ms == nil and lowest <= -1000
+local may_be_lost = left_ms == nil and lowest <= LOWEST
 if not (waiting or has_aside) then may_be_lost = false end  -- nothing waited
 while may_be_lost and #found < count and has_room and tries < count + 64 do  -- entries that no lane has any more
   if not take_oldest(oldest(WAITING) or has_aside and oldest(ASIDE .. digest)) then break end
