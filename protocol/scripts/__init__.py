@@ -34,7 +34,6 @@ from penstock.protocol.scripts.entries import (
     pending,
 )
 from penstock.protocol.scripts.lanes import (
-    LOWEST_PRIORITY,
     Bill,
     Part,
     ack,
@@ -68,7 +67,6 @@ from penstock.protocol.scripts.presence import (
 )
 
 __all__ = [
-    "LOWEST_PRIORITY",
     "MAX_EPOCH",
     "Beaten",
     "Bill",

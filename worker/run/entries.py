@@ -17,6 +17,7 @@ from typing import Any, Self
 from redis import exceptions
 
 from penstock.protocol import keys, scripts
+from penstock.protocol.ranks import LOWEST_PRIORITY
 from penstock.protocol.redis import pipeline
 from penstock.protocol.redis.connection import Fields, RedisClient
 from penstock.protocol.redis.faults import UNREACHABLE
@@ -186,9 +187,7 @@ class EntryReader:
             return []
         return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
 
-    async def _take(
-        self, count: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int | None = None
-    ) -> list[QueueEntry]:
+    async def _take(self, count: int, *, lowest: int = LOWEST_PRIORITY, room: int | None = None) -> list[QueueEntry]:
         while self._has_more:  # all entries must have a place before one is next
             self._has_more = (await self._read_lanes(scripts.take, 0, room=room or count)).has_more
         taken = await self._read_lanes(
@@ -203,9 +202,7 @@ class EntryReader:
         self._told_room = max(0, (count if room is None else room) - len(taken.entries))
         return taken.entries
 
-    async def _wait_for_one(
-        self, block_ms: int, *, lowest: int = scripts.LOWEST_PRIORITY, room: int
-    ) -> list[QueueEntry]:
+    async def _wait_for_one(self, block_ms: int, *, lowest: int = LOWEST_PRIORITY, room: int) -> list[QueueEntry]:
         """Waits for a new entry that no other worker should have; returns none when it is time to look again what is
         next.
         """
