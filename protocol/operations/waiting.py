@@ -17,7 +17,7 @@ from penstock.protocol.redis.pipeline import Command, execute
 from penstock.protocol.redis.streams import pairs
 
 _MEMBER = re.compile(rb".(\d+)-(\d+)/(\d+)/\d*")
-"""A member of a lane, as `lanes.lua` makes it: number, ms, bytes, slot."""
+"""A member of a lane, as `lanes/places.lua` makes it: number, ms, bytes, slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,19 +53,19 @@ class QueueEntry:
 
     @property
     def tenant(self) -> str:
-        """Tenant of the entry's lane, as in `lanes.lua`."""
+        """Tenant of the entry's lane, as in `lanes/places.lua`."""
         text = self.fields.get(b"tenant", b"").decode(errors="replace")
         return text if ID_PATTERN.fullmatch(text) else ""
 
     @property
     def priority(self) -> int:
-        """Priority, as in `lanes.lua`."""
+        """Priority, as in `lanes/places.lua`."""
         text = self.fields.get(b"priority", b"")
         return int(text) if _PRIORITY.fullmatch(text) else 0
 
     @property
     def may_be_at_home(self) -> bool:
-        """Whether some worker may have precedence, as in `lanes.lua`."""
+        """Whether some worker may have precedence, as in `lanes/places.lua`."""
         return b"affinity" in self.fields or any(
             len(self.fields.get(name, b"")) >= AFFINE_CHARS for name in (b"prompt", b"messages")
         )

@@ -19,7 +19,7 @@ from penstock.protocol.scripts.lanes import NEW_PER_SCRIPT, WISHES_PER_SCRIPT
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
 LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
-ACTS = 4  # as in lanes.lua
+ACTS = 4  # as in lanes/notes.lua
 
 
 async def add(redis: RedisClient, entry_id: str = "*", **fields: object) -> str:

@@ -1,7 +1,7 @@
 -- Sums up what the workers of a queue can do, and counts the entries of the queue.
 --
 -- KEYS: those of lanes.lua; the last three are load, workers and backlog.
--- Loaded after lanes/lanes.lua.
+-- Loaded after shared/clock.lua and lanes/lanes.lua.
 local load, workers = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
 local LAPSE = 5000  -- ms for which the last word of a worker counts
 local MOST_WORKERS = 500  -- workers that one measurement asks

@@ -5,7 +5,7 @@
 -- ARGV: 1 to 5 as in sized.lua; 6: the entry; 7: the lowest priority that this worker takes; 8: how many more sequences it has
 -- capacity for; 9: for how long (ms) an entry is left to its home.
 -- Answers whether the entry waits for others now.
--- Loaded after shared/owned.lua, lanes/lanes.lua and shared/homes.lua.
+-- Loaded after shared/owned.lua, shared/homes.lua and lanes/moves.lua.
 local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
 local entry, lowest, free = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local item = redis.call('XRANGE', requests, entry, entry)[1]

@@ -3,7 +3,7 @@
 -- KEYS: those of lanes.lua.
 -- ARGV: 1 to 5 as in sized.lua; 6: whether workers have had the entries; from 7 on the entries.
 -- Answers how many entries it looked at, from the first on, and how many of them wait now.
--- Loaded after shared/owned.lua and lanes/lanes.lua.
+-- Loaded after shared/owned.lua and lanes/moves.lua.
 local looked, put = 0, 0
 for i, text in ipairs(#ARGV > 6 and redis.call('HMGET', charged, unpack(ARGV, 7)) or {}) do
   if bytes_read >= most then break end

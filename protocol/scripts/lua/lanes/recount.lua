@@ -1,7 +1,7 @@
 -- Counts what waits, by priority. It uses the counts that backlog.lua keeps; if they are wrong, it counts anew, page by page.
 --
 -- KEYS: as in fleet.lua.
--- Loaded after lanes/fleet.lua.
+-- Loaded after lanes/backlog.lua, lanes/places.lua and lanes/fleet.lua.
 local RECOUNTED = 500  -- entries that one run counts
 
 local function oldest_of(consumer)

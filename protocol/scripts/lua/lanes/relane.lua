@@ -3,7 +3,7 @@
 -- KEYS: those of lanes.lua.
 -- ARGV: 1 to 5 as in sized.lua; 6: the entry to go on behind.
 -- Answers the entry that the next run is to go on behind, or nil once all were looked at.
--- Loaded after lanes/lanes.lua.
+-- Loaded after shared/sized.lua, lanes/places.lua, lanes/seats.lua and lanes/notes.lua.
 local page = redis.call('XPENDING', requests, group, '(' .. ARGV[6], '+', count, WAITING)
 local entries, last = {}, nil
 for i, item in ipairs(page) do entries[i] = item[1] end

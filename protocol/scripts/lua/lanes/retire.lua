@@ -4,7 +4,7 @@
 -- KEYS: those of lanes.lua; from 13 on the consumer's heartbeat, digests, room, serving, and the consumer's nudges and report.
 -- ARGV: 1 to 5 as in sized.lua, where the consumer stands for the worker.
 -- Answers how many entries it freed, or -1 if the consumer lives.
--- Loaded after lanes/lanes.lua.
+-- Loaded after lanes/moves.lua.
 if redis.call('EXISTS', KEYS[13]) == 1 then return -1 end
 redis.pcall('ZREM', KEYS[16], worker)
 redis.call('XACK', KEYS[17], group, '0-1')  -- fails over junk, which DEL would remove
