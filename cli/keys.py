@@ -17,9 +17,9 @@ from penstock.cli.shared.errors import CommandFailed
 from penstock.cli.shared.options import takes_settings
 from penstock.cli.shared.redis import connected, visible
 from penstock.cli.shared.times import moment, seconds
-from penstock.gateway.keys.records import ApiKey, Limits
+from penstock.gateway.keys.records import ApiKey, KeyLimits
 from penstock.gateway.keys.secrets import new_secret
-from penstock.gateway.keys.store import Found, KeyStore
+from penstock.gateway.keys.store import FoundKey, KeyStore
 from penstock.local.console import console
 from penstock.protocol.wire import explain
 from penstock.worker.settings import Settings
@@ -129,7 +129,7 @@ async def _create(settings: Settings, wanted: dict[str, Any], ttl_s: float | Non
     return secret.text, key
 
 
-async def _list(settings: Settings) -> list[Found]:
+async def _list(settings: Settings) -> list[FoundKey]:
     async with _opened(settings) as store:
         return await store.list()
 
@@ -141,7 +141,7 @@ async def _revoke(settings: Settings, names: Sequence[str]) -> list[tuple[str, b
         return [(key_id, await store.revoke(key_id)) for key_id in ids]
 
 
-def _named(name: str, there: Sequence[Found]) -> str:
+def _named(name: str, there: Sequence[FoundKey]) -> str:
     called = [each for each in there if each.key is not None and each.key.name == name]
     ids = (
         [each.key_id for each in there if each.key_id == name]
@@ -155,7 +155,7 @@ def _named(name: str, there: Sequence[Found]) -> str:
     return ids[0]
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: FoundKey) -> dict[str, Any]:
     document = {"id": found.key_id, "state": found.state, "problem": found.problem}
     if found.key is not None:
         document.update(_properties(found.key))
@@ -176,7 +176,7 @@ def _properties(key: ApiKey) -> dict[str, Any]:
     }
 
 
-def _print_table(found: Sequence[Found]) -> None:
+def _print_table(found: Sequence[FoundKey]) -> None:
     table = Table(box=None, header_style="bold")
     for title in ("id", "name", "state", "tenant", "models", "limits", "created", "expires"):
         table.add_column(title, overflow="fold", no_wrap=title == "id")
@@ -185,7 +185,7 @@ def _print_table(found: Sequence[Found]) -> None:
     console().print(table)
 
 
-def _cells(found: Found) -> tuple[str, ...]:
+def _cells(found: FoundKey) -> tuple[str, ...]:
     if found.key is None:
         return (found.key_id, "", f"{found.state}: {found.problem}")
     values = _properties(found.key)
@@ -198,7 +198,7 @@ def _cells(found: Found) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _limits(limits: Limits) -> str:
+def _limits(limits: KeyLimits) -> str:
     said = {
         "requests/min": limits.requests_per_minute,
         "tokens/min": limits.tokens_per_minute,

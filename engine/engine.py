@@ -24,7 +24,7 @@ from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN, NOTHIN
 from penstock.engine.execution.step_memory import StepMemory
 from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.limits import Limits
+from penstock.engine.limits import EngineLimits
 from penstock.engine.models import Decoder
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.memory.page_pool import PagePool
@@ -81,7 +81,7 @@ class Engine:
         spec = with_pages(deployment, deployment.free_bytes())
         is_invariant = deployment.attention.name == "native" and model.is_native
         self._info = replace(deployment.describe(spec), batch_invariant=is_invariant)
-        self._limits = Limits(
+        self._limits = EngineLimits(
             model.config.vocab_size, self._info.max_model_len, config.max_num_seqs, defaults.eos_token_ids
         )
         geometry = deployment.geometry(self.max_model_len)

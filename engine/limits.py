@@ -11,7 +11,7 @@ from penstock.engine.request import MAX_PROMPT_LOGPROBS, MAX_STOP_TOKENS, Reques
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """Limits that never change while an engine lives, so that any thread may check against them."""
 
     vocab_size: int

@@ -28,14 +28,16 @@ ABORTED = 130
 """Exit status of a process that was told to stop twice."""
 
 
-class Work(Protocol):
+class ProcessMain(Protocol):
     def __call__(self, place: int, lifeline: int, signals: Stopping) -> int:
         """Runs the process in `place`; returns its exit status. It drains on SIGTERM, and once `lifeline` can be read:
         then its parent is gone. It ends at once on `ABORT`.
         """
 
 
-def keep_running(count: int, work: Work, signals: Stopping, is_final: Callable[[int], bool] = lambda _: False) -> int:
+def keep_running(
+    count: int, work: ProcessMain, signals: Stopping, is_final: Callable[[int], bool] = lambda _: False
+) -> int:
     """Forks `count` processes and replaces those that end, until SIGTERM or SIGINT, or until one ends with an exit
     status that `is_final`. Then it tells all of them to end, and waits. It passes on SIGHUP.
 
@@ -51,7 +53,7 @@ def keep_running(count: int, work: Work, signals: Stopping, is_final: Callable[[
 
 
 class _Processes:
-    def __init__(self, work: Work, signals: Stopping, is_final: Callable[[int], bool]) -> None:
+    def __init__(self, work: ProcessMain, signals: Stopping, is_final: Callable[[int], bool]) -> None:
         self._work = work
         self._signals = signals
         self._is_final = is_final

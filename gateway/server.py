@@ -28,14 +28,14 @@ from penstock.protocol.redis.renewal import keep_looking
 from penstock.protocol.tasks import end_tasks
 from penstock.serving.exposition import render
 from penstock.serving.http.certificate import certificate_of
-from penstock.serving.http.guard import GuardedServer, Limits
+from penstock.serving.http.guard import GuardedServer, PortLimits
 
 if TYPE_CHECKING:
     from penstock.protocol.telemetry.sdk import Telemetry
 
 _log = structlog.get_logger(__name__)
 
-METRICS_LIMITS = Limits(
+METRICS_LIMITS = PortLimits(
     max_connections=16, probes=PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0
 )
 """Limits for scrapes; probes come in addition."""
@@ -59,7 +59,7 @@ STOPPING = ApiError(
 class _Server(GuardedServer):
     """A server that leaves the process's signals to others."""
 
-    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+    def __init__(self, app: Any, limits: PortLimits, **options: Any) -> None:
         super().__init__(
             app,
             limits,
@@ -245,8 +245,8 @@ async def serving_metrics(server: GatewayServer, listener: socket.socket | None)
         await task
 
 
-def _limits(settings: GatewaySettings, max_connections: int) -> Limits:
-    return Limits(
+def _limits(settings: GatewaySettings, max_connections: int) -> PortLimits:
+    return PortLimits(
         max_connections=max_connections,
         probes=PROBES,
         header_timeout_s=settings.header_timeout_s,

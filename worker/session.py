@@ -40,7 +40,7 @@ from penstock.worker.run.requests import Phase, RequestTable
 from penstock.worker.threads import Threads
 from penstock.worker.watch.cancel import CancelWatch
 from penstock.worker.watch.charging import Charging
-from penstock.worker.watch.reporting import Reporting, Work
+from penstock.worker.watch.reporting import Reporting, WorkReport
 from penstock.worker.watch.sweeping import sweep_forever
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Session:
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._charging = Charging(redis, config, self.requests, readiness)
         self._measuring = Measuring(redis, config, self.requests, self._intake, driver, metrics, readiness)
-        work = Work(card, device, driver, self.requests, self._intake)
+        work = WorkReport(card, device, driver, self.requests, self._intake)
         self._reporting = Reporting(redis, config, readiness, work)
         self._reclaimer = Reclaimer(redis, config, metrics, readiness)
         self._cancel = CancelWatch(redis, self._outbox, driver, readiness, poll_s=config.cancel_poll_ms / 1000)

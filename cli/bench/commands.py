@@ -105,9 +105,9 @@ def engine(
     require_worker_extra()
     _require_plotting(plot)
     from penstock.cli.bench.model import bench_engine  # loads jax
-    from penstock.cli.bench.run import Output
+    from penstock.cli.bench.run import ReportOptions
 
-    bench_engine(flags, load, Output(repeats, json, plot))
+    bench_engine(flags, load, ReportOptions(repeats, json, plot))
 
 
 @app.command(epilog=_LENGTHS_NOTE)
@@ -147,9 +147,9 @@ def serve(
     if importlib.util.find_spec("numpy") is None:
         raise CommandFailed("numpy is not installed; install it with: pip install 'penstock[bench]'")
     _require_plotting(plot)
-    from penstock.cli.bench.run import Output, bench_service
+    from penstock.cli.bench.run import ReportOptions, bench_service
 
-    output = Output(repeats, json, plot)
+    output = ReportOptions(repeats, json, plot)
     bench_service(flags, load, output, embedded=embedded, waits=wait, num_clients=clients, timeout_s=timeout)
 
 

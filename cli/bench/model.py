@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.cli.bench.checkpoint import resolved
-from penstock.cli.bench.run import Output, drawn, engine_settings, load_options, measure_runs, require_fits
+from penstock.cli.bench.run import ReportOptions, drawn, engine_settings, load_options, measure_runs, require_fits
 from penstock.cli.shared.errors import USAGE, CommandFailed
 from penstock.cli.shared.programs import load_settings
 from penstock.cli.shared.serve import load_model
@@ -20,7 +20,7 @@ from penstock.worker.logs import configure_logs
 from penstock.worker.progress import Progress
 
 
-def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output: Output) -> None:
+def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output: ReportOptions) -> None:
     """Loads and warms up a model, and measures it.
 
     Raises:

@@ -44,7 +44,7 @@ DEFAULT_VOCAB_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ReportOptions:
     """Number of measurements, and where figures go besides the terminal."""
 
     repeats: int
@@ -68,7 +68,7 @@ class Output:
 def bench_service(
     flags: Mapping[str, str],
     load_flags: Mapping[str, Any],
-    output: Output,
+    output: ReportOptions,
     *,
     embedded: bool,
     waits: bool,
@@ -162,7 +162,7 @@ async def _with_worker(url: str, settings: Settings, client: _Client, vocab_size
 @dataclass(frozen=True, slots=True)
 class _Client:
     options: LoadOptions
-    output: Output
+    output: ReportOptions
     num_clients: int
     timeout_s: float | None
 
@@ -198,7 +198,7 @@ async def measure_runs(
     what: str,
     described: dict[str, Any],
     loads: Sequence[Load],
-    output: Output,
+    output: ReportOptions,
     measure: Callable[[Load, Progress], Awaitable[Recorder]],
 ) -> None:
     """Measures each of `loads` and reports.

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.bits import pack, unpack_rows
 from penstock.engine.formats.fields import flag, integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, float_scales, required, scale_type
+from penstock.engine.formats.leaf import Leaf, TensorHeader, float_scales, required, scale_type
 from penstock.engine.formats.named import HEAD, is_left, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
@@ -42,7 +42,7 @@ class Awq:
         left = (*names(fields, "modules_to_not_convert"), HEAD)
         return cls(max(0, integer(fields, "group_size", (-1, *GROUPS[1:]), 128)), left)
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         if f"{module}.qweight" not in stored:
             return None
         scales = required(f"{module}.scales", stored)
@@ -53,7 +53,7 @@ class Awq:
         return None if is_whole else Packing("int4", self.group, scale="float16", offset="zeros")
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         if num_out % PER_WORD:
             raise ConfigError(f"{module}: {num_out} output features are not a multiple of {PER_WORD}, as AWQ needs")

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.formats.bits import as_bytes, unpack_rows
 from penstock.engine.formats.fields import CONFIG, flag, integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, block_scales, fp8_bytes, order, required, scale_type
+from penstock.engine.formats.leaf import Leaf, TensorHeader, block_scales, fp8_bytes, order, required, scale_type
 from penstock.engine.formats.named import is_named, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
@@ -139,7 +139,7 @@ class CompressedTensors:
             raise ConfigError(f"config.json: {CONFIG}.config_groups has different groups of one type: {shown(schemes)}")
         return cls(schemes, targets, names(fields, "ignore"))
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         name = next((name for name in (f"{module}.weight_packed", f"{module}.weight") if name in stored), None)
         kinds = {"I32": ("int", (4, 8)), "I8": ("int", (8,)), "F8_E4M3": ("float", (8,))}
         if name is None or stored[name].kind not in kinds:
@@ -161,7 +161,7 @@ class CompressedTensors:
         return next((scheme.packed(dtype) for scheme in found), None)
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         groups = (packing.num_row_groups(num_out), packing.num_groups(num_in))
         rows = next(scheme.rows for scheme in self.schemes if scheme.makes(packing.code))

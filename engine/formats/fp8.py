@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.engine.formats.fields import integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, block_scales, fp8_bytes, required, scale_type
+from penstock.engine.formats.leaf import Leaf, TensorHeader, block_scales, fp8_bytes, required, scale_type
 from penstock.engine.formats.named import HEAD, is_left, names
 from penstock.engine.formats.packing import Packing
 
@@ -41,7 +41,7 @@ class Fp8:
         rows, columns = (integer({"weight_block_size": n}, "weight_block_size", BLOCKS) for n in size)
         return cls(rows, columns, left)
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         weight, scale = f"{module}.weight", f"{module}.weight_scale_inv"
         if weight not in stored or stored[weight].kind != KIND:
             return None
@@ -52,7 +52,7 @@ class Fp8:
         return None if is_left(module, self.left) else Packing("fp8", self.columns, rows=self.rows)
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         return {
             "codes": Leaf(".weight", (num_out, num_in), (KIND,), convert=fp8_bytes),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
-from penstock.engine.formats.leaf import Header, Leaf
+from penstock.engine.formats.leaf import Leaf, TensorHeader
 from penstock.engine.formats.packing import Packing
 
 
@@ -18,12 +18,12 @@ class Gguf:
 
     passed_over: tuple[str, ...] = ()
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         header = stored.get(f"{module}.weight")
         return None if header is None or header.kind not in BLOCK_TYPES else BLOCK_TYPES[header.kind].packing
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         kind = stored[f"{module}.weight"].kind
         return BLOCK_TYPES[kind].leaves(kind, num_out, num_in)

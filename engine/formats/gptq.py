@@ -18,7 +18,7 @@ import numpy as np
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.bits import as_bytes, unpack_rows
 from penstock.engine.formats.fields import flag, integer, unsupported
-from penstock.engine.formats.leaf import Header, Leaf, float_scales, order, required, scale_type
+from penstock.engine.formats.leaf import Leaf, TensorHeader, float_scales, order, required, scale_type
 from penstock.engine.formats.named import HEAD, names
 from penstock.engine.formats.packing import GROUPS, Packing
 
@@ -51,7 +51,7 @@ class Gptq:
             flag(fields, "lm_head", False),
         )
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         if f"{module}.qweight" not in stored:
             return None
         scales = required(f"{module}.scales", stored)
@@ -66,7 +66,7 @@ class Gptq:
         return Packing(f"int{self.bits}", self.group, scale=scale, offset="zeros", has_order=has_order)
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         per_word, groups = 32 // self.bits, packing.num_groups(num_in)
         if num_out % per_word or num_in % per_word:

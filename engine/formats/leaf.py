@@ -17,7 +17,7 @@ Index = tuple[slice, ...]
 FLOAT_KINDS: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-class Header(Protocol):
+class TensorHeader(Protocol):
     """A file's description of a tensor before it is read."""
 
     @property
@@ -93,7 +93,7 @@ class _Part:
         return cls(slice(first * stored_block, end * stored_block), cut)
 
 
-class Format(Protocol):
+class QuantizedFormat(Protocol):
     """A format of quantized checkpoints, as its `quantization_config` describes it."""
 
     @property
@@ -102,7 +102,7 @@ class Format(Protocol):
         here.
         """
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         """Returns the form of the weight of `module`; None: it is not quantized.
 
         Raises:
@@ -110,7 +110,7 @@ class Format(Protocol):
         """
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         """Returns where each array is stored, by the names of `leaf_shapes`."""
 
@@ -118,7 +118,7 @@ class Format(Protocol):
         """Returns redundant tensors, whose contents are checked by reading them; some may be missing."""
 
 
-class Declared(Format, Protocol):
+class Declared(QuantizedFormat, Protocol):
     """A format that a config.json describes, or a setting."""
 
     def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
@@ -176,14 +176,14 @@ def fp8_bytes(codes: np.ndarray) -> np.ndarray:
     return held
 
 
-def required(name: str, stored: Mapping[str, Header]) -> Header:
+def required(name: str, stored: Mapping[str, TensorHeader]) -> TensorHeader:
     """Returns the header of `name`. Raises CheckpointError if it is missing."""
     if name not in stored:
         raise CheckpointError(f"the checkpoint lacks {name}, which goes with other tensors of that weight")
     return stored[name]
 
 
-def scale_type(name: str, header: Header) -> str:
+def scale_type(name: str, header: TensorHeader) -> str:
     """Returns the type in which these scales are held.
 
     Raises:

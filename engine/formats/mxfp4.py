@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.leaf import Header, Leaf, required
+from penstock.engine.formats.leaf import Leaf, TensorHeader, required
 from penstock.engine.formats.named import is_left, names
 from penstock.engine.formats.packing import Packing
 
@@ -32,7 +32,7 @@ class Mxfp4:
         """Reads the config. Raises ConfigError for a malformed list."""
         return cls(names(fields, "modules_to_not_convert"))
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         if f"{module}_blocks" not in stored:
             return None
         required(f"{module}_scales", stored)
@@ -42,7 +42,7 @@ class Mxfp4:
         return PACKING if ".experts." in module and not is_left(module, self.left) else None
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         groups = num_in // GROUP
         return {

@@ -21,7 +21,7 @@ import numpy as np
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.bits import pack
-from penstock.engine.formats.leaf import FLOAT_KINDS, Header, Leaf
+from penstock.engine.formats.leaf import FLOAT_KINDS, Leaf, TensorHeader
 from penstock.engine.formats.packing import OWN_KINDS, Packing
 
 LARGEST_F16 = 65504.0
@@ -35,7 +35,7 @@ class Own:
     kind: str | None = None
     passed_over: tuple[str, ...] = ()
 
-    def packing(self, module: str, stored: Mapping[str, Header]) -> Packing | None:
+    def packing(self, module: str, stored: Mapping[str, TensorHeader]) -> Packing | None:
         header = stored.get(_tensor(module, stored))
         if header is None or header.kind not in FLOAT_KINDS:
             return None
@@ -49,7 +49,7 @@ class Own:
         return None if num_in % size else packing
 
     def leaves(
-        self, module: str, stored: Mapping[str, Header], packing: Packing, num_out: int, num_in: int
+        self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         suffix = _tensor(module, stored).removeprefix(module)
         rows, columns = OWN_KINDS[packing.code].rows, packing.group or num_in  # also if scales are held by row
@@ -69,7 +69,7 @@ class Own:
         return ()
 
 
-def _tensor(module: str, stored: Mapping[str, Header]) -> str:
+def _tensor(module: str, stored: Mapping[str, TensorHeader]) -> str:
     """Returns the tensor's name: a layer's experts in one tensor have no `.weight` suffix."""
     return f"{module}.weight" if f"{module}.weight" in stored else module
 

@@ -27,7 +27,7 @@ from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, pass
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
 from penstock.engine.loading.rows import Rows
 from penstock.engine.loading.source import GGUF_SUFFIX, Checkpoint, open_checkpoint
-from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, Source, Stored
+from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, ParameterSource, Stored
 from penstock.engine.models import (
     FAMILIES,
     Decoder,
@@ -269,7 +269,7 @@ def _layers(path: ParamPath, config: ModelConfig, *, stacked: bool) -> list[Para
 
 def _source(
     family: Family, path: ParamPath, layers: Sequence[ParamPath], params: Mapping[ParamPath, Any], config: ModelConfig
-) -> Source:
+) -> ParameterSource:
     param = params[path]
     padding = _padding(layers[0], param, config)
     names = [family.tensor_name(layer) for layer in layers]
@@ -277,7 +277,7 @@ def _source(
     if is_per_expert:
         num_experts = param.shape[is_stacked] - padding[is_stacked]
         names = [name.format(expert) for name in names for expert in range(num_experts)]
-    return Source(
+    return ParameterSource(
         path=path,
         shape=tuple(map(sub, param.shape, padding)),
         dtype=param.dtype,

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.formats.leaf import Format
+from penstock.engine.formats.leaf import QuantizedFormat
 from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, check_file, check_files, read_json, samples
 from penstock.engine.loading.headers import stored_tensors
@@ -52,7 +52,7 @@ class Folder:
         return stored_tensors(self.path)
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> QuantizedFormat | None:
         return read_format(self.fields)
 
     def weights(self) -> WeightFiles:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.leaf import Declared, Format, Index, Leaf
+from penstock.engine.formats.leaf import Declared, Index, Leaf, QuantizedFormat
 from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
 from penstock.engine.loading.rows import Rows, before_copying
@@ -123,7 +123,7 @@ class PackedSource:
 class PackedWeights:
     """The quantized weights of a checkpoint: what its files hold for them."""
 
-    form: Format
+    form: QuantizedFormat
     family: Family  # as stored
     stored: Mapping[str, Any]  # headers
     left: frozenset[str] = frozenset()  # matmuls that are not quantized, by the last part of their paths
@@ -209,7 +209,9 @@ class PackedWeights:
         return {f"{module}{suffix}" for module in source.modules for suffix in self.form.passed_over}
 
 
-def packed_weights(form: Format | None, family: Family, stored: Mapping[str, Any], weights: str) -> PackedWeights:
+def packed_weights(
+    form: QuantizedFormat | None, family: Family, stored: Mapping[str, Any], weights: str
+) -> PackedWeights:
     """Returns the weights in the format of `stored`, or, if they have none, as the setting `weights` says.
 
     Raises:
@@ -236,7 +238,7 @@ def expected_packings(form: Declared | None, family: Family, config: ModelConfig
     return _with_packings(config, family, lambda module, num_in: chosen.expected(module, num_in, config.dtype), left)
 
 
-def _refuse_both(form: Format | None, weights: str) -> None:
+def _refuse_both(form: QuantizedFormat | None, weights: str) -> None:
     if form is not None and weights != "auto":
         raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.leaf import Format
+from penstock.engine.formats.leaf import QuantizedFormat
 from penstock.engine.loading.files import CONFIG_FILE
 from penstock.engine.loading.folder import Folder
 from penstock.engine.loading.gguf.file import GgufFile
@@ -50,7 +50,7 @@ class Checkpoint(Protocol):
         """The description of each tensor, by name."""
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> QuantizedFormat | None:
         """The format of quantized weights; None: they are not quantized."""
 
     def weights(self) -> WeightFiles: ...

@@ -47,7 +47,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ParameterSource:
     """The source of a parameter: one tensor or rows of it, or a tensor for each place of its first axes.
 
     The first axes are the layers of a stacked decoder, and the experts if each has a tensor of its own.
@@ -117,7 +117,7 @@ class Source:
         return -1 if self.rows is None else self.rows.axis
 
 
-AnySource: TypeAlias = Source | PackedSource | KVScaleSource
+AnySource: TypeAlias = ParameterSource | PackedSource | KVScaleSource
 """The source of a parameter, of an array of a packed weight, or of scales of the KV cache."""
 
 
@@ -189,7 +189,7 @@ class WeightFiles:
 
     def _read(self, source: AnySource, name: str, tensor: Any, index: Index) -> np.ndarray:
         array: np.ndarray
-        if not isinstance(source, Source):
+        if not isinstance(source, ParameterSource):
             with self._named(name):
                 return source.read(tensor.__getitem__, index)
         if source.copies > 1:

@@ -13,8 +13,8 @@ from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import Event, EventWriter
 from penstock.gateway.keys.keeper import Keeper
-from penstock.gateway.keys.limits import Lease, Limiter, OverLimit, Usage
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit, RequestLease
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.tabs import Order, Tab
 from penstock.producer import Chunk, GenerateRequest, PenstockError, QueueFull, Reply
@@ -118,13 +118,15 @@ class _CountingWriter:
 class Admission:
     """Admission of one HTTP request. Without limits it does nothing."""
 
-    def __init__(self, keeper: Keeper | None = None, limits: Limits | None = None, lease: Lease | None = None) -> None:
+    def __init__(
+        self, keeper: Keeper | None = None, limits: KeyLimits | None = None, lease: RequestLease | None = None
+    ) -> None:
         self._keeper = keeper
-        self._limits = limits or Limits()
+        self._limits = limits or KeyLimits()
         self._lease = lease
         self._meters: list[Meter] = []
         self._num_open = 0  # number of meters
-        self._tokens: Usage | None = None
+        self._tokens: LimitUsage | None = None
         self._finishing: asyncio.Task[None] | None = None
 
     @property
@@ -196,7 +198,7 @@ class Admission:
         return {**headers_of("requests", requests), **headers_of("tokens", self._tokens)}
 
 
-def headers_of(kind: str, usage: Usage | None) -> Mapping[str, str]:
+def headers_of(kind: str, usage: LimitUsage | None) -> Mapping[str, str]:
     if usage is None:
         return {}
     return {
@@ -232,7 +234,7 @@ async def metered(asked: HTTPConnection, sent: Sequence[Sent]) -> list[Meter]:
     return await admission.meters(sent, None if card is None else card.max_model_len)
 
 
-def has_tabs(limits: Limits) -> bool:
+def has_tabs(limits: KeyLimits) -> bool:
     """Whether a request's use counts, and not only the number of requests."""
     return not (limits.tokens_per_minute is None and limits.max_concurrent is None)
 

@@ -20,7 +20,7 @@ from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.interruptions import Interruption, Interruptions
 from penstock.gateway.http.observing import PROBES
 from penstock.gateway.keys.limits import OverLimit
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.ring import Presented, expired
 from penstock.gateway.page import routes as page
 from penstock.producer import PenstockError
@@ -91,7 +91,7 @@ async def _admission(scope: Scope, presented: Presented | None) -> Admission:
     """Admits a request. Limits apply only to requests that cause work: a client at its limit may still look and
     cancel.
     """
-    if presented is None or presented.key.limits == Limits() or not _makes_work(scope):
+    if presented is None or presented.key.limits == KeyLimits() or not _makes_work(scope):
         return Admission()
     connection, key = HTTPConnection(scope), presented.key
     keeper = gateway_of(connection).keeper

@@ -14,7 +14,7 @@ from penstock.gateway.batches.documents import answered, token_counts, unanswere
 from penstock.gateway.batches.lines import Line
 from penstock.gateway.batches.stopping import Stopped, retried
 from penstock.gateway.batches.stored import StoredBatch
-from penstock.gateway.batches.work import Place, Work, work_of
+from penstock.gateway.batches.work import BatchWork, LineTarget, work_of
 from penstock.gateway.common.documents import check_ended
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
@@ -108,7 +108,7 @@ class Answering:
         replies = await self._all(place, work)
         return self._good(line, work, replies)
 
-    def _good(self, line: Line, work: Work, replies: Sequence[Reply]) -> Outcome:
+    def _good(self, line: Line, work: BatchWork, replies: Sequence[Reply]) -> Outcome:
         for reply in replies:
             check_ended(reply)
         data = answered(self._id(line, 0), line.custom_id, 200, work.body(replies))
@@ -120,14 +120,16 @@ class Answering:
             counts=token_counts([reply.usage for reply in replies]),
         )
 
-    async def _all(self, place: Place, work: Work) -> Sequence[Reply]:
+    async def _all(self, place: LineTarget, work: BatchWork) -> Sequence[Reply]:
         tasks = [asyncio.create_task(self._reply(place, request, work.each)) for request in work.requests]
         try:
             return await asyncio.gather(*tasks)
         finally:
             await end_tasks(tasks)
 
-    async def _reply(self, place: Place, request: GenerateRequest, each: Callable[[Chunk], object] | None) -> Reply:
+    async def _reply(
+        self, place: LineTarget, request: GenerateRequest, each: Callable[[Chunk], object] | None
+    ) -> Reply:
         """Reads a reply. It is charged once to the owner's tokens per minute, even after a takeover."""
         if self._key is None or not has_tabs(self._key.limits):
             return await read_whole(place.client.stream(request), each)
@@ -157,7 +159,7 @@ class Answering:
                     return self._good(line, work, there)
         return self._unanswered(line)
 
-    async def _ended(self, place: Place, request_id: str, each: Callable[[Chunk], object] | None) -> Reply | None:
+    async def _ended(self, place: LineTarget, request_id: str, each: Callable[[Chunk], object] | None) -> Reply | None:
         """Returns the reply; None: the request was never sent."""
         handle = place.client.handle(request_id)
         state = await handle.state()
@@ -167,9 +169,9 @@ class Answering:
             await handle.cancel()
         return await read_whole(handle.stream(timeout=CANCEL_WAIT_S), each)
 
-    async def _place(self, line: Line) -> Place:
+    async def _place(self, line: Line) -> LineTarget:
         queue = self._queues[line.model]
-        return Place(
+        return LineTarget(
             client=self._gateway.client.on(queue),
             queue=queue,
             card=await self._gateway.directory.card_of(queue),

@@ -29,7 +29,7 @@ KEEP_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LineTarget:
     """Target of a line's requests."""
 
     client: AsyncClient  # of the line's queue
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BatchWork:
     """Work of a line.
 
     Attributes:
@@ -57,7 +57,7 @@ class Work:
     each: Callable[[Chunk], object] | None = None
 
 
-async def work_of(endpoint: str, line: Line, place: Place, id_of: Callable[[int], str]) -> Work:
+async def work_of(endpoint: str, line: Line, place: LineTarget, id_of: Callable[[int], str]) -> BatchWork:
     """Returns the work that a line asks for.
 
     Args:
@@ -84,27 +84,27 @@ async def work_of(endpoint: str, line: Line, place: Place, id_of: Callable[[int]
         )
         for number, request in enumerate(work.requests)
     ]
-    return Work(requests, work.body, work.each)
+    return BatchWork(requests, work.body, work.each)
 
 
-async def _chat(body: Mapping[str, Any], place: Place, _: Callable[[int], str]) -> Work:
+async def _chat(body: Mapping[str, Any], place: LineTarget, _: Callable[[int], str]) -> BatchWork:
     chat = read_chat(body)
     _check_whole(chat)
     request = chat.request(place.card)
     shown = chat.shown(await tokens_of(place.client, request) if chat.return_token_ids else None)
-    return Work([request], lambda replies: chat_completion(replies[0], chat.model, shown))
+    return BatchWork([request], lambda replies: chat_completion(replies[0], chat.model, shown))
 
 
-async def _completion(body: Mapping[str, Any], place: Place, _: Callable[[int], str]) -> Work:
+async def _completion(body: Mapping[str, Any], place: LineTarget, _: Callable[[int], str]) -> BatchWork:
     asked = read_completion(body)
     _check_whole(asked)
     check_number(len(asked.prompts), place.max_prompts)
     requests = asked.requests()
     parts = await parts_of(place.client, asked, requests)
-    return Work(requests, lambda replies: completion(replies, asked.model, parts))
+    return BatchWork(requests, lambda replies: completion(replies, asked.model, parts))
 
 
-async def _response(body: Mapping[str, Any], place: Place, id_of: Callable[[int], str]) -> Work:
+async def _response(body: Mapping[str, Any], place: LineTarget, id_of: Callable[[int], str]) -> BatchWork:
     """Returns a response's work. The response is not stored: the output file has it."""
     asked = read_response(body)
     _check_whole(asked)
@@ -114,10 +114,10 @@ async def _response(body: Mapping[str, Any], place: Place, id_of: Callable[[int]
     items = items_of(asked)
     writer = ResponseEvents(unstored(asked, id_of(0), place.queue, place.owner, items))
     request = asked.request(to_messages(items), place.card)
-    return Work([request], lambda replies: writer.body(replies[0]), writer.take)
+    return BatchWork([request], lambda replies: writer.body(replies[0]), writer.take)
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any], Place, Callable[[int], str]], Awaitable[Work]]] = {
+_READERS: Mapping[str, Callable[[Mapping[str, Any], LineTarget, Callable[[int], str]], Awaitable[BatchWork]]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
     "/v1/responses": _response,

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import structlog
 
 from penstock.gateway.errors import ApiError
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.standing import Standing
 from penstock.gateway.store import names
 from penstock.producer import PenstockError
@@ -45,7 +45,7 @@ _RENEW = lua.load("penstock.gateway.keys", "renew")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class LimitUsage:
     """Use of one limit in this minute."""
 
     limit: int
@@ -60,19 +60,19 @@ class Usage:
 class OverLimit(ApiError):
     """A 429 error, with the use of the limit if that is per minute. Without `wait_ms`, waiting never helps."""
 
-    def __init__(self, message: str, wait_ms: int | None, usage: Usage | None = None) -> None:
+    def __init__(self, message: str, wait_ms: int | None, usage: LimitUsage | None = None) -> None:
         retry_after_s = None if wait_ms is None else max(1, math.ceil(wait_ms / 1000))
         super().__init__(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
         self.usage = usage
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class RequestLease:
     """Lease of a request that is being answered."""
 
     key_id: str
     id: str
-    requests: Usage | None  # None: no limit per minute
+    requests: LimitUsage | None  # None: no limit per minute
 
 
 ForgetEnded: TypeAlias = Callable[[str], Awaitable[bool]]
@@ -108,7 +108,7 @@ class Limiter:
         finally:
             await end_tasks([task])
 
-    async def admit(self, key_id: str, limits: Limits, joined_id: str = "") -> Lease:
+    async def admit(self, key_id: str, limits: KeyLimits, joined_id: str = "") -> RequestLease:
         """Admits a request.
 
         Args:
@@ -122,7 +122,7 @@ class Limiter:
         """
         return await self._try_to_admit(key_id, secrets.token_hex(8), limits, joined_id)
 
-    async def _try_to_admit(self, key_id: str, lease_id: str, limits: Limits, joined_id: str) -> Lease:
+    async def _try_to_admit(self, key_id: str, lease_id: str, limits: KeyLimits, joined_id: str) -> RequestLease:
         per_minute, at_once = limits.requests_per_minute, limits.max_concurrent
         command = lua.call(
             _ADMIT,
@@ -132,7 +132,7 @@ class Limiter:
         refusal, count, wait_ms, used, reset_ms, joins = await self._execute(*command)
         if refusal == TOO_MANY_AT_ONCE and await self._forget_ended(key_id):
             return await self._try_to_admit(key_id, lease_id, limits, joined_id)
-        usage = None if per_minute is None else Usage(per_minute, used, reset_ms)
+        usage = None if per_minute is None else LimitUsage(per_minute, used, reset_ms)
         if refusal == TOO_MANY_AT_ONCE:
             message = f"{count} requests are running, API key {key_id} may have {at_once} at once"
             raise OverLimit(message, wait_ms, usage)
@@ -142,16 +142,16 @@ class Limiter:
         if not joins:
             self._open.setdefault(key_id, set()).add(lease_id)
             self._has_open.set()
-        return Lease(key_id, lease_id, usage)
+        return RequestLease(key_id, lease_id, usage)
 
-    def replaced(self, lease: Lease) -> None:
+    def replaced(self, lease: RequestLease) -> None:
         """Stops renewing a lease, as tabs count instead of it."""
         leases = self._open.get(lease.key_id, set())
         leases.discard(lease.id)
         if not leases:
             self._open.pop(lease.key_id, None)
 
-    async def release(self, lease: Lease) -> None:
+    async def release(self, lease: RequestLease) -> None:
         """Ends a lease; if Redis is away, it lapses."""
         self.replaced(lease)
         with suppress(PenstockError):

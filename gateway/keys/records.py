@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.protocol.wire import ID_PATTERN
 
-Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
+_Name = Annotated[str, Field(pattern=f"^{ID_PATTERN.pattern}$")]
 Limit = Annotated[int, Field(ge=1, le=10**12)]
 
 
-class Limits(BaseModel):
+class KeyLimits(BaseModel):
     """Limits of a key over all gateways; None: unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,12 +29,12 @@ class ApiKey(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Name
-    name: Name
+    id: _Name
+    name: _Name
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$", repr=False)]
-    tenant: Name | None = None
+    tenant: _Name | None = None
     models: Annotated[frozenset[str], Field(min_length=1)] | None = None  # names of models and queues; None: all
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     admin: bool = False  # whether it may also use the operators' routes, which show the ids of requests
     created_ms: int  # server time, like the next
     expires_ms: int | None = None

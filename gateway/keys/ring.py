@@ -15,7 +15,7 @@ import structlog
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.records import ApiKey
 from penstock.gateway.keys.secrets import Secret, parse_secret
-from penstock.gateway.keys.store import Found, KeyStore
+from penstock.gateway.keys.store import FoundKey, KeyStore
 
 _log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    found: Found
+    found: FoundKey
     at_s: float  # on the process's clock
 
 

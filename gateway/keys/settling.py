@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.gateway.keys.limits import Lease, Limiter, OverLimit, Usage
+from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit, RequestLease
 from penstock.gateway.keys.published import Published
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.tabs import Order, Tab, TabStore, check_size
 from penstock.gateway.standing import Standing
 from penstock.producer import PenstockError
@@ -83,7 +83,9 @@ class Settling:
         finally:
             await end_tasks([task])
 
-    async def open(self, limiter: Limiter, lease: Lease, limits: Limits, orders: Sequence[Order]) -> Usage | None:
+    async def open(
+        self, limiter: Limiter, lease: RequestLease, limits: KeyLimits, orders: Sequence[Order]
+    ) -> LimitUsage | None:
         """Opens tabs for all orders or for none, in place of the lease; returns the tokens used after that.
 
         Raises:
@@ -94,7 +96,9 @@ class Settling:
         limiter.replaced(lease)
         return usage
 
-    async def reserve(self, key_id: str, limits: Limits, orders: Sequence[Order], lease_id: str = "") -> Usage | None:
+    async def reserve(
+        self, key_id: str, limits: KeyLimits, orders: Sequence[Order], lease_id: str = ""
+    ) -> LimitUsage | None:
         """Opens tabs as `open` does, without a lease."""
         check_size(key_id, limits, orders)
         await self._store.put_off(ATTENDED_S, [order.tab for order in orders])

@@ -19,7 +19,7 @@ MAX_NOTICES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundKey:
     """A key as Redis had it at `now_ms`, on its clock."""
 
     key_id: str
@@ -53,7 +53,7 @@ class KeyStore:
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
 
-    async def find(self, key_id: str) -> Found:
+    async def find(self, key_id: str) -> FoundKey:
         """Finds a key.
 
         Raises:
@@ -62,13 +62,13 @@ class KeyStore:
         command = lua.call(_FIND, (names.api_keys(), names.revocations()), (key_id,), only_reads=True)
         num_keys, record, revoked_ms, now_ms = await self._execute(*command)
         key, problem = (None, None) if record is None else _read(record)
-        return Found(key_id, num_keys, key, problem, None if revoked_ms is None else _moment(revoked_ms), now_ms)
+        return FoundKey(key_id, num_keys, key, problem, None if revoked_ms is None else _moment(revoked_ms), now_ms)
 
     async def add(self, key: ApiKey) -> None:
         """Adds a new key."""
         await self._execute("HSETNX", names.api_keys(), key.id, key.model_dump_json(exclude_defaults=True))
 
-    async def list(self) -> list[Found]:
+    async def list(self) -> list[FoundKey]:
         """Returns all keys, oldest first."""
         ids = await self._execute("HKEYS", names.api_keys())
         found = [await self.find(key_id.decode(errors="replace")) for key_id in ids]

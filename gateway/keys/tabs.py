@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.gateway.keys.limits import OPEN_S, TOO_MANY_AT_ONCE, OverLimit, Usage
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.limits import OPEN_S, TOO_MANY_AT_ONCE, LimitUsage, OverLimit
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.store import names
 from penstock.protocol import lua
 from penstock.protocol.queue.enqueue import Execute
@@ -67,7 +67,7 @@ class TabStore:
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
 
-    async def open(self, key_id: str, limits: Limits, orders: Sequence[Order], lease_id: str) -> _Answer:
+    async def open(self, key_id: str, limits: KeyLimits, orders: Sequence[Order], lease_id: str) -> _Answer:
         """Opens the tabs of all orders in place of the lease, or none. They must be put off first: an open tab is
         always among those to be checked.
         """
@@ -146,14 +146,14 @@ class _Answer:
     def is_too_many_at_once(self) -> bool:
         return self.refusal == TOO_MANY_AT_ONCE
 
-    def usage(self, key_id: str, limits: Limits) -> Usage | None:
+    def usage(self, key_id: str, limits: KeyLimits) -> LimitUsage | None:
         """Returns the use of the token limit; None: there is no limit.
 
         Raises:
             OverLimit: the limits were exceeded.
         """
         per_minute = limits.tokens_per_minute
-        usage = None if per_minute is None else Usage(per_minute, self.used, self.reset_ms)
+        usage = None if per_minute is None else LimitUsage(per_minute, self.used, self.reset_ms)
         if self.is_too_many_at_once:
             more = "" if self.more == 1 else f", and {self.more} more are asked for"
             running, at_once = f"{self.count} requests are running{more}", limits.max_concurrent
@@ -164,7 +164,7 @@ class _Answer:
         return usage
 
 
-def check_size(key_id: str, limits: Limits, orders: Sequence[Order]) -> None:
+def check_size(key_id: str, limits: KeyLimits, orders: Sequence[Order]) -> None:
     """Checks that the orders could ever be admitted.
 
     Raises:

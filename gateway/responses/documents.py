@@ -6,7 +6,7 @@ from typing import Literal
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
-from penstock.gateway.responses.output import Output
+from penstock.gateway.responses.output import ResponseOutput
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import FinishReason, Reply, Usage
 
@@ -25,7 +25,7 @@ def pending(response: StoredResponse, status: Status) -> Document:
     return _document(response, status)
 
 
-def ended(response: StoredResponse, output: Output, reply: Reply) -> Document:
+def ended(response: StoredResponse, output: ResponseOutput, reply: Reply) -> Document:
     """Returns the body of a response whose reply is not an error. `output` is closed."""
     status = _STATUSES[reply.finish_reason]
     return _document(
@@ -38,7 +38,7 @@ def ended(response: StoredResponse, output: Output, reply: Reply) -> Document:
     )
 
 
-def failed(response: StoredResponse, output: Output, error: ApiError) -> Document:
+def failed(response: StoredResponse, output: ResponseOutput, error: ApiError) -> Document:
     """Returns the body of a response that ended with an error, with its output before that."""
     code = "invalid_prompt" if error.status in (400, 413) else "server_error"
     return _document(response, "failed", output=output.items, error={"code": code, "message": error.message})

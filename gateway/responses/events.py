@@ -11,7 +11,7 @@ from penstock.gateway.common.documents import Document, created_at, spell
 from penstock.gateway.errors import ApiError, ended_early
 from penstock.gateway.http.events import Event
 from penstock.gateway.responses import documents
-from penstock.gateway.responses.output import Output, Part, part
+from penstock.gateway.responses.output import ResponseOutput, UnnumberedEvent, part
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import Chunk, Reply
 
@@ -28,7 +28,7 @@ class ResponseEvents:
         self._response = response
         self._after = after
         self._number = 0
-        self._output = Output(response.request_id, has_logprobs=response.has_logprobs)
+        self._output = ResponseOutput(response.request_id, has_logprobs=response.has_logprobs)
         self._has_started = False
         self._has_begun = False
         self.document: Document | None = None
@@ -127,7 +127,7 @@ class ResponseEvents:
     def _whole(self, name: str, document: Document) -> Event | None:
         return self._event(part(f"response.{name}", response=document))
 
-    def _event(self, each: Part) -> Event | None:
+    def _event(self, each: UnnumberedEvent) -> Event | None:
         """Numbers an event; None: the client has it."""
         number = self._number
         self._number += 1

@@ -13,21 +13,21 @@ from typing import ClassVar, Literal, NamedTuple
 from penstock.gateway.common.documents import Document, spell
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
 
-Status = Literal["in_progress", "completed", "incomplete"]
+_ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class Part(NamedTuple):
+class UnnumberedEvent(NamedTuple):
     """An event without its number. `fields` is JSON without the braces around it."""
 
     type: str
     fields: str
 
 
-def part(type_: str, **fields: object) -> Part:
-    return Part(type_, spell(fields)[1:-1])
+def part(type_: str, **fields: object) -> UnnumberedEvent:
+    return UnnumberedEvent(type_, spell(fields)[1:-1])
 
 
-class Output:
+class ResponseOutput:
     """The items so far. Only the last one is open."""
 
     def __init__(self, request_id: str, *, has_logprobs: bool = False) -> None:
@@ -41,7 +41,7 @@ class Output:
     def items(self) -> list[Document]:
         return [item.document() for item in self._items]
 
-    def chunk(self, chunk: Chunk) -> Iterable[Part]:
+    def chunk(self, chunk: Chunk) -> Iterable[UnnumberedEvent]:
         if chunk.reasoning or chunk.tool_calls or self._has_logprobs or not self._is_text_open:
             return self._unusual(chunk)
         return (self._items[-1].delta(chunk.text),) if chunk.text else ()
@@ -50,7 +50,7 @@ class Output:
     def _is_text_open(self) -> bool:
         return self._is_open and type(self._items[-1]) is _Message
 
-    def _unusual(self, chunk: Chunk) -> Iterator[Part]:
+    def _unusual(self, chunk: Chunk) -> Iterator[UnnumberedEvent]:
         if chunk.reasoning:
             yield from self._open(_Reasoning)
             yield self._items[-1].delta(chunk.reasoning)
@@ -63,24 +63,24 @@ class Output:
         for delta in chunk.tool_calls:
             yield from self._call(delta)
 
-    def close(self, status: Status) -> Iterator[Part]:
+    def close(self, status: _ItemStatus) -> Iterator[UnnumberedEvent]:
         """Yields the end of the last item."""
         if self._is_open:
             self._is_open = False
             yield from self._items[-1].close(status)
 
-    def _open(self, kind: type[_Item]) -> Iterator[Part]:
+    def _open(self, kind: type[_Item]) -> Iterator[UnnumberedEvent]:
         """Begins a new item, unless the open one is of this kind."""
         if not self._is_open or type(self._items[-1]) is not kind:
             yield from self._begin(kind(self._request_id, len(self._items)))
 
-    def _call(self, delta: ToolCallDelta) -> Iterator[Part]:
+    def _call(self, delta: ToolCallDelta) -> Iterator[UnnumberedEvent]:
         if delta.id is not None:
             yield from self._begin(_Call(self._request_id, len(self._items), delta.id, delta.name or ""))
         if delta.arguments:
             yield self._items[-1].delta(delta.arguments)
 
-    def _begin(self, item: _Item) -> Iterator[Part]:
+    def _begin(self, item: _Item) -> Iterator[UnnumberedEvent]:
         yield from self.close("completed")
         self._items.append(item)
         self._is_open = True
@@ -97,7 +97,7 @@ class _Item(ABC):
         self.id = f"{self.prefix}_{request_id}_{index}"
         self.index = index
         self._texts: list[str] = []
-        self._status: Status = "in_progress"
+        self._status: _ItemStatus = "in_progress"
         self._frame = spell(self._place())[1:-1] + ',"delta":'
 
     @property
@@ -107,20 +107,20 @@ class _Item(ABC):
     @abstractmethod
     def document(self) -> Document: ...
 
-    def open(self) -> Iterator[Part]:
+    def open(self) -> Iterator[UnnumberedEvent]:
         yield part("response.output_item.added", output_index=self.index, item=self.document())
 
-    def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Part:
+    def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> UnnumberedEvent:
         self._texts.append(text)
-        return Part(f"response.{self.name}.delta", self._frame + spell(text))
+        return UnnumberedEvent(f"response.{self.name}.delta", self._frame + spell(text))
 
-    def close(self, status: Status) -> Iterator[Part]:
+    def close(self, status: _ItemStatus) -> Iterator[UnnumberedEvent]:
         yield self._done()
         self._status = status
         yield part("response.output_item.done", output_index=self.index, item=self.document())
 
     @abstractmethod
-    def _done(self) -> Part: ...
+    def _done(self) -> UnnumberedEvent: ...
 
     def _place(self) -> Document:
         return {"item_id": self.id, "output_index": self.index}
@@ -132,11 +132,11 @@ class _TextItem(_Item):
     def _place(self) -> Document:
         return {**super()._place(), "content_index": 0}
 
-    def open(self) -> Iterator[Part]:
+    def open(self) -> Iterator[UnnumberedEvent]:
         yield from super().open()
         yield part("response.content_part.added", **self._place(), part=self._content())
 
-    def close(self, status: Status) -> Iterator[Part]:
+    def close(self, status: _ItemStatus) -> Iterator[UnnumberedEvent]:
         yield self._done()
         yield part("response.content_part.done", **self._place(), part=self._content())
         self._status = status
@@ -148,7 +148,7 @@ class _TextItem(_Item):
     def _contents(self) -> list[Document]:
         return [self._content()] if self._texts else []
 
-    def _done(self) -> Part:
+    def _done(self) -> UnnumberedEvent:
         return part(f"response.{self.name}.done", **self._place(), text=self.text)
 
 
@@ -178,18 +178,18 @@ class _Message(_TextItem):
             "id": self.id, "type": "message", "role": "assistant", "content": self._contents(), "status": self._status,
         }  # fmt: skip
 
-    def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Part:
+    def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> UnnumberedEvent:
         self._texts.append(text)
         if not logprobs:
-            return Part("response.output_text.delta", f'{self._frame}{spell(text)},"logprobs":[]')
+            return UnnumberedEvent("response.output_text.delta", f'{self._frame}{spell(text)},"logprobs":[]')
         shown = [_logprob(token) for token in logprobs]
         self._logprobs += shown
-        return Part("response.output_text.delta", f'{self._frame}{spell(text)},"logprobs":{spell(shown)}')
+        return UnnumberedEvent("response.output_text.delta", f'{self._frame}{spell(text)},"logprobs":{spell(shown)}')
 
     def _content(self) -> Document:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
 
-    def _done(self) -> Part:
+    def _done(self) -> UnnumberedEvent:
         return part(f"response.{self.name}.done", **self._place(), text=self.text, logprobs=self._logprobs)
 
 
@@ -212,7 +212,7 @@ class _Call(_Item):
             "status": self._status,
         }
 
-    def _done(self) -> Part:
+    def _done(self) -> UnnumberedEvent:
         return part(f"response.{self.name}.done", **self._place(), name=self._function, arguments=self.text)
 
 

@@ -44,7 +44,7 @@ _NUM_SEPARATORS = 4  # bytes around the name and the value of a header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PortLimits:
     """Limits of one server.
 
     `max_connections` may have a request that is read or answered, and some more wait (`Places`). A request over it is
@@ -64,7 +64,7 @@ class Limits:
 class GuardedServer(uvicorn.Server):
     """Serves `app` over HTTP/1.1 to connections that keep within `limits`. `options` are those of `uvicorn.Config`."""
 
-    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+    def __init__(self, app: Any, limits: PortLimits, **options: Any) -> None:
         super().__init__(_GuardedConfig(app, limits, **options))
 
     config: _GuardedConfig
@@ -102,7 +102,7 @@ class GuardedServer(uvicorn.Server):
 class _GuardedConfig(uvicorn.Config):
     """Configuration that all connections share, through which they find each other."""
 
-    def __init__(self, app: Any, limits: Limits, **options: Any) -> None:
+    def __init__(self, app: Any, limits: PortLimits, **options: Any) -> None:
         # A WebSocket would take the connection away from the protocol.
         super().__init__(
             app,

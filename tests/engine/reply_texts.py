@@ -11,7 +11,7 @@ from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.delta import DELIMITER, Delta
 from penstock.engine.text.response.reading.parser import ReplyParser
 from penstock.engine.text.response.reading.replies import ReplyFormats
-from penstock.engine.text.response.syntax import Arguments, Calls, Format
+from penstock.engine.text.response.syntax import Arguments, Calls, ReplyFormat
 
 TOOLS = (
     Tool(
@@ -98,7 +98,7 @@ def write(name: str, message: Message, *, call_arguments: list[dict[str, object]
     return _joined(format_, parts)
 
 
-def _joined(format_: Format, parts: list[str]) -> str:
+def _joined(format_: ReplyFormat, parts: list[str]) -> str:
     if format_.next_part:
         return format_.next_part.join(parts)
     return "".join(parts)

@@ -16,7 +16,7 @@ from transformers import CohereTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.loading.gguf.header import Header, read_header
+from penstock.engine.loading.gguf.header import GGUFHeader, read_header
 from penstock.engine.loading.gguf.tokenizer import SPLITS, end_token_ids, sampling_fields, tokenizer_of
 
 CORPUS = [
@@ -28,7 +28,7 @@ TEXTS = [*CORPUS, "", " ", " leading", "trailing ", "a  b   c", "zzz\x00\x7f", "
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-def header_of(path: Path, tokenizer: Any, vocab_size: int = 0, pre: str = "gpt-2", **flags: bool) -> Header:
+def header_of(path: Path, tokenizer: Any, vocab_size: int = 0, pre: str = "gpt-2", **flags: bool) -> GGUFHeader:
     writer = GGUFWriter(path, "llama")
     add_tokenizer(writer, tokenizer, vocab_size, pre, **flags)
     writer.write_header_to_file()
@@ -152,7 +152,7 @@ def test_begin_and_end_are_added_where_the_file_says_so(tmp_path: Path) -> None:
     assert tokenizer_of(both)("he")["input_ids"] == [ids[0], *plain, ids[1]]
 
 
-def described(tmp_path: Path, **fields: Any) -> Header:
+def described(tmp_path: Path, **fields: Any) -> GGUFHeader:
     """Writes a vocabulary of few tokens; `fields` are metadata, with `__` for a dot."""
     tokens = ["a", "b", "ab", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|eot_id|>"]
     metadata = {
@@ -165,7 +165,7 @@ def described(tmp_path: Path, **fields: Any) -> Header:
         "tokenizer.ggml.eos_token_id": 0,
         **{key.replace("__", "."): value for key, value in fields.items()},
     }
-    return Header(tmp_path / "model.gguf", metadata, {})
+    return GGUFHeader(tmp_path / "model.gguf", metadata, {})
 
 
 def test_control_tokens_that_end_turns_end_answers(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.engine import InvalidRequest, PromptTooLong, Request, SamplingParams
-from penstock.engine.limits import Limits
+from penstock.engine.limits import EngineLimits
 from penstock.engine.request import MAX_PROMPT_LOGPROBS
 
 VOCAB, EOS = 272, 264
-LIMITS = Limits(vocab_size=VOCAB, max_model_len=96, max_num_seqs=4, eos_token_ids=(EOS,))
+LIMITS = EngineLimits(vocab_size=VOCAB, max_model_len=96, max_num_seqs=4, eos_token_ids=(EOS,))
 STOPPING: dict[str, Any] = {"stop_token_ids": (4, 5), "ignore_eos": True, "min_tokens": 2}
 
 

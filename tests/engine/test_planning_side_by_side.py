@@ -13,7 +13,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.errors import ConfigError, EngineError
 from penstock.engine.models import ModelConfig
 from penstock.tools.plan import Bucket, has_libtpu, plan, preset
-from penstock.tools.plan.side_by_side import Source, compiled_by_processes
+from penstock.tools.plan.side_by_side import PlanInputs, compiled_by_processes
 
 pytestmark = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 
@@ -47,7 +47,7 @@ def test_processes_compile_the_same_in_the_same_order() -> None:
 
 
 def test_what_a_process_refuses_is_said_here() -> None:
-    source = Source(small(), "v5e:2x2", replace(CONFIG, tensor_parallel=3))
+    source = PlanInputs(small(), "v5e:2x2", replace(CONFIG, tensor_parallel=3))
     with pytest.raises(ConfigError, match=r"tensor_parallel = 3 does not divide the 4 devices of v5e:2x2"):
         compiled_by_processes(source, [("backbone", 16), ("head", 16)], 2, None)
 
@@ -60,7 +60,7 @@ class _Deadly:
 
 
 def test_a_process_that_dies_is_an_error() -> None:
-    source = Source(small(), "v5e:2x2", _Deadly())  # type: ignore[arg-type]
+    source = PlanInputs(small(), "v5e:2x2", _Deadly())  # type: ignore[arg-type]
     with pytest.raises(EngineError, match=r"one of 2 compiling processes was killed, .* or crashed: try fewer"):
         compiled_by_processes(source, [("backbone", 16), ("head", 16)], 2, None)
 

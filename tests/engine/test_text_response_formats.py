@@ -17,7 +17,7 @@ from penstock.engine.text.response.formats import (
     reply_prefix,
     resolve_format,
 )
-from penstock.engine.text.response.syntax import Format
+from penstock.engine.text.response.syntax import ReplyFormat
 
 TEMPLATES = {
     "hermes": "{{ '<|im_start|>' }}<tool_call>\\n{{ tool_call | tojson }}\\n</tool_call>",
@@ -65,7 +65,7 @@ def test_a_setting_goes_before_the_template() -> None:
 
 
 @pytest.mark.parametrize("format_", FORMATS.values(), ids=FORMATS)
-def test_syntax_comes_apart_into_its_delimiters_and_text(format_: Format) -> None:
+def test_syntax_comes_apart_into_its_delimiters_and_text(format_: ReplyFormat) -> None:
     for syntax in (format_.calls.begin, format_.calls.end, format_.calls.group_begin, format_.calls.after_name):
         pieces = format_.pieces(syntax)
         assert "".join(pieces) == syntax

@@ -18,7 +18,7 @@ from penstock.engine.text.response.reading import parser as parser_module
 from penstock.engine.text.response.reading.calls import CallReader
 from penstock.engine.text.response.reading.delta import DELIMITER, Delta, Ended
 from penstock.engine.text.response.reading.parser import MAX_CUT_OFF, PIECE_CHARS
-from penstock.engine.text.response.reading.source import Reading, Source
+from penstock.engine.text.response.reading.source import Reading, TextCursor
 
 NAMES = list(FORMATS)
 each_format = pytest.mark.parametrize("name", NAMES)
@@ -579,7 +579,7 @@ def test_a_long_word_is_looked_at_once() -> None:
             looked_at.append(text[start:])
             return re.compile("[a-z]*").match(text, start)
 
-    source = Source("=")
+    source = TextCursor("=")
     source.place = 1
     source.settle()
     reading = source.run(Characters())  # type: ignore[arg-type]
@@ -600,7 +600,7 @@ def test_calls_within_calls_that_are_cut_off_are_read_a_bounded_number_of_times(
     begun: list[str] = []
     original = CallReader.read
 
-    def read_call(calls: CallReader, source: Source, *, is_marked: bool) -> Reading[None]:
+    def read_call(calls: CallReader, source: TextCursor, *, is_marked: bool) -> Reading[None]:
         begun.append(source.text)
         return original(calls, source, is_marked=is_marked)
 

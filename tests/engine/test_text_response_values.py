@@ -15,7 +15,7 @@ from penstock.engine.text.response.reading import casting
 from penstock.engine.text.response.reading.casting import MAX_NODES, Schema
 from penstock.engine.text.response.reading.json_text import read_value, to_json
 from penstock.engine.text.response.reading.literals import MAX_DEPTH, read_literal
-from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
 from penstock.engine.text.response.schemas import pointed
 
 json_values = st.recursive(
@@ -30,9 +30,9 @@ python_values = st.recursive(
 )
 
 
-def read(text: str, reading: Callable[[Source], Reading[Any]]) -> tuple[object, str]:
+def read(text: str, reading: Callable[[TextCursor], Reading[Any]]) -> tuple[object, str]:
     """Returns the result of a reading that gets `text` character by character, and the rest."""
-    source = Source("")
+    source = TextCursor("")
     running = reading(source)
     place = 0
     try:

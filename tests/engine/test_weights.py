@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from penstock.engine import CheckpointError
 from penstock.engine.loading.rows import Rows, before_copying
-from penstock.engine.loading.weights import Source, Stored, WeightFiles, open_weights
+from penstock.engine.loading.weights import ParameterSource, Stored, WeightFiles, open_weights
 
 RNG = np.random.default_rng(0)
 F32 = jnp.dtype("float32")
@@ -25,11 +25,11 @@ def saved(path: Path, **tensors: np.ndarray) -> dict[str, Stored]:
 def test_a_kernel_is_transposed_and_a_bias_is_not(tmp_path: Path) -> None:
     kernel, bias = (RNG.normal(size=shape).astype(np.float32) for shape in ((6, 4), (6,)))  # stored [out, in]
     stored = saved(tmp_path / "a.safetensors", kernel=np.ascontiguousarray(kernel), bias=bias)
-    source = Source(("head", "kernel"), (4, 6), F32, ("kernel",), num_spread=0)
+    source = ParameterSource(("head", "kernel"), (4, 6), F32, ("kernel",), num_spread=0)
     assert source.stored_shape == (6, 4)
     with WeightFiles(stored) as files:
         np.testing.assert_array_equal(files.array(source, None), kernel.T)
-        of_bias = Source(("head", "bias"), (6,), F32, ("bias",), num_spread=0)
+        of_bias = ParameterSource(("head", "bias"), (6,), F32, ("bias",), num_spread=0)
         np.testing.assert_array_equal(files.array(of_bias, None), bias)
 
 
@@ -37,7 +37,7 @@ def test_layers_of_a_stack_come_from_a_tensor_each(tmp_path: Path) -> None:
     layers = [RNG.normal(size=(6, 4)).astype(np.float32) for _ in range(3)]
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     path = ("blocks", 0, "mlp", "up", "kernel")
-    source = Source(path, (3, 4, 6), F32, ("layer0", "layer1", "layer2"), num_spread=1)
+    source = ParameterSource(path, (3, 4, 6), F32, ("layer0", "layer1", "layer2"), num_spread=1)
     assert source.stored_shape == (6, 4)
     with WeightFiles(stored) as files:
         np.testing.assert_array_equal(files.array(source, None), np.stack([layer.T for layer in layers]))
@@ -48,7 +48,7 @@ def test_each_kv_head_is_repeated_side_by_side(tmp_path: Path, copies: int) -> N
     head_dim, heads = 2, RNG.normal(size=(3, 2, 5)).astype(np.float32)  # heads, head_dim, in
     stored = saved(tmp_path / "a.safetensors", k=heads.reshape(6, 5))
     path = ("blocks", 0, "attention", "k", "kernel")
-    source = Source(path, (5, 6 * copies), F32, ("k",), num_spread=0, copies=copies, head_dim=head_dim)
+    source = ParameterSource(path, (5, 6 * copies), F32, ("k",), num_spread=0, copies=copies, head_dim=head_dim)
     with WeightFiles(stored) as files:
         expected = np.repeat(heads, copies, axis=0).reshape(-1, 5).T
         np.testing.assert_array_equal(files.array(source, None), expected)
@@ -63,7 +63,7 @@ def test_parameters_that_are_fused_are_rows_of_one_tensor(is_stacked: bool, tmp_
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     path, names = ("blocks", 0, "mlp", "up", "kernel"), tuple(stored)
     shape = (2, 4, 5) if is_stacked else (4, 5)
-    source = Source(path, shape, F32, names, num_spread=int(is_stacked), rows=Rows(first=3, total=9))
+    source = ParameterSource(path, shape, F32, names, num_spread=int(is_stacked), rows=Rows(first=3, total=9))
     assert source.stored_shape == (9, 4)
     assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
     expected = np.stack([layer[3:8].T for layer in layers])
@@ -77,7 +77,7 @@ def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stac
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     path = ("blocks", 0, "mlp", "experts", "up", "kernel")
     shape = (2, 3, 4, 5) if is_stacked else (3, 4, 5)
-    source = Source(
+    source = ParameterSource(
         path,
         shape,
         F32,
@@ -103,7 +103,9 @@ def test_parameters_that_take_turns_by_heads(part: int, tmp_path: Path) -> None:
     first, width = sum(widths[:part]), widths[part]
     expected = tensor.reshape(3, 6, 4)[:, first : first + width].reshape(3 * width, 4).T
     rows = Rows.of([3 * width for width in widths], part, turns=3)
-    source = Source(("blocks", 0, "mlp", "up", "kernel"), expected.shape, F32, ("tensor",), num_spread=0, rows=rows)
+    source = ParameterSource(
+        ("blocks", 0, "mlp", "up", "kernel"), expected.shape, F32, ("tensor",), num_spread=0, rows=rows
+    )
     assert source.stored_shape == (18, 4)
     with WeightFiles(stored) as files:
         np.testing.assert_array_equal(files.array(source, None), expected)
@@ -119,7 +121,7 @@ def test_rows_may_be_another_axis_than_the_last(is_stacked: bool, tmp_path: Path
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     shape = (2, 5, 1, 4) if is_stacked else (5, 1, 4)
     path, rows = ("blocks", 0, "recurrence", "k_taps"), Rows(first=3, total=9, axis=-3)
-    source = Source(path, shape, F32, tuple(stored), num_spread=int(is_stacked), rows=rows)
+    source = ParameterSource(path, shape, F32, tuple(stored), num_spread=int(is_stacked), rows=rows)
     assert source.stored_shape == (9, 1, 4)
     assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
     expected = np.stack([layer[3:8] for layer in layers]).reshape(shape)
@@ -146,7 +148,9 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
     tensor = RNG.normal(size=(10, 5) if leaf == "kernel" else (10,)).astype(np.float32)
     stored = saved(tmp_path / "a.safetensors", qkv=tensor)
     path, shape = ("blocks", 0, "attention", "k", leaf), (5, 8) if leaf == "kernel" else (8,)
-    source = Source(path, shape, F32, ("qkv",), num_spread=0, copies=2, head_dim=2, rows=Rows(first=4, total=10))
+    source = ParameterSource(
+        path, shape, F32, ("qkv",), num_spread=0, copies=2, head_dim=2, rows=Rows(first=4, total=10)
+    )
     expected = np.repeat(tensor[4:8].reshape(2, 2, -1), 2, axis=0).reshape(8, -1).T.reshape(shape)
     with WeightFiles(stored) as files:
         for start in range(0, 8, 2):
@@ -166,7 +170,7 @@ def test_rows_that_pad_a_vocabulary_are_zeros_and_in_no_file(tmp_path: Path, pat
     expected = np.vstack([table, np.zeros((7, 3), np.float32)])
     is_kernel = path[-1] == "kernel"
     shape, padding = ((3, 5), (0, 7)) if is_kernel else ((5, 3), (7, 0))
-    source = Source(path, shape, F32, ("table",), num_spread=0, padding=padding)
+    source = ParameterSource(path, shape, F32, ("table",), num_spread=0, padding=padding)
     assert source.padded_shape == ((3, 12) if is_kernel else (12, 3))
     assert source.stored_shape == (5, 3)
     with WeightFiles(stored) as files:

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock.serving.http.guard import GuardedServer, Limits
+from penstock.serving.http.guard import GuardedServer, PortLimits
 
 FOREVER_S = 1000.0
 
 
 @asynccontextmanager
-async def guarded(app: Any, bounds: Limits, *, log_level: str = "error") -> AsyncIterator[tuple[GuardedServer, int]]:
+async def guarded(
+    app: Any, bounds: PortLimits, *, log_level: str = "error"
+) -> AsyncIterator[tuple[GuardedServer, int]]:
     """Runs a guarded server; gives it and its port on 127.0.0.1.
 
     Answers that are under way when the block ends have some seconds to end.
@@ -31,7 +33,7 @@ async def guarded(app: Any, bounds: Limits, *, log_level: str = "error") -> Asyn
             await task
 
 
-def limits(max_connections: int = 8, **others: Any) -> Limits:
+def limits(max_connections: int = 8, **others: Any) -> PortLimits:
     """Makes limits; times that are not given last for ever."""
     forever = {"header_timeout_s": FOREVER_S, "body_timeout_s": FOREVER_S, "idle_timeout_s": FOREVER_S}
-    return Limits(max_connections=max_connections, **{**forever, **others})
+    return PortLimits(max_connections=max_connections, **{**forever, **others})

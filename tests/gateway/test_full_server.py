@@ -15,7 +15,7 @@ from guarded_server import guarded, limits
 from patience import WAIT_S
 
 from penstock.serving.http import places
-from penstock.serving.http.guard import ACCEPTS_AT_ONCE, NUM_ON_TOP, GuardedServer, Limits
+from penstock.serving.http.guard import ACCEPTS_AT_ONCE, NUM_ON_TOP, GuardedServer, PortLimits
 
 MAX = 3
 NUM_KEPT = NUM_LEAVING = 4
@@ -113,7 +113,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(bounds: Limits) -> AsyncIterator[Served]:
+async def serving(bounds: PortLimits) -> AsyncIterator[Served]:
     app = App()
     async with guarded(app, bounds) as (server, port):
         served = Served(app, server, port)

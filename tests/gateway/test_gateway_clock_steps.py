@@ -14,7 +14,7 @@ from penstock.gateway.abandonment.watch import Watch
 from penstock.gateway.batches.leases import Lease, Leases
 from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.published import Published
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.tabs import Order, Tab, TabStore
 from penstock.gateway.store import names
@@ -109,9 +109,9 @@ async def test_a_batch_s_holder_keeps_it_as_long_as_it_renews(shifted: ShiftedSe
     assert not await leases.renew(lease)
 
 
-@pytest.mark.parametrize("limits", [Limits(requests_per_minute=2), Limits(tokens_per_minute=20)])
+@pytest.mark.parametrize("limits", [KeyLimits(requests_per_minute=2), KeyLimits(tokens_per_minute=20)])
 async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
-    shifted: ShiftedServer, store: Store, limits: Limits
+    shifted: ShiftedServer, store: Store, limits: KeyLimits
 ) -> None:
     limiter = Limiter(store.execute, none_ended, standing_with(store))
     settling = Settling(store.execute, nothing_known, standing_with(store))
@@ -136,7 +136,7 @@ async def test_a_minute_s_limit_holds_and_ends_after_a_step_back(
 
 async def test_the_place_of_a_killed_gateway_s_request_is_free_in_time(shifted: ShiftedServer, store: Store) -> None:
     killed, limiter = (Limiter(store.execute, none_ended, standing_with(store)) for _ in range(2))
-    limits = Limits(max_concurrent=1)
+    limits = KeyLimits(max_concurrent=1)
     await killed.admit("k", limits)
     shifted.set_ahead(-FAR_S)
     with pytest.raises(OverLimit):

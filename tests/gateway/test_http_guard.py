@@ -15,7 +15,7 @@ from fakes import eventually
 from guarded_server import guarded, limits
 from patience import WAIT_S
 
-from penstock.serving.http.guard import Limits
+from penstock.serving.http.guard import PortLimits
 
 SOON_S = 0.05
 
@@ -64,7 +64,7 @@ Connect = Callable[[], Awaitable[Client]]
 
 
 @asynccontextmanager
-async def serving(app: App, limits: Limits) -> AsyncIterator[Connect]:
+async def serving(app: App, limits: PortLimits) -> AsyncIterator[Connect]:
     clients: list[Client] = []
     async with guarded(app, limits) as (_, port):
 

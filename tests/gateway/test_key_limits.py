@@ -16,7 +16,7 @@ from gateway_client import openai_client
 from gateway_harness import Running, announce, new_key, running_gateway, standing_with
 
 from penstock.gateway.keys.limits import Limiter, OverLimit
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.local.embedded import EmbeddedServer
@@ -24,7 +24,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
-ONE_AT_ONCE = Limits(max_concurrent=1)
+ONE_AT_ONCE = KeyLimits(max_concurrent=1)
 
 
 @asynccontextmanager
@@ -235,8 +235,8 @@ async def test_the_lease_of_a_living_gateway_is_renewed_until_its_release(redis:
             assert await gone(redis, names.key_running("k"))
 
 
-@pytest.mark.parametrize("limits", [Limits(max_concurrent=5), Limits(requests_per_minute=5)])
-async def test_of_many_that_come_at_once_to_all_gateways_so_many_are_let_in(redis_url: str, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [KeyLimits(max_concurrent=5), KeyLimits(requests_per_minute=5)])
+async def test_of_many_that_come_at_once_to_all_gateways_so_many_are_let_in(redis_url: str, limits: KeyLimits) -> None:
     async with Store(redis_url) as one, Store(redis_url) as other:
         limiters = [Limiter(store.execute, none_ended, standing_with(store)) for store in (one, other)]
         found = await asyncio.gather(
@@ -250,11 +250,11 @@ async def test_a_minute_is_one_that_moves(redis: RedisClient, redis_url: str) ->
     await redis.hset(names.key_requests("k"), mapping={now - 62: 90, now - 31: 2, now - 11: 1})
     async with Store(redis_url) as store:
         limiter = Limiter(store.execute, none_ended, standing_with(store))
-        lease = await limiter.admit("k", Limits(requests_per_minute=4))
+        lease = await limiter.admit("k", KeyLimits(requests_per_minute=4))
         assert lease.requests is not None
         assert lease.requests.remaining == 0  # those of a minute ago no longer count
         with pytest.raises(OverLimit) as refused:
-            await limiter.admit("k", Limits(requests_per_minute=4))
+            await limiter.admit("k", KeyLimits(requests_per_minute=4))
         assert refused.value.retry_after_s in (29, 30)  # until the oldest two no longer do
     assert await redis.hexists(names.key_requests("k"), str(now - 62)) is False
 
@@ -322,7 +322,7 @@ async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url:
             return await store.execute(*command)
 
         limiter = Limiter(twice, none_ended, standing_with(store))
-        lease = await limiter.admit("k", Limits(requests_per_minute=9, max_concurrent=1))
+        lease = await limiter.admit("k", KeyLimits(requests_per_minute=9, max_concurrent=1))
         assert (lease.requests and lease.requests.used) == 1
 
 
@@ -331,7 +331,7 @@ async def test_keys_and_limits_work_on_a_cluster(redis_cluster_url: str) -> None
     async with Store(redis_cluster_url) as store:
         limiter = Limiter(store.execute, none_ended, standing_with(store))
         async with limiter.running():
-            await limiter.release(await limiter.admit(secret.key_id, Limits(max_concurrent=1)))
+            await limiter.release(await limiter.admit(secret.key_id, KeyLimits(max_concurrent=1)))
     async with running_gateway(redis_cluster_url) as gateway, openai_client(gateway.url, secret.text) as client:
         with pytest.raises(openai.InternalServerError, match="no worker serves"):
             await ask(client)

@@ -9,9 +9,9 @@ import pytest
 from fakes import eventually
 from gateway_harness import standing_with
 
-from penstock.gateway.keys.limits import Limiter, OverLimit, Usage
+from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit
 from penstock.gateway.keys.published import Published
-from penstock.gateway.keys.records import Limits
+from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.settling import MAX_DUE, Settling
 from penstock.gateway.keys.tabs import Order, Tab
 from penstock.gateway.store import names
@@ -19,8 +19,8 @@ from penstock.gateway.store.connection import Store
 from penstock.producer import ConnectionLost, ServerRefused
 from penstock.protocol.redis.connection import RedisClient
 
-A_HUNDRED = Limits(tokens_per_minute=100)
-TWO_AT_ONCE = Limits(max_concurrent=2)
+A_HUNDRED = KeyLimits(tokens_per_minute=100)
+TWO_AT_ONCE = KeyLimits(max_concurrent=2)
 
 
 class Replies:
@@ -49,9 +49,9 @@ def settling_with(store: Store, replies: Replies | None = None) -> Settling:
     return Settling(store.execute, (replies or Replies()).look, standing_with(store))
 
 
-async def used(settling: Settling, *orders: Order, limits: Limits = A_HUNDRED) -> int:
+async def used(settling: Settling, *orders: Order, limits: KeyLimits = A_HUNDRED) -> int:
     usage = await settling.reserve("k", limits, orders)
-    assert isinstance(usage, Usage)
+    assert isinstance(usage, LimitUsage)
     return usage.used
 
 
@@ -224,7 +224,7 @@ async def test_commands_that_run_twice_count_once(redis: RedisClient, redis_url:
 
         settling, one = Settling(twice, Replies().look, standing_with(store)), order(10)
         limiter = Limiter(twice, settling.forget_ended, standing_with(store))
-        limits = Limits(requests_per_minute=9, max_concurrent=1, tokens_per_minute=100)
+        limits = KeyLimits(requests_per_minute=9, max_concurrent=1, tokens_per_minute=100)
         lease = await limiter.admit("k", limits)
         await settling.open(limiter, lease, limits, [one])
         joined = await limiter.admit("k", limits, one.tab.request_id)
@@ -300,7 +300,7 @@ async def test_one_tab_that_can_t_be_looked_at_holds_up_no_other(redis: RedisCli
         killed, settling = settling_with(store), Settling(store.execute, look, standing_with(store))
         orders = [order(1, request_id=str(number)) for number in range(MAX_DUE + 1)] + [order(1, request_id="bad")]
         for each in orders:
-            await used(killed, each, limits=Limits(tokens_per_minute=10**6))
+            await used(killed, each, limits=KeyLimits(tokens_per_minute=10**6))
         await redis.zadd(names.unsettled(), {each.tab.member: 0 for each in orders})
         await redis.zadd(names.unsettled(), {orders[-1].tab.member: -1})  # the first one
         with pytest.raises(ServerRefused):
@@ -332,11 +332,11 @@ async def test_a_tab_of_which_redis_has_lost_the_time_is_looked_at(redis: RedisC
     replies = Replies()
     async with Store(redis_url) as store:
         settling, one = settling_with(store, replies), order()
-        await settling.reserve("k", Limits(max_concurrent=1), [one])
+        await settling.reserve("k", KeyLimits(max_concurrent=1), [one])
         await redis.delete(names.unsettled())
         replies.known[one.tab.request_id] = Published("running", 1)
         with pytest.raises(OverLimit):
-            await settling.reserve("k", Limits(max_concurrent=1), [order(is_shared=False)])
+            await settling.reserve("k", KeyLimits(max_concurrent=1), [order(is_shared=False)])
         assert await redis.zrange(names.unsettled(), 0, -1) == [one.tab.member]
 
 
@@ -348,7 +348,7 @@ async def test_junk_among_the_tabs_is_dropped(redis: RedisClient, raw: RedisClie
     async with Store(redis_url) as store:
         settling = settling_with(store)
         limiter = Limiter(store.execute, settling.forget_ended, standing_with(store))
-        await limiter.admit("k", Limits(max_concurrent=1))
+        await limiter.admit("k", KeyLimits(max_concurrent=1))
         await settling._go_round()
     assert not await redis.exists(names.key_open("k"))
     assert not await redis.exists(names.unsettled())

@@ -20,7 +20,7 @@ from penstock.tools.plan.device.compiling import ALL_OPTIONS, WRITING, Bucket
 from penstock.tools.plan.device.roofline import Step, decode_step, prefill_step
 from penstock.tools.plan.device.weights import vocab_padding_bytes
 from penstock.tools.plan.layout import Layout, lay_out
-from penstock.tools.plan.side_by_side import Source, compiled_by_processes, compiled_in_turn
+from penstock.tools.plan.side_by_side import PlanInputs, compiled_by_processes, compiled_in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def plan(
     start = time.perf_counter()
     kinds = _kinds(geometry, layout.compiler.decode_steps, only)
     if min(processes, len(kinds)) > 1:
-        buckets = compiled_by_processes(Source(model, topology, config), kinds, processes, progress)
+        buckets = compiled_by_processes(PlanInputs(model, topology, config), kinds, processes, progress)
     else:
         buckets = compiled_in_turn(layout.compiler, kinds, progress)
     seconds = time.perf_counter() - start

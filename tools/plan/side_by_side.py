@@ -21,12 +21,12 @@ from penstock.engine.stats import ReportProgress
 from penstock.tools.plan.device.compiling import Bucket, Compiler
 from penstock.tools.plan.layout import lay_out
 
-Function = tuple[str, int]
+_Function = tuple[str, int]
 """Kind and size of a function."""
 
 
 @dataclass(frozen=True)
-class Source:
+class PlanInputs:
     """Everything that a layout depends on."""
 
     model: ModelConfig
@@ -35,7 +35,7 @@ class Source:
 
 
 def compiled_in_turn(
-    compiler: Compiler, functions: Sequence[Function], progress: ReportProgress | None
+    compiler: Compiler, functions: Sequence[_Function], progress: ReportProgress | None
 ) -> tuple[Bucket, ...]:
     """Compiles one after another. Raises ConfigError if one does not fit the device's memory."""
     made: list[Bucket] = []
@@ -46,7 +46,7 @@ def compiled_in_turn(
 
 
 def compiled_by_processes(
-    source: Source, functions: Sequence[Function], processes: int, progress: ReportProgress | None
+    source: PlanInputs, functions: Sequence[_Function], processes: int, progress: ReportProgress | None
 ) -> tuple[Bucket, ...]:
     """Compiles the functions in at most `processes` processes.
 
@@ -56,7 +56,7 @@ def compiled_by_processes(
         ConfigError: a function does not fit the device's memory.
         EngineError: a process ended before its function was compiled.
     """
-    made: dict[Function, Bucket] = {}
+    made: dict[_Function, Bucket] = {}
     count = min(processes, len(functions))
     with ProcessPoolExecutor(count, get_context("spawn")) as pool:
         largest_first = sorted(functions, key=lambda function: function[1], reverse=True)
@@ -74,15 +74,15 @@ def compiled_by_processes(
     return tuple(made[function] for function in functions)
 
 
-def _report(progress: ReportProgress | None, done: int, count: int, function: Function) -> None:
+def _report(progress: ReportProgress | None, done: int, count: int, function: _Function) -> None:
     if progress is not None:
         progress(done, count, f"{function[0]} of {function[1]}")
 
 
-def _compile(source: Source, kind: str, size: int) -> Bucket:
+def _compile(source: PlanInputs, kind: str, size: int) -> Bucket:
     return _compiler(source).compile(kind, size)
 
 
 @lru_cache(maxsize=1)
-def _compiler(source: Source) -> Compiler:
+def _compiler(source: PlanInputs) -> Compiler:
     return lay_out(source.model, source.topology, source.config).compiler

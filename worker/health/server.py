@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from penstock.serving.http.guard import GuardedServer, Limits
+from penstock.serving.http.guard import GuardedServer, PortLimits
 from penstock.serving.listening import listen
 from penstock.serving.readiness import Readiness
 
@@ -25,7 +25,7 @@ _JSON = "application/json"
 
 _PROBES = frozenset({"/healthz", "/readyz"})
 
-LIMITS = Limits(max_connections=64, probes=_PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
+LIMITS = PortLimits(max_connections=64, probes=_PROBES, header_timeout_s=5.0, body_timeout_s=5.0, answer_timeout_s=10.0)
 """Limits of scrapes; probes come on top. The worker needs its file descriptors itself."""
 
 

@@ -37,7 +37,7 @@ _PHASES: dict[Phase, ReportedPhase] = {
 }  # fmt: skip
 
 
-class Work:
+class WorkReport:
     """Collects what operators are told about a worker with a model.
 
     Args:
@@ -101,7 +101,7 @@ class Reporting:
         work: says what the worker does; None: no model yet.
     """
 
-    def __init__(self, redis: RedisClient, config: WorkerConfig, readiness: Readiness, work: Work | None) -> None:
+    def __init__(self, redis: RedisClient, config: WorkerConfig, readiness: Readiness, work: WorkReport | None) -> None:
         self._redis = redis
         self._config = config
         self._readiness = readiness

@@ -19,8 +19,8 @@ from penstock.engine.execution.sampling.sampling import Survey, greedy_tokens, s
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.sharding.placement import Placement
 
-Found = TypeVar("Found")
-Work = Callable[[jax.Array, Any, Any], Found]
+_Found = TypeVar("_Found")
+_Work = Callable[[jax.Array, Any, Any], _Found]
 """Called with logits `[num_shares, num_rows, share]` in the form that `sampling.sample` takes, the inputs of their
 rows, and the common inputs.
 """
@@ -50,7 +50,7 @@ def _sample(shares: jax.Array, rows: SamplingRows, _: None, *, vocab_size: int) 
     return sample(shares, rows, vocab_size)
 
 
-def by_rows(work: Work[Found], logits: jax.Array, of_rows: Any, common: Any, placement: Placement | None) -> Found:
+def by_rows(work: _Work[_Found], logits: jax.Array, of_rows: Any, common: Any, placement: Placement | None) -> _Found:
     """Applies `work` to all rows; each device has some of them whole.
 
     `logits` are `[num_rows, vocab_rows]`. The arrays of `of_rows`, and of what `work` returns, have a leading axis of
@@ -65,12 +65,12 @@ def by_rows(work: Work[Found], logits: jax.Array, of_rows: Any, common: Any, pla
         rest = per_device * num_shares - num_rows
         return jnp.pad(array, ((0, rest), *[(0, 0)] * (array.ndim - 1))) if rest else array
 
-    def on_device(logits: jax.Array, of_rows: Any, common: Any) -> Found:
+    def on_device(logits: jax.Array, of_rows: Any, common: Any) -> _Found:
         logits = lax.all_to_all(logits, axes, split_axis=0, concat_axis=0, tiled=True)  # type: ignore[no-untyped-call]
         first = lax.axis_index(axes) * per_device
         own = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, first, per_device), of_rows)
         found = work(logits.reshape(num_shares, per_device, -1), own, common)
-        gathered: Found = jax.tree.map(lambda array: lax.all_gather(array, axes, axis=0, tiled=True), found)
+        gathered: _Found = jax.tree.map(lambda array: lax.all_gather(array, axes, axis=0, tiled=True), found)
         return gathered
 
     run = jax.shard_map(
@@ -81,7 +81,7 @@ def by_rows(work: Work[Found], logits: jax.Array, of_rows: Any, common: Any, pla
         check_vma=False,
     )
     found = run(padded(logits), jax.tree.map(padded, of_rows), common)
-    cut: Found = jax.tree.map(lambda array: array[:num_rows], found)
+    cut: _Found = jax.tree.map(lambda array: array[:num_rows], found)
     return cut
 
 

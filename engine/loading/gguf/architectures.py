@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.loading.gguf.header import Header
+from penstock.engine.loading.gguf.header import GGUFHeader
 
 # Metadata keys, after the architecture's name, to fields of config.json.
 COMMON: Mapping[str, str] = MappingProxyType(
@@ -58,7 +58,7 @@ ReadTensor = Callable[[str], np.ndarray]
 class Described:
     """A file's metadata, as an architecture reads it."""
 
-    header: Header
+    header: GGUFHeader
     read: ReadTensor
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -196,7 +196,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 )
 
 
-def architecture_of(header: Header) -> Architecture:
+def architecture_of(header: GGUFHeader) -> Architecture:
     """Returns the file's architecture. Raises ConfigError if it is not supported."""
     name = header.architecture
     if name not in ARCHITECTURES:
@@ -207,7 +207,7 @@ def architecture_of(header: Header) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def config_fields(header: Header, read: ReadTensor) -> Fields:
+def config_fields(header: GGUFHeader, read: ReadTensor) -> Fields:
     """Returns the fields of a config.json. `read` reads a tensor of floats by name.
 
     Raises:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.gguf import Gguf
 from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
-from penstock.engine.formats.leaf import FLOAT_KINDS, Format
+from penstock.engine.formats.leaf import FLOAT_KINDS, QuantizedFormat
 from penstock.engine.loading.files import samples
 from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
 from penstock.engine.loading.gguf.header import read_header
@@ -64,7 +64,7 @@ class GgufFile:
         return {name: Stored(self.path, view.shape, view.tensor.kind) for name, view in self._views.items()}
 
     @property
-    def format(self) -> Format | None:
+    def format(self) -> QuantizedFormat | None:
         return Gguf() if any(tensor.kind in BLOCK_TYPES for tensor in self._header.tensors.values()) else None
 
     def weights(self) -> WeightFiles:

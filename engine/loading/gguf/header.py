@@ -62,7 +62,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Header:
+class GGUFHeader:
     """The header of a file. All its tensors lie inside the file and do not overlap."""
 
     file: Path
@@ -93,7 +93,7 @@ class Header:
         return value
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Path) -> GGUFHeader:
     """Reads the header, and nothing after the tensors' descriptions.
 
     Raises:
@@ -120,7 +120,7 @@ class _Scan:
         self._file, self._data, self._at = file, data, 0
         self._end = min(len(data), MAX_HEADER_BYTES)
 
-    def header(self) -> Header:
+    def header(self) -> GGUFHeader:
         if self._bytes(4, "the magic number") != MAGIC:
             raise self._wrong(f"begins with {self._data[:4]!r}, not with {MAGIC!r}: it is no GGUF file")
         version = self._number("I", "version")
@@ -135,7 +135,7 @@ class _Scan:
             name: TensorInfo(tensor.shape, tensor.kind, start + tensor.start) for name, tensor in described.items()
         }
         self._check_places(tensors)
-        return Header(self._file, metadata, tensors)
+        return GGUFHeader(self._file, metadata, tensors)
 
     def _unique(self, count: int, what: str, read: Any) -> Iterator[tuple[str, Any]]:
         names = set()

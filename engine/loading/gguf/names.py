@@ -14,7 +14,7 @@ from gguf import MODEL_ARCH_NAMES, TensorNameMap, get_tensor_name_map
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.leaf import FLOAT_KINDS
 from penstock.engine.loading.gguf.architectures import ROPE_FACTORS, Architecture
-from penstock.engine.loading.gguf.header import Header, TensorInfo
+from penstock.engine.loading.gguf.header import GGUFHeader, TensorInfo
 from penstock.engine.models import FAMILIES
 from penstock.engine.models.families.family import LAYER_MODULES, Family
 
@@ -81,7 +81,7 @@ def _order(num_rows: int, num_heads: int) -> np.ndarray | None:
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def views(header: Header, architecture: Architecture, fields: Mapping[str, Any]) -> dict[str, View]:
+def views(header: GGUFHeader, architecture: Architecture, fields: Mapping[str, Any]) -> dict[str, View]:
     """Returns the views by their names in Hugging Face checkpoints; a tensor that the family has no name for keeps its
     own.
 

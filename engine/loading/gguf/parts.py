@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.loading.gguf.header import Header
+from penstock.engine.loading.gguf.header import GGUFHeader
 
 PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def refuse_part(header: Header) -> None:
+def refuse_part(header: GGUFHeader) -> None:
     """Refuses a part before anything else is read: only the first part describes the model.
 
     Raises:
@@ -29,7 +29,7 @@ def refuse_part(header: Header) -> None:
     )
 
 
-def _cure(header: Header, stated: int) -> str:
+def _cure(header: GGUFHeader, stated: int) -> str:
     named = PART_NAME.fullmatch(header.file.name)
     if named is None:
         return "merge them, from the first one on: llama-gguf-split --merge FIRST.gguf MODEL.gguf"

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import generate_merges
 
 from penstock.engine.errors import CheckpointError, ConfigError, shown
-from penstock.engine.loading.gguf.header import Header
+from penstock.engine.loading.gguf.header import GGUFHeader
 
 KEY = "tokenizer.ggml."
 MAX_PIECE, MAX_PIECES, MAX_ADDED = 2**9, 2**22, 2**14
@@ -61,7 +61,7 @@ SAMPLING = {
 }
 
 
-def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
+def tokenizer_of(header: GGUFHeader) -> PreTrainedTokenizerFast:
     """Returns the tokenizer, with the chat templates.
 
     Raises:
@@ -96,7 +96,7 @@ def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
     )
 
 
-def end_token_ids(header: Header) -> tuple[int, ...]:
+def end_token_ids(header: GGUFHeader) -> tuple[int, ...]:
     """Returns the ids of end tokens: those that the file names, and control tokens that end turns by their names."""
     vocabulary = _Vocabulary(header)
     named = [vocabulary.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
@@ -106,7 +106,7 @@ def end_token_ids(header: Header) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def sampling_fields(header: Header) -> dict[str, Any]:
+def sampling_fields(header: GGUFHeader) -> dict[str, Any]:
     """Returns the fields of a generation_config.json, from what the file recommends."""
     stated = {name: header.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
     fields = {name: value for name, value in stated.items() if value is not None}
@@ -118,7 +118,7 @@ def sampling_fields(header: Header) -> dict[str, Any]:
 class _Vocabulary:
     """The tokens of a file, and what its metadata says of them."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: GGUFHeader) -> None:
         self.header = header
         self.tokens: list[str] = header.items(f"{KEY}tokens", str)
         self.types: list[int] = header.items(f"{KEY}token_type", int) or [TokenType.NORMAL] * len(self.tokens)
@@ -292,7 +292,7 @@ def _begin_and_end(backend: Tokenizer, vocabulary: _Vocabulary, kind: str) -> No
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=list(ids.items()))
 
 
-def _templates(header: Header) -> str | dict[str, str] | None:
+def _templates(header: GGUFHeader) -> str | dict[str, str] | None:
     """Returns the single template, or all by name if there are some for special cases."""
     if "tokenizer.chat_template" not in header.metadata:
         return None

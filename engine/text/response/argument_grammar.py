@@ -13,7 +13,7 @@ from penstock.engine.text.response.bare_text import OTHER_VALUES, bare_text, tex
 from penstock.engine.text.response.json_grammar import JsonGrammar
 from penstock.engine.text.response.lark import GrammarWriter, literal, separated, sequence
 from penstock.engine.text.response.schemas import Schema, edited, parsed_schema
-from penstock.engine.text.response.syntax import Arguments, Format
+from penstock.engine.text.response.syntax import Arguments, ReplyFormat
 from penstock.engine.text.response.value_grammar import ValueGrammar
 
 _PYTHON_WORDS: Mapping[str, str] = MappingProxyType({"true": "True", "false": "False", "null": "None"})
@@ -27,7 +27,7 @@ _UNDERSTOOD = frozenset(
 )  # fmt: skip
 
 
-def call_body(writer: GrammarWriter, format_: Format, tool: Tool) -> str:
+def call_body(writer: GrammarWriter, format_: ReplyFormat, tool: Tool) -> str:
     """Returns the grammar of a call of `tool`, without what surrounds every call.
 
     Raises:
@@ -62,7 +62,7 @@ def _of(tool: Tool) -> str:
 class _Members:
     """Writes the arguments of one tool, one by one, in the order of its schema."""
 
-    def __init__(self, writer: GrammarWriter, format_: Format, tool: Tool, schema: Schema) -> None:
+    def __init__(self, writer: GrammarWriter, format_: ReplyFormat, tool: Tool, schema: Schema) -> None:
         self._writer = writer
         self._format = format_
         self._syntax = format_.calls

@@ -8,11 +8,11 @@ from penstock.engine.request import Tool
 from penstock.engine.text.response.argument_grammar import call_body
 from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, sequence, without
 from penstock.engine.text.response.rules import CallRule
-from penstock.engine.text.response.syntax import Arguments, Format
+from penstock.engine.text.response.syntax import Arguments, ReplyFormat
 
 
 class CallGrammar:
-    def __init__(self, writer: GrammarWriter, format_: Format, tools: Sequence[Tool], rule: CallRule) -> None:
+    def __init__(self, writer: GrammarWriter, format_: ReplyFormat, tools: Sequence[Tool], rule: CallRule) -> None:
         self._writer = writer
         self._format = format_
         self._syntax = format_.calls

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, InvalidRequest
-from penstock.engine.text.response.syntax import Arguments, Calls, Format, Parameter, Reasoning, Turn
+from penstock.engine.text.response.syntax import Arguments, Calls, Parameter, Reasoning, ReplyFormat, Turn
 
 MAX_PREFIX_TAGS = 256
 AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
@@ -34,7 +34,7 @@ _LLAMA_ANCHORS = (
 
 # The first format whose marks a template has is chosen, so special cases come before general ones.
 _ALL = (
-    Format(  # gpt-oss; a reply is a row of messages, each with a channel
+    ReplyFormat(  # gpt-oss; a reply is a row of messages, each with a channel
         "gpt_oss",
         Calls(
             Arguments.JSON,
@@ -50,7 +50,7 @@ _ALL = (
         turn=Turn(("<|start|>assistant",), "<|return|>"),
         marks=("<|channel|>", "<|message|>"),
     ),
-    Format(  # Gemma 4
+    ReplyFormat(  # Gemma 4
         "gemma",
         Calls(Arguments.BARE_KEYS, begin="<|tool_call>call:", end="<tool_call|>", quote='<|"|>'),
         Reasoning("<|channel>thought\n", "<channel|>"),
@@ -58,14 +58,14 @@ _ALL = (
         turn=Turn(("<|turn>model\n",), "<turn|>"),
         marks=("<|tool_call>",),
     ),
-    Format(
+    ReplyFormat(
         "function_gemma",
         Calls(Arguments.BARE_KEYS, begin="<start_function_call>call:", end="<end_function_call>", quote="<escape>"),
         delimiters=("<start_function_call>", "<end_function_call>", "<escape>"),
         turn=Turn(("<start_of_turn>model\n",), "<end_of_turn>"),
         marks=("<start_function_call>",),
     ),
-    Format(  # DeepSeek V3 and R1, and the models distilled from it
+    ReplyFormat(  # DeepSeek V3 and R1, and the models distilled from it
         "deepseek_v3",
         replace(
             _DEEPSEEK_CALLS,
@@ -79,7 +79,7 @@ _ALL = (
         marks=("<｜tool▁calls▁begin｜>", "```json"),
         turn=_DEEPSEEK_TURN,
     ),
-    Format(
+    ReplyFormat(
         "deepseek_v31",
         replace(
             _DEEPSEEK_CALLS,
@@ -92,7 +92,7 @@ _ALL = (
         marks=("<｜tool▁calls▁begin｜>",),
         turn=_DEEPSEEK_TURN,
     ),
-    Format(  # GLM 4.5 and later
+    ReplyFormat(  # GLM 4.5 and later
         "glm",
         Calls(
             Arguments.PARAMETERS,
@@ -107,7 +107,7 @@ _ALL = (
         turn=Turn(("<|assistant|>",), "<|user|>"),
         marks=("<arg_key>",),
     ),
-    Format(  # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
+    ReplyFormat(  # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
         "qwen3_coder",
         Calls(
             Arguments.PARAMETERS,
@@ -122,7 +122,7 @@ _ALL = (
         marks=("<function=", "<parameter="),
         turn=_CHATML,
     ),
-    Format(  # Hermes, Qwen2.5, Qwen3, and many that were trained like them
+    ReplyFormat(  # Hermes, Qwen2.5, Qwen3, and many that were trained like them
         "hermes",
         Calls(Arguments.OBJECT, begin="<tool_call>\n", end="\n</tool_call>", separator="\n"),
         _THINK,
@@ -130,7 +130,7 @@ _ALL = (
         marks=("<tool_call>",),
         turn=_CHATML,
     ),
-    Format(  # Mistral since version 11 of its tokenizers, Magistral
+    ReplyFormat(  # Mistral since version 11 of its tokenizers, Magistral
         "mistral",
         Calls(Arguments.JSON, begin="[TOOL_CALLS]", after_name="[ARGS]"),
         Reasoning("[THINK]", "[/THINK]"),
@@ -138,14 +138,14 @@ _ALL = (
         turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         marks=("[TOOL_CALLS]", "[ARGS]"),
     ),
-    Format(  # earlier Mistral
+    ReplyFormat(  # earlier Mistral
         "mistral_list",
         Calls(Arguments.OBJECT, group_begin="[TOOL_CALLS] [", separator=", ", group_end="]"),
         delimiters=("[TOOL_CALLS]",),
         turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         marks=("[TOOL_CALLS]",),
     ),
-    Format(  # OLMo 3
+    ReplyFormat(  # OLMo 3
         "olmo3",
         Calls(Arguments.PYTHON, group_begin="<function_calls>\n", separator="\n", group_end="\n</function_calls>"),
         Reasoning("<think>", "</think>\n"),
@@ -153,14 +153,14 @@ _ALL = (
         turn=_CHATML,
         marks=("<function_calls>",),
     ),
-    Format(  # Llama 4, and Llama 3.2 where its template asks for it
+    ReplyFormat(  # Llama 4, and Llama 3.2 where its template asks for it
         "llama_pythonic",
         Calls(Arguments.PYTHON, group_begin="[", separator=", ", group_end="]", group_mark="<|python_start|>"),
         delimiters=("<|python_start|>", "<|python_end|>"),
         turn=Turn(_LLAMA_ANCHORS, "<|eot|>"),
         marks=("[func_name1(",),
     ),
-    Format(  # Llama 3.1 to 3.3
+    ReplyFormat(  # Llama 3.1 to 3.3
         "llama3_json",
         Calls(Arguments.OBJECT, separator="; ", arguments_key="parameters", group_mark="<|python_tag|>"),
         delimiters=("<|python_tag|>",),
@@ -169,7 +169,7 @@ _ALL = (
     ),
 )
 
-FORMATS: Mapping[str, Format] = {format_.name: format_ for format_ in _ALL}
+FORMATS: Mapping[str, ReplyFormat] = {format_.name: format_ for format_ in _ALL}
 
 
 def detect_format(template: str | None) -> str | None:
@@ -230,7 +230,7 @@ def shows_reasoning(format_name: str, template: str) -> bool:
     return reasoning is not None and any(tag.strip() in template for tag in (reasoning.begin, reasoning.end))
 
 
-def _open_reasoning(format_: Format, prompt: str) -> str:
+def _open_reasoning(format_: ReplyFormat, prompt: str) -> str:
     """Returns the reasoning tag at the end of a prompt that has none of the anchors."""
     begin = format_.reasoning.begin.strip() if format_.reasoning else ""
     return begin if begin and prompt.rstrip().endswith(begin) else ""

@@ -14,7 +14,7 @@ from penstock.engine.text.response.json_grammar import JsonGrammar
 from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, regex, sequence
 from penstock.engine.text.response.rules import FREE, CallRule, ChoiceText, JsonText, RegexText, TextRule
 from penstock.engine.text.response.schemas import edited, parsed_schema
-from penstock.engine.text.response.syntax import Format
+from penstock.engine.text.response.syntax import ReplyFormat
 
 _GAP = r"/[ \t\n]{1,2}/"  # allowed before text that follows a rule, and before a call
 
@@ -145,7 +145,7 @@ class _Reply:
         return self._writer.spell(self._format.pieces(syntax))
 
 
-def _reasoning(format_: Format, prefix: str, has_reasoning: bool) -> _Reasoning:
+def _reasoning(format_: ReplyFormat, prefix: str, has_reasoning: bool) -> _Reasoning:
     """Returns which reasoning a reply may still have, given the `prefix` in the prompt."""
     if format_.reasoning is None:
         return _Reasoning.NONE

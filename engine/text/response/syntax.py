@@ -75,7 +75,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ReplyFormat:
     """How a family of models writes its replies: REASONING? (text | CALLS)*."""
 
     name: str

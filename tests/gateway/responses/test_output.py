@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.responses.output import Output, Part
+from penstock.gateway.responses.output import ResponseOutput
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
 
 
@@ -19,13 +19,13 @@ def logprob(token: str) -> TokenLogprob:
     return TokenLogprob(id=0, token=token, bytes=token.encode(), logprob=-0.5, top=(other,))
 
 
-def written(output: Output, *chunks: Chunk) -> list[dict[str, Any]]:
-    parts: list[Part] = [part for each in chunks for part in output.chunk(each)] + list(output.close("completed"))
+def written(output: ResponseOutput, *chunks: Chunk) -> list[dict[str, Any]]:
+    parts = [part for each in chunks for part in output.chunk(each)] + list(output.close("completed"))
     return [{"type": part.type, **json.loads("{" + part.fields + "}")} for part in parts]
 
 
 def test_one_chunk_may_end_the_reasoning_begin_the_text_and_call() -> None:
-    output = Output("r")
+    output = ResponseOutput("r")
     call = ToolCallDelta(index=0, id="call_1", name="noon", arguments="{}")
     events = written(output, chunk("text", num_tokens=12, reasoning="so", tool_calls=(call,)))
     assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call"]
@@ -36,7 +36,7 @@ def test_one_chunk_may_end_the_reasoning_begin_the_text_and_call() -> None:
 
 
 def test_reasoning_behind_text_is_an_item_of_its_own() -> None:
-    output = Output("r")
+    output = ResponseOutput("r")
     written(output, chunk(reasoning="a"), chunk("b"), chunk(reasoning="c"), chunk("d"), chunk("e"))
     assert [(item["type"], item["content"][0]["text"]) for item in output.items] == [
         ("reasoning", "a"), ("message", "b"), ("reasoning", "c"), ("message", "de"),
@@ -44,7 +44,7 @@ def test_reasoning_behind_text_is_an_item_of_its_own() -> None:
 
 
 def test_logprobs_of_tokens_without_text_come_with_the_next_text() -> None:
-    output = Output("r", has_logprobs=True)
+    output = ResponseOutput("r", has_logprobs=True)
     events = written(
         output,
         chunk(logprobs=(logprob("x"),)),
@@ -59,17 +59,17 @@ def test_logprobs_of_tokens_without_text_come_with_the_next_text() -> None:
 
 
 def test_what_nobody_asked_for_is_not_shown() -> None:
-    output = Output("r")
+    output = ResponseOutput("r")
     (delta,) = [event for event in written(output, chunk("a", logprobs=(logprob("a"),))) if "delta" in event]
     assert delta["logprobs"] == []
 
 
 def test_a_chunk_without_anything_to_read_is_no_event() -> None:
-    assert written(Output("r"), chunk()) == []
+    assert written(ResponseOutput("r"), chunk()) == []
 
 
 def test_an_event_is_one_line_whatever_the_text() -> None:
-    output = Output("r")
+    output = ResponseOutput("r")
     (delta,) = [part for part in output.chunk(chunk('"\u2028\n\r\x85é')) if part.type.endswith("delta")]
     assert delta.fields.isascii()
     assert delta.fields.isprintable()

@@ -11,7 +11,7 @@ from penstock.engine.text.response.reading.casting import Schema
 from penstock.engine.text.response.reading.delta import DELIMITER, Collector
 from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
 from penstock.engine.text.response.reading.literals import read_key, read_literal
-from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malformed, Reading, TextCursor
 from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
 
 MAX_KEY_CHARS = 1024
@@ -40,7 +40,7 @@ class CallReader:
         self._schemas: dict[str, Schema] = {}
         self._collector = collector
 
-    def read(self, source: Source, *, is_marked: bool) -> Reading[None]:
+    def read(self, source: TextCursor, *, is_marked: bool) -> Reading[None]:
         """Reads a group of calls or, if the format has no groups, one. Unmarked calls must be of known tools."""
         calls = self._calls
         if calls.group_mark:
@@ -60,25 +60,25 @@ class CallReader:
         match = pattern.search(text) if pattern else None
         return match is not None and any(name.startswith(match[1]) for name in self._tools)
 
-    def read_arguments(self, source: Source, name: str) -> Reading[None]:
+    def read_arguments(self, source: TextCursor, name: str) -> Reading[None]:
         """Reads the JSON object with a call's arguments, and what ends the call."""
         yield from self._json(source, name)
         yield from self._end(source)
 
-    def _json(self, source: Source, name: str) -> Reading[None]:
+    def _json(self, source: TextCursor, name: str) -> Reading[None]:
         if (yield from source.skip_space()) != "{":
             raise Malformed
         self._begin(source, name)
         yield from read_value(source, lambda text: self._arguments(source, text))
         self._collector.end_call()
 
-    def _end(self, source: Source) -> Reading[None]:
+    def _end(self, source: TextCursor) -> Reading[None]:
         """Reads what ends a call, as far as the model writes it."""
         for word in self._calls.end.split():
             if not (yield from source.accept(word)):
                 return
 
-    def _call(self, source: Source, is_marked: bool) -> Reading[None]:
+    def _call(self, source: TextCursor, is_marked: bool) -> Reading[None]:
         yield from source.expect(self._calls.begin)
         if self._calls.arguments is Arguments.OBJECT:
             yield from self._object(source, is_marked)
@@ -88,7 +88,7 @@ class CallReader:
             yield from self._named(source, name)
         source.settle()
 
-    def _named(self, source: Source, name: str) -> Reading[None]:
+    def _named(self, source: TextCursor, name: str) -> Reading[None]:
         calls = self._calls
         if calls.arguments is Arguments.JSON:
             yield from source.accept(calls.after_name)
@@ -101,7 +101,7 @@ class CallReader:
         else:
             yield from self._literals(source, name, ("{", ":", "}"))
 
-    def _object(self, source: Source, is_marked: bool) -> Reading[None]:
+    def _object(self, source: TextCursor, is_marked: bool) -> Reading[None]:
         """Reads {"name": NAME, "arguments": {...}}, in any order and among other keys; arguments may be missing."""
         name = ""
         held: list[str] | None = None  # arguments that come before the name
@@ -129,28 +129,28 @@ class CallReader:
             self._whole(source, name, held or (["{}"] if is_marked else []))
         yield from self._end(source)
 
-    def _key(self, source: Source) -> Reading[str]:
+    def _key(self, source: TextCursor) -> Reading[str]:
         yield from source.skip_space()
         key = yield from read_text(source)
         yield from source.expect(":")
         yield from source.skip_space()
         return key
 
-    def _held_arguments(self, source: Source) -> Reading[list[str]]:
+    def _held_arguments(self, source: TextCursor) -> Reading[list[str]]:
         if (yield from source.peek()) != "{":
             raise Malformed
         held: list[str] = []
         yield from read_value(source, held.append)
         return held
 
-    def _whole(self, source: Source, name: str, arguments: list[str]) -> None:
+    def _whole(self, source: TextCursor, name: str, arguments: list[str]) -> None:
         if not name or not arguments:
             raise Malformed
         self._begin(source, name)
         self._arguments(source, "".join(arguments))
         self._collector.end_call()
 
-    def _parameters(self, source: Source, name: str, parameter: Parameter) -> Reading[None]:
+    def _parameters(self, source: TextCursor, name: str, parameter: Parameter) -> Reading[None]:
         seen: set[str] = set()
         while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
             key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
@@ -162,7 +162,7 @@ class CallReader:
         for word in self._calls.end.split()[1:]:
             yield from source.accept(word)
 
-    def _value(self, source: Source, parameter: Parameter) -> Reading[str]:
+    def _value(self, source: TextCursor, parameter: Parameter) -> Reading[str]:
         """Reads the text of a value, without the line breaks that belong to the syntax."""
         if parameter.before_value.endswith("\n") and (yield from source.peek()) == "\n":
             source.place += 1
@@ -170,7 +170,7 @@ class CallReader:
         yield from source.expect(parameter.end.strip())
         return value.removesuffix("\n") if parameter.end.startswith("\n") else value
 
-    def _literals(self, source: Source, name: str, signs: tuple[str, str, str]) -> Reading[None]:
+    def _literals(self, source: TextCursor, name: str, signs: tuple[str, str, str]) -> Reading[None]:
         """Reads arguments between the first and the last of `signs`, with the middle one after each key."""
         opener, equals, closer = signs
         quote = self._calls.quote
@@ -184,7 +184,7 @@ class CallReader:
         self._close(source, name, seen)
         yield from self._end(source)
 
-    def _argument(self, source: Source, name: str, seen: set[str], key: str, value: object) -> None:
+    def _argument(self, source: TextCursor, name: str, seen: set[str], key: str, value: object) -> None:
         """Emits an argument. If one is repeated, the first counts: it has been sent before the others come."""
         if key in seen:
             source.settle()
@@ -194,19 +194,19 @@ class CallReader:
         self._arguments(source, f"{', ' if seen else '{'}{to_json(key)}: {to_json(value)}")
         seen.add(key)
 
-    def _close(self, source: Source, name: str, seen: set[str]) -> None:
+    def _close(self, source: TextCursor, name: str, seen: set[str]) -> None:
         if not seen:
             self._begin(source, name)
         self._arguments(source, "}" if seen else "{}")
         self._collector.end_call()
 
-    def _begin(self, source: Source, name: str) -> None:
+    def _begin(self, source: TextCursor, name: str) -> None:
         if len(name) > MAX_NAME_CHARS or DELIMITER.search(name):
             raise Malformed  # JSON can spell half a character, but nothing else can
         self._collector.begin_call(name)
         source.settle()
 
-    def _arguments(self, source: Source, text: str) -> None:
+    def _arguments(self, source: TextCursor, text: str) -> None:
         self._collector.arguments(text)
         source.settle()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar
 
-from penstock.engine.text.response.syntax import Format
+from penstock.engine.text.response.syntax import ReplyFormat
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ FIRST_DELIMITER = 0xD800  # the first lone surrogate
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    format: Format  # its syntax is written with the characters of `special`
+    format: ReplyFormat  # its syntax is written with the characters of `special`
     special: Mapping[int, str]  # token id -> its character
     spelled: Mapping[str, str]  # character -> how the token is spelled
 
@@ -24,7 +24,7 @@ class Dialect:
         return _written(text, {spelled: character for character, spelled in self.spelled.items()})
 
 
-def dialect(format_: Format, special_token_ids: Mapping[str, int]) -> Dialect:
+def dialect(format_: ReplyFormat, special_token_ids: Mapping[str, int]) -> Dialect:
     """Makes the dialect of a format. `special_token_ids` has all special tokens; other delimiters are ordinary text."""
     delimiters = [delimiter for delimiter in format_.delimiters if delimiter in special_token_ids]
     character = {delimiter: chr(FIRST_DELIMITER + number) for number, delimiter in enumerate(delimiters)}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from penstock.engine.text.response.reading.delta import DELIMITER
-from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
 
 Emit = Callable[[str], object]
 
@@ -25,7 +25,7 @@ def to_json(value: object) -> str:
     return json.dumps(value) if DELIMITER.search(text) else text
 
 
-def read_value(source: Source, emit: Emit) -> Reading[None]:
+def read_value(source: TextCursor, emit: Emit) -> Reading[None]:
     """Reads a JSON value. A control character within a string, which JSON does not allow, is emitted as its escape."""
     closers: list[str] = []
     while True:
@@ -49,7 +49,7 @@ def read_value(source: Source, emit: Emit) -> Reading[None]:
             return
 
 
-def read_string(source: Source, emit: Emit) -> Reading[None]:
+def read_string(source: TextCursor, emit: Emit) -> Reading[None]:
     if (yield from source.peek()) != '"':
         raise Malformed
     emit(source.take(1))
@@ -68,14 +68,14 @@ def read_string(source: Source, emit: Emit) -> Reading[None]:
             raise Malformed
 
 
-def read_text(source: Source) -> Reading[str]:
+def read_text(source: TextCursor) -> Reading[str]:
     """Reads a string and returns its value."""
     parts: list[str] = []
     yield from read_string(source, parts.append)
     return str(json.loads("".join(parts)))
 
 
-def _next_value(source: Source, emit: Emit, closers: list[str]) -> Reading[bool]:
+def _next_value(source: TextCursor, emit: Emit, closers: list[str]) -> Reading[bool]:
     """Reads on after a value, up to the next one; returns whether there is one."""
     while closers:
         yield from _space(source, emit)
@@ -91,7 +91,7 @@ def _next_value(source: Source, emit: Emit, closers: list[str]) -> Reading[bool]
     return False
 
 
-def _key(source: Source, emit: Emit) -> Reading[None]:
+def _key(source: TextCursor, emit: Emit) -> Reading[None]:
     yield from _space(source, emit)
     yield from read_string(source, emit)
     yield from _space(source, emit)
@@ -100,12 +100,12 @@ def _key(source: Source, emit: Emit) -> Reading[None]:
     emit(source.take(1))
 
 
-def _space(source: Source, emit: Emit) -> Reading[None]:
+def _space(source: TextCursor, emit: Emit) -> Reading[None]:
     while (yield from source.peek()) in _SPACE:
         emit(source.take(1))
 
 
-def _scalar(source: Source, emit: Emit) -> Reading[None]:
+def _scalar(source: TextCursor, emit: Emit) -> Reading[None]:
     """Reads a number or a word, which is known to be one only at its end."""
     text = yield from source.run(_SCALAR, MAX_SCALAR_CHARS)
     if not _IS_SCALAR.fullmatch(text):
@@ -113,7 +113,7 @@ def _scalar(source: Source, emit: Emit) -> Reading[None]:
     emit(source.take(len(text)))
 
 
-def _escape(source: Source, emit: Emit) -> Reading[None]:
+def _escape(source: TextCursor, emit: Emit) -> Reading[None]:
     while not (match := _ESCAPE.match(source.text, source.place)):
         seen = source.text[source.place : source.place + 6]
         if not re.fullmatch(r"\\(u[0-9a-fA-F]{0,3})?", seen):

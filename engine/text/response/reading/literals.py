@@ -7,7 +7,7 @@ import re
 
 from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.json_text import read_text
-from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
 
 MAX_DEPTH = 64
 
@@ -23,7 +23,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 }
 
 
-def read_literal(source: Source, quote: str = "", depth: int = 0) -> Reading[object]:
+def read_literal(source: TextCursor, quote: str = "", depth: int = 0) -> Reading[object]:
     """Reads a value: Python's or, with a `quote`, one with strings between two of these and words as strings."""
     if depth > MAX_DEPTH:
         raise Malformed
@@ -37,7 +37,7 @@ def read_literal(source: Source, quote: str = "", depth: int = 0) -> Reading[obj
     return _scalar((yield from _word(source)), are_words_text=bool(quote))
 
 
-def read_key(source: Source, quote: str) -> Reading[str]:
+def read_key(source: TextCursor, quote: str) -> Reading[str]:
     """Reads the key of a mapping. Python's keys are strings; others may be bare."""
     yield from source.skip_space()
     if (yield from _is_string(source, quote)):
@@ -47,7 +47,7 @@ def read_key(source: Source, quote: str) -> Reading[str]:
     return (yield from _word(source))
 
 
-def _mapping(source: Source, quote: str, depth: int) -> Reading[dict[str, object]]:
+def _mapping(source: TextCursor, quote: str, depth: int) -> Reading[dict[str, object]]:
     source.place += 1
     found: dict[str, object] = {}
     while not (yield from source.accept("}")):
@@ -58,7 +58,7 @@ def _mapping(source: Source, quote: str, depth: int) -> Reading[dict[str, object
     return found
 
 
-def _list(source: Source, quote: str, depth: int) -> Reading[list[object]]:
+def _list(source: TextCursor, quote: str, depth: int) -> Reading[list[object]]:
     closer = _CLOSERS[source.take(1)]
     found: list[object] = []
     while not (yield from source.accept(closer)):
@@ -67,14 +67,14 @@ def _list(source: Source, quote: str, depth: int) -> Reading[list[object]]:
     return found
 
 
-def _is_string(source: Source, quote: str) -> Reading[bool]:
+def _is_string(source: TextCursor, quote: str) -> Reading[bool]:
     character = yield from source.peek()
     if not quote:
         return character in "'\""
     return character == '"' or (yield from source.sees(quote))
 
 
-def _string(source: Source, quote: str) -> Reading[str]:
+def _string(source: TextCursor, quote: str) -> Reading[str]:
     character = yield from source.peek()
     if not quote:
         return (yield from _python_string(source))
@@ -86,7 +86,7 @@ def _string(source: Source, quote: str) -> Reading[str]:
     return DELIMITER.sub("", text)
 
 
-def _python_string(source: Source) -> Reading[str]:
+def _python_string(source: TextCursor) -> Reading[str]:
     end = source.take(1)
     parts: list[str] = []
     while (character := (yield from source.peek())) != end:
@@ -98,7 +98,7 @@ def _python_string(source: Source) -> Reading[str]:
     return "".join(parts)
 
 
-def _escaped(source: Source) -> Reading[str]:
+def _escaped(source: TextCursor) -> Reading[str]:
     while not (match := _ESCAPED.match(source.text, source.place)):
         if len(source.text) - source.place >= _MAX_ESCAPE_CHARS:
             raise Malformed
@@ -117,7 +117,7 @@ def _character(code: int) -> str:
         raise Malformed from None
 
 
-def _word(source: Source) -> Reading[str]:
+def _word(source: TextCursor) -> Reading[str]:
     word = yield from source.run(_WORD)
     return source.take(len(word)).strip()
 

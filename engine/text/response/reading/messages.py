@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.engine.text.response.reading.source import Reading, Source
-from penstock.engine.text.response.syntax import Format
+from penstock.engine.text.response.reading.source import Reading, TextCursor
+from penstock.engine.text.response.syntax import ReplyFormat
 
 MAX_HEADER_CHARS = 512
 
@@ -14,7 +14,7 @@ _RECIPIENT = re.compile("to=([^\\s\ud800-\udfff<]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MessageHeader:
     is_reasoning: bool
     recipient: str  # the called function; empty: none
 
@@ -30,7 +30,7 @@ class Framing:
     function: str  # prefix of a call's recipient
 
 
-def framing(format_: Format) -> Framing | None:
+def framing(format_: ReplyFormat) -> Framing | None:
     if not format_.text_begin or format_.reasoning is None:
         return None
     channel, _, end_of_header = format_.pieces(format_.text_begin)
@@ -43,10 +43,10 @@ def framing(format_: Format) -> Framing | None:
     )
 
 
-def read_header(source: Source, frame: Framing) -> Reading[Header]:
+def read_header(source: TextCursor, frame: Framing) -> Reading[MessageHeader]:
     """Reads a header. Raises Malformed if none ends within its maximum length."""
     text = yield from source.until(frame.end_of_header, MAX_HEADER_CHARS)
     yield from source.expect(frame.end_of_header)
     recipient = _RECIPIENT.search(text)
     function = recipient[1] if recipient else ""
-    return Header(frame.reasoning_channel in text, function.removeprefix(frame.function))
+    return MessageHeader(frame.reasoning_channel in text, function.removeprefix(frame.function))

@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate,
 
 from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.messages import Framing, framing
-from penstock.engine.text.response.syntax import Format, Reasoning
+from penstock.engine.text.response.syntax import Reasoning, ReplyFormat
 
 _Tags = dict[str, tuple[str, ...]]  # by the part that they begin
 
@@ -46,7 +46,7 @@ class Modes:
     frame: Framing | None
 
 
-def modes(format_: Format, *, has_tools: bool) -> Modes:
+def modes(format_: ReplyFormat, *, has_tools: bool) -> Modes:
     """Makes the modes of `format_`, which is written as in a `dialect`."""
     frame = framing(format_)
     if frame is not None:
@@ -71,14 +71,14 @@ def _reasoning_tags(reasoning: Reasoning | None) -> tuple[_Tags, dict[str, str],
     return ({REASONING: (begin,)}, {}, ends) if DELIMITER.match(begin) else ({}, {REASONING: begin}, ends)
 
 
-def _call_tags(format_: Format) -> _Tags:
+def _call_tags(format_: ReplyFormat) -> _Tags:
     calls = format_.calls
     tags = (calls.group_mark, *format_.pieces(calls.group_begin or calls.begin)[:1])
     marked = tuple(tag for tag in tags if tag in format_.delimiters)
     return {CALLS: marked} if marked else {}
 
 
-def _unmarked_calls(format_: Format) -> dict[str, str]:
+def _unmarked_calls(format_: ReplyFormat) -> dict[str, str]:
     calls = format_.calls
     opener = calls.group_begin or calls.begin or "{"
     return {} if format_.pieces(opener)[0] in format_.delimiters else {UNMARKED_CALLS: opener}

@@ -27,7 +27,7 @@ from penstock.engine.text.response.reading.modes import (
     Mode,
     Modes,
 )
-from penstock.engine.text.response.reading.source import Malformed, Reading, Source
+from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
 
 PIECE_CHARS = 4096  # of a prompt: everything after a tag is copied with each tag
 MAX_CUT_OFF = 64  # what follows each is scanned again, up to the end
@@ -51,7 +51,7 @@ class ReplyParser:
         self._scanner: ResponseParser | None = None  # set while text is held back that could become a tag
         self._held = ""  # what the scanner has not passed on
         self._reading: Reading[Mode] | None = None  # of what follows a tag
-        self._source = Source("")
+        self._source = TextCursor("")
         self._tag = ""
         self._num_calls = 0  # when the reading began; -1: it has begun calls in the prompt
         self._is_behind_header = False
@@ -150,7 +150,7 @@ class ReplyParser:
         """Handles a tag that was found; `rest` is the text after it."""
         if begun in (CALLS, UNMARKED_CALLS, HEADER):
             self._tag = self._held.removesuffix(rest) if rest else self._held
-            self._source = Source(self._tag)
+            self._source = TextCursor(self._tag)
             self._num_calls = self._collector.num_calls
             self._is_behind_header = False
             self._is_marked = begun == CALLS

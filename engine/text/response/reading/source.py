@@ -25,7 +25,7 @@ class Malformed(Exception):
     """The text is not what is being read, or it ends too early."""
 
 
-class Source:
+class TextCursor:
     """A text and the place up to which it has been read."""
 
     __slots__ = ("_has_ended", "_settled", "is_cut_off", "place", "text")
