@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from penstock.gateway import health
-from penstock.gateway.abandonment.watch import Watch
+from penstock.gateway.abandonment.watch import AbandonmentWatch
 from penstock.gateway.admission.guard import KeyGuard
 from penstock.gateway.admission.shares import Shares
 from penstock.gateway.anthropic.errors import error_body
@@ -35,7 +35,7 @@ from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
 from penstock.gateway.keys.keeper import Keeper
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.openai.unserved import ROUTES as UNSERVED_ROUTES
 from penstock.gateway.operations.desk import Desk
@@ -43,7 +43,7 @@ from penstock.gateway.operations.routes import ROUTES as OPERATIONS_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.standing import Standing
+from penstock.gateway.standing import OutageReport
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 def create_app(
     settings: GatewaySettings,
-    metrics: Metrics | None = None,
+    metrics: GatewayMetrics | None = None,
     provider: TracerProvider | None = None,
     max_connections: int | None = None,
 ) -> Starlette:
@@ -73,7 +73,7 @@ def create_app(
     routes += page_routes() if settings.page else []
     middleware = [
         *_tracing(provider),
-        Middleware(Observing, metrics=metrics or Metrics()),
+        Middleware(Observing, metrics=metrics or GatewayMetrics()),
         *_cors(settings),
         Middleware(KeyGuard),
     ]
@@ -111,7 +111,7 @@ async def _connected(
         Store(settings.address(operator_url), answer_timeout_s=settings.redis_timeout_s) as desk,
         _standing(settings, directory, client, store, desk) as standing,
         Keeper(store, client, interruptions, standing, is_key_required=settings.require_key) as keeper,
-        Watch(store, client, standing, settings.abandon_after_s) as watch,
+        AbandonmentWatch(store, client, standing, settings.abandon_after_s) as watch,
     ):
         ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
         records, news = Records(store, ledger), asyncio.Event()
@@ -125,13 +125,13 @@ async def _connected(
 
 def _standing(
     settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, desk: Store
-) -> Standing:
+) -> OutageReport:
     """Watches the process's connections, except the operator's, whose user has its own password."""
     connections = connections_of(client)
     clients = [*connections.clients, store.redis]
     if settings.operator_redis_url is None:
         clients.append(desk.redis)
-    standing = Standing(store, directory, clients, settings.refused_drain_after_s)
+    standing = OutageReport(store, directory, clients, settings.refused_drain_after_s)
     connections.reader.hear = standing.hear
     return standing
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection
 
-from penstock.gateway.abandonment.watch import Watch
+from penstock.gateway.abandonment.watch import AbandonmentWatch
 from penstock.gateway.directory import Directory
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.standing import Standing
+from penstock.gateway.standing import OutageReport
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
@@ -33,9 +33,9 @@ class Gateway:
     keeper: Keeper
     ledger: Ledger
     records: Records
-    watch: Watch
+    watch: AbandonmentWatch
     has_batch_news: asyncio.Event
-    standing: Standing
+    standing: OutageReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ OTHER = "other"
 """Replaces codes beyond a limited number: writers of replies could invent any."""
 
 
-class Metrics:
+class GatewayMetrics:
     """Metrics of one process. Routes are named by their templates; unknown paths share one route."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from penstock.gateway.app import create_app
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.observing import PROBES
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.settings import GatewaySettings
 from penstock.producer import PenstockError
 from penstock.protocol.redis import tls
@@ -89,7 +89,7 @@ class GatewayServer(_Server):
     """
 
     def __init__(self, settings: GatewaySettings, max_connections: int, telemetry: Telemetry | None = None) -> None:
-        self.metrics = Metrics()
+        self.metrics = GatewayMetrics()
         provider = None if telemetry is None else telemetry.provider
         self.app = create_app(settings, self.metrics, provider, max_connections)
         self._settings = settings

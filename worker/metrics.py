@@ -39,7 +39,7 @@ def band_of(priority: int) -> str:
     return "usual" if priority == 0 else "high" if priority > 0 else "low"
 
 
-class Metrics:
+class WorkerMetrics:
     """Metrics of one worker. Counters cover this process; gauges of the queue were measured by one worker for all."""
 
     def __init__(self, queue: str = "") -> None:

@@ -35,7 +35,7 @@ from penstock.worker.health.server import HealthApp, HealthServer
 from penstock.worker.intake.measured_grammars import MeasuredGrammars
 from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe, device_of
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence.reservation import Reservation
 from penstock.worker.redis import faults
 from penstock.worker.redis.permissions import check_permissions
@@ -94,7 +94,7 @@ class WorkerService:
     ) -> None:
         self.config = config
         self._telemetry = telemetry
-        self.metrics = Metrics(config.queue)
+        self.metrics = WorkerMetrics(config.queue)
         self._address = parse_url(address) if isinstance(address, str) else address
         self.readiness = Readiness(str(self._address))
         self.readiness.not_ready(_PART, "looking for Redis")

@@ -29,7 +29,7 @@ from penstock.worker.intake.measuring import Measuring
 from penstock.worker.intake.preparation import Preparer
 from penstock.worker.intake.restore import Restorer
 from penstock.worker.intake.suspects import Suspects
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.outbox import Outbox
@@ -66,7 +66,7 @@ class Session:
         driver: EngineDriver,
         preparer: Preparer,
         defaults: GenerationDefaults,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         readiness: Readiness,
         refusals: Refusals,
         spans: RequestSpans | None = None,

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CollectorRegistry, Metric
 
 from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats, KindStats
-from penstock.gateway.metrics import Metrics as GatewayMetrics
-from penstock.worker.metrics import Metrics
+from penstock.gateway.metrics import GatewayMetrics
+from penstock.worker.metrics import WorkerMetrics
 
 _HEAD = """# Metrics
 
@@ -49,7 +49,7 @@ _INFO = EngineInfo(1, "", "", 1, 1, 1, "", "", 1, "", "", None, 1)
 
 
 def page() -> str:
-    worker = Metrics("queue")
+    worker = WorkerMetrics("queue")
     worker.set_model("model", _INFO)
     worker.set_engine(EngineStats(kinds=(KindStats(0, 0, 0),)), [DeviceMemory(0, 0, 0, 0)])
     return "\n".join([_HEAD, *_table("Of a worker", worker.registry), *_table("Of a gateway", _gateway())])

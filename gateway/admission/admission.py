@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from penstock.gateway.admission.tenancy import tenancy
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import Event, EventWriter
+from penstock.gateway.http.events import EventWriter, ServerSentEvent
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit, RequestLease
 from penstock.gateway.keys.records import KeyLimits
@@ -24,7 +24,7 @@ FINISH_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class OutgoingRequest:
     """A request that is about to be sent."""
 
     queue: str
@@ -37,7 +37,7 @@ class Sent:
 class Meter:
     """Counts the tokens of one reply for its tab, which is closed at the reply's end or left for others to close."""
 
-    def __init__(self, admission: Admission, settling: Settling | None = None, tab: Tab | None = None) -> None:
+    def __init__(self, admission: RequestAdmission, settling: Settling | None = None, tab: Tab | None = None) -> None:
         self._admission = admission
         self._settling = settling
         self._tab = tab
@@ -103,19 +103,19 @@ class _CountingWriter:
         self._writer = writer
         self._meter = meter
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
+    def chunk(self, chunk: Chunk) -> Iterable[ServerSentEvent | None]:
         self._meter.count(chunk)
         return self._writer.chunk(chunk)
 
-    def end(self, reply: Reply) -> Iterable[Event | None]:
+    def end(self, reply: Reply) -> Iterable[ServerSentEvent | None]:
         self._meter.ended(reply)
         return self._writer.end(reply)
 
-    def error(self, error: ApiError) -> Iterable[Event | None]:
+    def error(self, error: ApiError) -> Iterable[ServerSentEvent | None]:
         return self._writer.error(error)
 
 
-class Admission:
+class RequestAdmission:
     """Admission of one HTTP request. Without limits it does nothing."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Admission:
     def is_limited(self) -> bool:
         return self._lease is not None
 
-    async def meters(self, sent: Sequence[Sent], max_model_len: int | None) -> list[Meter]:
+    async def meters(self, sent: Sequence[OutgoingRequest], max_model_len: int | None) -> list[Meter]:
         """Opens tabs for all requests that are about to be sent, or for none, and gives each a meter.
 
         Raises:
@@ -155,7 +155,7 @@ class Admission:
         self._num_open += len(meters)
         return meters
 
-    async def _orders(self, sent: Sequence[Sent], max_model_len: int | None) -> list[Order]:
+    async def _orders(self, sent: Sequence[OutgoingRequest], max_model_len: int | None) -> list[Order]:
         """Returns the orders of requests that use something: a reply that has ended was charged to whoever asked
         first.
         """
@@ -208,9 +208,9 @@ def headers_of(kind: str, usage: LimitUsage | None) -> Mapping[str, str]:
     }
 
 
-def admission_of(connection: HTTPConnection) -> Admission:
-    admission = getattr(connection.state, "admission", None) or Admission()
-    assert isinstance(admission, Admission)  # noqa: S101  the guard has set it
+def admission_of(connection: HTTPConnection) -> RequestAdmission:
+    admission = getattr(connection.state, "admission", None) or RequestAdmission()
+    assert isinstance(admission, RequestAdmission)  # noqa: S101  the guard has set it
     return admission
 
 
@@ -222,7 +222,7 @@ def of_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateReques
     return request.model_copy(update=tenancy(request, caller.tenant, isolates=settings.isolate_prefix_cache))
 
 
-async def metered(asked: HTTPConnection, sent: Sequence[Sent]) -> list[Meter]:
+async def metered(asked: HTTPConnection, sent: Sequence[OutgoingRequest]) -> list[Meter]:
     """Returns meters for the replies to all that an HTTP request is about to send to one queue.
 
     Raises:
@@ -239,7 +239,7 @@ def has_tabs(limits: KeyLimits) -> bool:
     return not (limits.tokens_per_minute is None and limits.max_concurrent is None)
 
 
-def order_for(key_id: str, sent: Sent, max_model_len: int | None) -> Order:
+def order_for(key_id: str, sent: OutgoingRequest, max_model_len: int | None) -> Order:
     """Returns the most that a request may use, before its actual use is known."""
     request = sent.request
     tab = Tab(key_id, sent.queue, sent.request_id, sent.is_shared)

@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.admission.admission import Admission, headers_of
+from penstock.gateway.admission.admission import RequestAdmission, headers_of
 from penstock.gateway.admission.request_ids import joined_id
 from penstock.gateway.admission.shares import Shares
 from penstock.gateway.context import Caller, gateway_of
@@ -52,7 +52,7 @@ class KeyGuard:
                 await self._answer(presented, admission, scope, receive, send)
 
     async def _answer(
-        self, presented: Presented | None, admission: Admission, scope: Scope, receive: Receive, send: Send
+        self, presented: Presented | None, admission: RequestAdmission, scope: Scope, receive: Receive, send: Send
     ) -> None:
         connection = HTTPConnection(scope)
         try:
@@ -87,16 +87,16 @@ def _share(connection: HTTPConnection, presented: Presented | None) -> AbstractC
     return shares.taken(client)
 
 
-async def _admission(scope: Scope, presented: Presented | None) -> Admission:
+async def _admission(scope: Scope, presented: Presented | None) -> RequestAdmission:
     """Admits a request. Limits apply only to requests that cause work: a client at its limit may still look and
     cancel.
     """
     if presented is None or presented.key.limits == KeyLimits() or not _makes_work(scope):
-        return Admission()
+        return RequestAdmission()
     connection, key = HTTPConnection(scope), presented.key
     keeper = gateway_of(connection).keeper
     lease = await keeper.limiter.admit(key.id, key.limits, joined_id(connection, key.id))
-    return Admission(keeper, key.limits, lease)
+    return RequestAdmission(keeper, key.limits, lease)
 
 
 def _makes_work(scope: Scope) -> bool:
@@ -111,7 +111,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-def _finishing(send: Send, admission: Admission) -> Send:
+def _finishing(send: Send, admission: RequestAdmission) -> Send:
     """Adds headers about the remaining limits, and sends the end of the body only after all limits are released."""
 
     async def send_and_finish(message: Message) -> None:

@@ -24,7 +24,7 @@ MAX_BLOCKS = 8192
 _Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Block(Body, ABC):
+class ContentBlock(Body, ABC):
     """A part of a message's content."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Block(Body, ABC):
         """
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     type: Literal["text"]
     text: str
 
@@ -44,7 +44,7 @@ class TextBlock(Block):
         _turn(messages, role)["content"].append(_part(self.text))
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(ContentBlock):
     """A thinking block. Its signature is ignored: anybody may state what the assistant thought."""
 
     type: Literal["thinking"]
@@ -57,7 +57,7 @@ class ThinkingBlock(Block):
         turn["reasoning"] = self.thinking if before is None else f"{before}\n\n{self.thinking}"
 
 
-class RedactedThinkingBlock(Block):
+class RedactedThinkingBlock(ContentBlock):
     """Encrypted reasoning of another server's model, which is skipped."""
 
     type: Literal["redacted_thinking"]
@@ -67,7 +67,7 @@ class RedactedThinkingBlock(Block):
         _turn(messages, role)
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(ContentBlock):
     type: Literal["tool_use"]
     id: _Id
     name: str
@@ -79,7 +79,7 @@ class ToolUseBlock(Block):
         calls.append({"id": self.id, "type": "function", "function": function})
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(ContentBlock):
     type: Literal["tool_result"]
     tool_use_id: _Id
     content: Any = ""
@@ -90,7 +90,7 @@ class ToolResultBlock(Block):
         _add(messages, "tool", f"{place}.content", self.content, _TEXT)
 
 
-class Turn(Body):
+class MessageTurn(Body):
     """An element of `messages`."""
 
     role: Literal["user", "assistant", "system"]
@@ -103,7 +103,7 @@ def _policy(kind: type[Body], **ignored: str) -> Policy:
 
 
 _NO_TOOLSET = "tools are functions that the client runs"
-_Kinds = Mapping[str, tuple[type[Block], Policy]]
+_Kinds = Mapping[str, tuple[type[ContentBlock], Policy]]
 
 _TEXT: _Kinds = {"text": (TextBlock, _policy(TextBlock))}
 _KINDS: Mapping[str, _Kinds] = {
@@ -126,7 +126,7 @@ _KINDS: Mapping[str, _Kinds] = {
         "tool_use": (ToolUseBlock, _policy(ToolUseBlock, caller=_NO_TOOLSET, toolset_name=_NO_TOOLSET)),
     },
 }
-_TURN = _policy(Turn)
+_TURN = _policy(MessageTurn)
 
 
 def to_messages(system: object, turns: list[dict[str, Any]]) -> list[Document]:
@@ -141,7 +141,7 @@ def to_messages(system: object, turns: list[dict[str, Any]]) -> list[Document]:
         _add(messages, "system", "system", system, _TEXT)
     for number, value in enumerate(turns):
         place = f"messages[{number}]"
-        turn = read_at(place, _TURN, Turn, value)
+        turn = read_at(place, _TURN, MessageTurn, value)
         _add(messages, turn.role, f"{place}.content", turn.content, _KINDS[turn.role])
     return [_finished(message) for message in messages]
 
@@ -167,7 +167,7 @@ def _add(messages: list[Document], role: str, place: str, content: object, kinds
         _read_block(f"{place}[{number}]", value, kinds).add_to(messages, role, f"{place}[{number}]")
 
 
-def _read_block(place: str, value: object, kinds: _Kinds) -> Block:
+def _read_block(place: str, value: object, kinds: _Kinds) -> ContentBlock:
     kind = value.get("type") if isinstance(value, dict) else None
     found = kinds.get(kind) if isinstance(kind, str) else None
     if isinstance(value, dict) and found is None:

@@ -12,10 +12,10 @@ from penstock.gateway.anthropic.documents import ending, message_id, opened, usa
 from penstock.gateway.anthropic.errors import error_body
 from penstock.gateway.common.documents import Document, check_ended, spell
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import Event
+from penstock.gateway.http.events import ServerSentEvent
 from penstock.producer import Chunk, Reply, ToolCallDelta
 
-_PING = Event('{"type":"ping"}', "ping")
+_PING = ServerSentEvent('{"type":"ping"}', "ping")
 
 
 class MessageEvents:
@@ -38,22 +38,22 @@ class MessageEvents:
         self._open_kind: str | None = None  # kind of the open delta
         self._frame = ""  # precedes the text of its deltas
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event]:
+    def chunk(self, chunk: Chunk) -> Iterable[ServerSentEvent]:
         if self._open_kind == "text" and not (chunk.reasoning or chunk.tool_calls):
             return (self._delta(chunk.text),) if chunk.text else ()
         return self._unusual(chunk)
 
-    def end(self, reply: Reply) -> Iterable[Event]:
+    def end(self, reply: Reply) -> Iterable[ServerSentEvent]:
         check_ended(reply)
         yield from self._begin()
         yield from self._close()
         yield _event("message_delta", delta=ending(reply.choices[0]), usage=usage(reply.usage))
         yield _event("message_stop")
 
-    def error(self, error: ApiError) -> Iterable[Event]:
-        yield Event(spell(error_body(error, self._http_request_id)), "error")
+    def error(self, error: ApiError) -> Iterable[ServerSentEvent]:
+        yield ServerSentEvent(spell(error_body(error, self._http_request_id)), "error")
 
-    def _unusual(self, chunk: Chunk) -> Iterator[Event]:
+    def _unusual(self, chunk: Chunk) -> Iterator[ServerSentEvent]:
         yield from self._begin()
         if chunk.reasoning and self._shows_thinking:
             yield from self._turn_to("thinking", {"type": "thinking", "thinking": "", "signature": ""})
@@ -64,23 +64,23 @@ class MessageEvents:
         for call in chunk.tool_calls:
             yield from self._call(call)
 
-    def _begin(self) -> Iterator[Event]:
+    def _begin(self) -> Iterator[ServerSentEvent]:
         if not self._has_begun:
             self._has_begun = True
             yield _event("message_start", message=opened(self._id, self._model))
             yield _PING
 
-    def _call(self, call: ToolCallDelta) -> Iterator[Event]:
+    def _call(self, call: ToolCallDelta) -> Iterator[ServerSentEvent]:
         if call.id is not None:
             yield from self._open("partial_json", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
         if call.arguments:
             yield self._delta(call.arguments)
 
-    def _turn_to(self, kind: str, block: Document) -> Iterator[Event]:
+    def _turn_to(self, kind: str, block: Document) -> Iterator[ServerSentEvent]:
         if self._open_kind != kind:
             yield from self._open(kind, block)
 
-    def _open(self, kind: str, block: Document) -> Iterator[Event]:
+    def _open(self, kind: str, block: Document) -> Iterator[ServerSentEvent]:
         yield from self._close()
         self._index += 1
         self._open_kind = kind
@@ -89,10 +89,10 @@ class MessageEvents:
         self._frame = frame.removesuffix('""}}')
         yield _event("content_block_start", index=self._index, content_block=block)
 
-    def _delta(self, text: str) -> Event:
-        return Event(f"{self._frame}{spell(text)}}}}}", "content_block_delta")
+    def _delta(self, text: str) -> ServerSentEvent:
+        return ServerSentEvent(f"{self._frame}{spell(text)}}}}}", "content_block_delta")
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self) -> Iterator[ServerSentEvent]:
         if self._open_kind is None:
             return
         if self._open_kind == "thinking":
@@ -102,5 +102,5 @@ class MessageEvents:
         yield _event("content_block_stop", index=self._index)
 
 
-def _event(kind: str, **fields: object) -> Event:
-    return Event(spell({"type": kind, **fields}), kind)
+def _event(kind: str, **fields: object) -> ServerSentEvent:
+    return ServerSentEvent(spell({"type": kind, **fields}), kind)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from penstock.gateway.anthropic.blocks import to_messages
-from penstock.gateway.anthropic.tools import ToolChoice, to_choice, to_tools
+from penstock.gateway.anthropic.tools import MessagesToolChoice, to_choice, to_tools
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal, read_fields
 from penstock.gateway.common.options import SMALLEST_TOP_P, to_request
@@ -43,14 +43,14 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class PromptBody(Body):
+class MessagesPrompt(Body):
     """The part of the body that the model is shown, and whose tokens can be counted."""
 
     model: Annotated[str, Field(min_length=1)]
     messages: list[dict[str, Any]]
     system: Any = None
     tools: list[dict[str, Any]] = Field(default_factory=list)
-    tool_choice: ToolChoice | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Thinking = Thinking(type="disabled")
     output_config: OutputConfig = Field(default_factory=OutputConfig)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -82,7 +82,7 @@ class PromptBody(Body):
         return to_request(self.to_wire())
 
 
-class MessageBody(PromptBody):
+class MessageBody(MessagesPrompt):
     """The body's supported fields."""
 
     max_tokens: int
@@ -135,7 +135,7 @@ REFUSED: Mapping[str, Refusal] = {
     "stop": Refusal("is another API's name for stop_sequences"),
 }
 
-_COUNT_POLICY = Policy(frozenset(PromptBody.model_fields), IGNORED, REFUSED)
+_COUNT_POLICY = Policy(frozenset(MessagesPrompt.model_fields), IGNORED, REFUSED)
 _MESSAGE_POLICY = Policy(frozenset(MessageBody.model_fields), IGNORED, REFUSED)
 
 
@@ -144,6 +144,6 @@ def read_message(body: Mapping[str, Any]) -> MessageBody:
     return read_fields(_MESSAGE_POLICY, MessageBody, body)
 
 
-def read_count(body: Mapping[str, Any]) -> PromptBody:
+def read_count(body: Mapping[str, Any]) -> MessagesPrompt:
     """Raises ApiError naming the field that is wrong."""
-    return read_fields(_COUNT_POLICY, PromptBody, body)
+    return read_fields(_COUNT_POLICY, MessagesPrompt, body)

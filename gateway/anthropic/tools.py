@@ -11,7 +11,7 @@ from penstock.protocol.wire.messages import MAX_TOOLS
 from penstock.protocol.wire.values import spelled
 
 
-class Tool(Body):
+class ClientTool(Body):
     """A client's function. There are no built-in tools."""
 
     type: Literal["custom"] = "custom"
@@ -21,7 +21,7 @@ class Tool(Body):
     strict: bool | None = None
 
 
-class ToolChoice(Body):
+class MessagesToolChoice(Body):
     """`tool_choice`."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -30,7 +30,7 @@ class ToolChoice(Body):
 
 
 _TOOL = Policy(
-    frozenset(Tool.model_fields),
+    frozenset(ClientTool.model_fields),
     ignored={"cache_control": CACHED, "eager_input_streaming": "inputs are streamed as the model writes them"},
     refused={
         "input_examples": Refusal("examples are not shown to the model; put them into the description", ([],)),
@@ -57,13 +57,13 @@ def _function(place: str, value: dict[str, Any]) -> Document:
     if kind != "custom":
         message = f"tools of type {spelled(kind)} are not supported, only custom: the client runs them"
         raise wrong(f"{place}.type", message, "unsupported_value")
-    tool = read_at(place, _TOOL, Tool, value)
+    tool = read_at(place, _TOOL, ClientTool, value)
     function = {"name": tool.name, "parameters": tool.input_schema}
     more = {name: getattr(tool, name) for name in ("description", "strict") if name in tool.model_fields_set}
     return {"type": "function", "function": {**function, **more}}
 
 
-def to_choice(choice: ToolChoice) -> Document:
+def to_choice(choice: MessagesToolChoice) -> Document:
     """Returns the fields of the request to the queue.
 
     Raises:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from penstock.gateway.admission.admission import Sent, has_tabs, order_for
+from penstock.gateway.admission.admission import OutgoingRequest, has_tabs, order_for
 from penstock.gateway.admission.request_ids import hashed_id
 from penstock.gateway.batches.documents import answered, token_counts, unanswered
-from penstock.gateway.batches.lines import Line
+from penstock.gateway.batches.lines import BatchLine
 from penstock.gateway.batches.stopping import Stopped, retried
 from penstock.gateway.batches.stored import StoredBatch
 from penstock.gateway.batches.work import BatchWork, LineTarget, work_of
@@ -34,7 +34,7 @@ LAST_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LineOutcome:
     """The result of a line: a line of the output file, or of the error file."""
 
     data: bytes
@@ -73,7 +73,7 @@ class Answering:
         self._stopped = stopped
         self._is_cluster = gateway.store.address.kind == "cluster"
 
-    async def outcome(self, line: Line) -> Outcome:
+    async def outcome(self, line: BatchLine) -> LineOutcome:
         """Returns a line's answer, or its error once retrying can't help or the batch has stopped."""
         if self._stopped.code is not None:
             return await self._end(line)
@@ -88,13 +88,13 @@ class Answering:
             return await self._failed(line, internal_error())
         return outcome or await self._end(line)
 
-    async def _failed(self, line: Line, error: ApiError) -> Outcome:
+    async def _failed(self, line: BatchLine, error: ApiError) -> LineOutcome:
         if error.code == "expired" and self._left_s < LAST_S:
             await self._stopped.wait(LAST_S)
             return self._unanswered(line)
         return self._outcome(line, answered(self._id(line, 0), line.custom_id, error.status, error.body()))
 
-    async def forget(self, outcome: Outcome) -> None:
+    async def forget(self, outcome: LineOutcome) -> None:
         """Drops a line's replies after its result was kept."""
         expiries = [
             self._gateway.store.execute("EXPIRE", keys.reply(outcome.queue, request_id), MIN_KEEP_S)
@@ -102,17 +102,17 @@ class Answering:
         ]
         await asyncio.gather(*expiries, return_exceptions=True)  # else they expire by themselves, later
 
-    async def _attempt(self, line: Line) -> Outcome:
+    async def _attempt(self, line: BatchLine) -> LineOutcome:
         place = await self._place(line)
         work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
         replies = await self._all(place, work)
         return self._good(line, work, replies)
 
-    def _good(self, line: Line, work: BatchWork, replies: Sequence[Reply]) -> Outcome:
+    def _good(self, line: BatchLine, work: BatchWork, replies: Sequence[Reply]) -> LineOutcome:
         for reply in replies:
             check_ended(reply)
         data = answered(self._id(line, 0), line.custom_id, 200, work.body(replies))
-        return Outcome(
+        return LineOutcome(
             data,
             is_good=True,
             queue=self._queues[line.model],
@@ -134,7 +134,7 @@ class Answering:
         if self._key is None or not has_tabs(self._key.limits):
             return await read_whole(place.client.stream(request), each)
         settling, limits = self._gateway.keeper.settling, self._key.limits
-        sent = Sent(place.queue, request.id or "", request, is_shared=True, is_at_once=False)
+        sent = OutgoingRequest(place.queue, request.id or "", request, is_shared=True, is_at_once=False)
         order = order_for(self._key.id, sent, place.card.max_model_len)
         await settling.reserve(self._key.id, limits, [order])
         try:
@@ -145,7 +145,7 @@ class Answering:
         await settling.close(order.tab, reply.usage.prompt_tokens + reply.usage.completion_tokens)
         return reply
 
-    async def _end(self, line: Line) -> Outcome:
+    async def _end(self, line: BatchLine) -> LineOutcome:
         """Ends a line of a batch that has stopped: returns its answer if it has one by now, or else cancels its
         requests.
         """
@@ -169,7 +169,7 @@ class Answering:
             await handle.cancel()
         return await read_whole(handle.stream(timeout=CANCEL_WAIT_S), each)
 
-    async def _place(self, line: Line) -> LineTarget:
+    async def _place(self, line: BatchLine) -> LineTarget:
         queue = self._queues[line.model]
         return LineTarget(
             client=self._gateway.client.on(queue),
@@ -182,14 +182,14 @@ class Answering:
             max_prompts=self._gateway.settings.max_prompts,
         )
 
-    def _unanswered(self, line: Line) -> Outcome:
+    def _unanswered(self, line: BatchLine) -> LineOutcome:
         code, message = self._stopped.code or "batch_expired", self._stopped.message
         return self._outcome(line, unanswered(self._id(line, 0), line.custom_id, code, message))
 
-    def _outcome(self, line: Line, data: bytes) -> Outcome:
-        return Outcome(data, is_good=False, queue=self._queues[line.model], request_ids=(self._id(line, 0),))
+    def _outcome(self, line: BatchLine, data: bytes) -> LineOutcome:
+        return LineOutcome(data, is_good=False, queue=self._queues[line.model], request_ids=(self._id(line, 0),))
 
-    def _id(self, line: Line, number: int) -> str:
+    def _id(self, line: BatchLine, number: int) -> str:
         """Returns a request id that is the same after a takeover, so that running requests are joined."""
         return hashed_id("b", self._batch.id, line.custom_id, number, is_cluster=self._is_cluster)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from penstock.gateway.batches.stored import TIMES, Progress, StoredBatch
+from penstock.gateway.batches.stored import TIMES, BatchProgress, StoredBatch
 from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
 from penstock.producer import Usage
 
 
-def batch_document(batch: StoredBatch, progress: Progress) -> Document:
+def batch_document(batch: StoredBatch, progress: BatchProgress) -> Document:
     """Returns a batch in the form of OpenAI's API."""
     return {
         "id": batch.id,
@@ -43,7 +43,7 @@ def token_counts(usages: Sequence[Usage]) -> Mapping[str, int]:
     }
 
 
-def _usage(progress: Progress) -> Document:
+def _usage(progress: BatchProgress) -> Document:
     """Returns the usage of the lines answered so far."""
     num_input, num_output = progress.number("input_tokens"), progress.number("output_tokens")
     return {

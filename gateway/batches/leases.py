@@ -13,7 +13,7 @@ _RENEW = lua.load("penstock.gateway.batches", "renew")
 _RELEASE = lua.load("penstock.gateway.batches", "release")
 
 
-class Lease(NamedTuple):
+class BatchLease(NamedTuple):
     """Lease on a batch. Each has a larger fencing token than those before."""
 
     batch_id: str
@@ -37,16 +37,16 @@ class Leases:
         """Offers a batch to the runners, unless it is already running."""
         await self._store.execute("ZADD", names.batch_leases(), "NX", 0, batch_id)
 
-    async def claim(self, max_batches: int) -> list[Lease]:
+    async def claim(self, max_batches: int) -> list[BatchLease]:
         """Takes leases on batches that nobody runs. If the answer is lost, so are the leases, which lapse."""
         answer = await self._store.execute(*lua.call(_CLAIM, self._keys, (self._lease_ms, max_batches)))
         pairs = zip(answer[::2], answer[1::2], strict=True)
-        return [Lease(batch.decode(errors="replace"), int(token)) for batch, token in pairs]
+        return [BatchLease(batch.decode(errors="replace"), int(token)) for batch, token in pairs]
 
-    async def renew(self, lease: Lease) -> bool:
+    async def renew(self, lease: BatchLease) -> bool:
         """Renews a lease. Returns whether it still holds."""
         return bool(await self._store.execute(*lua.call(_RENEW, self._keys, (*lease, self._lease_ms))))
 
-    async def release(self, lease: Lease, *, is_over: bool) -> None:
+    async def release(self, lease: BatchLease, *, is_over: bool) -> None:
         """Ends a lease: the batch has ended, or is free for another gateway."""
         await self._store.execute(*lua.call(_RELEASE, self._keys, (*lease, int(is_over))))

@@ -17,7 +17,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A request. `place` is the number of its line, from 1."""
 
     place: int
@@ -36,7 +36,7 @@ class RawLine:
     place: int
     data: bytes
 
-    async def parsed(self, endpoint: str, max_bytes: int) -> Line:
+    async def parsed(self, endpoint: str, max_bytes: int) -> BatchLine:
         """Parses the request.
 
         Raises:
@@ -70,7 +70,7 @@ def _raw(place: int, data: bytes) -> RawLine | None:
     return RawLine(place, data) if data else None
 
 
-def _line(place: int, document: dict[str, Any], endpoint: str) -> Line:
+def _line(place: int, document: dict[str, Any], endpoint: str) -> BatchLine:
     for name in document.keys() - set(_FIELDS):
         raise ApiError(400, f"unknown field {name[:80]!r}", param=name[:80], code="unknown_parameter")
     for name in _FIELDS:
@@ -90,4 +90,4 @@ def _line(place: int, document: dict[str, Any], endpoint: str) -> Line:
         raise ApiError(400, f"body: is an object, not {json_kind(body)}", param="body", code="invalid_type")
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise ApiError(400, "body.model: is missing", param="body.model", code="missing_required_parameter")
-    return Line(place, custom_id, body)
+    return BatchLine(place, custom_id, body)

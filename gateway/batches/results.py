@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import structlog
 
-from penstock.gateway.batches.answering import Outcome
+from penstock.gateway.batches.answering import LineOutcome
 from penstock.gateway.batches.documents import unanswered
-from penstock.gateway.batches.leases import Lease
-from penstock.gateway.batches.lines import Line
+from penstock.gateway.batches.leases import BatchLease
+from penstock.gateway.batches.lines import BatchLine
 from penstock.gateway.batches.stopping import Stopped, retried
-from penstock.gateway.batches.stored import BatchStore, BodyName, Progress, StoredBatch
+from penstock.gateway.batches.stored import BatchProgress, BatchStore, BodyName, StoredBatch
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.stored import KIND as FILE_KIND
@@ -65,8 +65,8 @@ class Results:
         gateway: Gateway,
         batches: BatchStore,
         batch: StoredBatch,
-        lease: Lease,
-        progress: Progress,
+        lease: BatchLease,
+        progress: BatchProgress,
         stopped: Stopped,
     ) -> None:
         self._batches = batches
@@ -83,7 +83,7 @@ class Results:
             for name, size in sizes.items()
         }
 
-    async def keep(self, line: Line, outcome: Outcome) -> None:
+    async def keep(self, line: BatchLine, outcome: LineOutcome) -> None:
         """Keeps a line's result. It waits while the store is full, until the batch stops.
 
         Raises:
@@ -106,7 +106,7 @@ class Results:
 
         await retried(keep, self._standing)
 
-    async def _has_room(self, outcome: Outcome) -> bool:
+    async def _has_room(self, outcome: LineOutcome) -> bool:
         allowance = self._allowances["output" if outcome.is_good else "errors"]
         while True:
             try:
@@ -122,7 +122,9 @@ class Results:
             await self._stopped.wait(FULL_WAIT_S)
 
 
-async def to_files(files: FileStore, batches: BatchStore, batch: StoredBatch, progress: Progress) -> dict[str, str]:
+async def to_files(
+    files: FileStore, batches: BatchStore, batch: StoredBatch, progress: BatchProgress
+) -> dict[str, str]:
     """Makes files of a batch's results, and returns the batch's fields about them."""
     made: dict[str, str] = {}
     bodies: tuple[tuple[BodyName, str], ...] = (("output", "output"), ("errors", "error"))

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import structlog
 
-from penstock.gateway.batches.leases import Lease, Leases
+from penstock.gateway.batches.leases import BatchLease, Leases
 from penstock.gateway.batches.running import BatchRun
 from penstock.gateway.batches.stopping import REDIS_DELAY_S
 from penstock.gateway.batches.stored import LeaseLost
@@ -83,7 +83,7 @@ class BatchRunner:
             log.warning("batch_lost", batch_id=run.lease.batch_id)
             task.cancel()
 
-    def _start(self, lease: Lease) -> None:
+    def _start(self, lease: BatchLease) -> None:
         run = BatchRun(self._gateway, lease)
         task = asyncio.create_task(self._go_on(run))
         self._running[run] = task

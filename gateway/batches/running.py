@@ -12,11 +12,11 @@ import structlog
 
 from penstock.gateway.batches.answering import Answering
 from penstock.gateway.batches.documents import error_of, errors_document
-from penstock.gateway.batches.leases import Lease
+from penstock.gateway.batches.leases import BatchLease
 from penstock.gateway.batches.lines import RawLine, raw_lines
 from penstock.gateway.batches.results import Results, to_files
 from penstock.gateway.batches.stopping import Stopped, retried
-from penstock.gateway.batches.stored import BatchStore, Progress, Status, StoredBatch
+from penstock.gateway.batches.stored import BatchProgress, BatchStatus, BatchStore, StoredBatch
 from penstock.gateway.batches.validation import validate
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 class BatchRun:
     """Runs one batch to its end, or until this run is cancelled: another gateway then continues."""
 
-    def __init__(self, gateway: Gateway, lease: Lease) -> None:
+    def __init__(self, gateway: Gateway, lease: BatchLease) -> None:
         self.lease = lease
         self._gateway = gateway
         self._batches = BatchStore(gateway.store, gateway.records)
@@ -125,7 +125,7 @@ class BatchRun:
             fields["model"] = findings.model
         return await self._advance("validating", "in_progress", **fields)
 
-    async def _answer(self, batch: StoredBatch, key: ApiKey | None, progress: Progress) -> str:
+    async def _answer(self, batch: StoredBatch, key: ApiKey | None, progress: BatchProgress) -> str:
         """Answers the lines without a result, several at a time; once the batch stops, no more are begun."""
         if progress.status == "cancelling":
             await self.look()
@@ -180,7 +180,7 @@ class BatchRun:
         before: Any = status
         await self._advance(before, outcome, **made)
 
-    async def _advance(self, status: Status, to: Status, **fields: str | int) -> str:
+    async def _advance(self, status: BatchStatus, to: BatchStatus, **fields: str | int) -> str:
         now = await self._batches.advance(self.lease, status, to, **fields)
         log.info("batch_status", batch_id=self.lease.batch_id, status=now)
         return now

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from penstock.gateway.batches.leases import Lease
+from penstock.gateway.batches.leases import BatchLease
 from penstock.gateway.context import Caller
 from penstock.gateway.damage import UNREADABLE, tell
 from penstock.gateway.errors import ApiError
@@ -21,14 +21,16 @@ from penstock.gateway.files.stored import PREFIX as FILE_PREFIX
 from penstock.gateway.generation.idempotency import other_body
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.gateway.store.records import Record, Records
+from penstock.gateway.store.records import Records, StoredDocument
 from penstock.producer import ServerRefused
 from penstock.protocol import lua
 
 KIND = "batch"
 PREFIX = "batch_"
 
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 BodyName = Literal["output", "errors"]
 
@@ -97,7 +99,7 @@ _KEPT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """A batch's progress, as Redis has it."""
 
     fields: Mapping[str, str]
@@ -106,7 +108,7 @@ class Progress:
     def status(self) -> str:
         """Status of the batch; an invalid one counts as `failed`."""
         status = self.fields.get("status", "failed")
-        return status if status in get_args(Status) else "failed"
+        return status if status in get_args(BatchStatus) else "failed"
 
     @property
     def is_readable(self) -> bool:
@@ -168,7 +170,7 @@ class BatchStore:
         record = await self._records.read(KIND, batch_id)
         return None if record is None else restored(record)
 
-    async def progress(self, batch_id: str) -> Progress:
+    async def progress(self, batch_id: str) -> BatchProgress:
         """Returns a batch's progress. If it is lost, the batch counts as failed."""
         key = names.batch_progress(batch_id)
         try:
@@ -177,9 +179,11 @@ class BatchStore:
             if not error.is_junk:
                 raise
             tell(key)
-            return Progress({})
+            return BatchProgress({})
         pairs = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
-        progress = Progress({name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs})
+        progress = BatchProgress(
+            {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs}
+        )
         if not progress.is_readable:
             tell(key)
         return progress
@@ -189,7 +193,7 @@ class BatchStore:
         status: bytes | None = await self._store.execute(*lua.call(_CANCEL, [names.batch_progress(batch_id)], []))
         return "failed" if status is None else status.decode(errors="replace")
 
-    async def advance(self, lease: Lease, status: Status, to: Status, **fields: str | int) -> str:
+    async def advance(self, lease: BatchLease, status: BatchStatus, to: BatchStatus, **fields: str | int) -> str:
         """Moves from `status` to another one, or only sets `fields`. Returns the status that is set afterwards.
 
         Raises:
@@ -209,7 +213,7 @@ class BatchStore:
         return {place for found in await asyncio.gather(*bodies) for place in found}
 
     async def keep(
-        self, lease: Lease, place: int, result: bytes, ttl_s: int, *, is_good: bool, counts: Mapping[str, int]
+        self, lease: BatchLease, place: int, result: bytes, ttl_s: int, *, is_good: bool, counts: Mapping[str, int]
     ) -> None:
         """Keeps a line's result and adds to the batch's counts, unless the line has a result.
 
@@ -238,6 +242,6 @@ _OF_CLIENT = ("owner", "endpoint", "input_file_id", "completion_window", "metada
 _STORED = TypeAdapter(StoredBatch)
 
 
-def restored(record: Record) -> StoredBatch | None:
+def restored(record: StoredDocument) -> StoredBatch | None:
     """Reads a batch from a record; None: it cannot be read."""
     return record.restored(_STORED, id=record.id)

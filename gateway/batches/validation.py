@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from penstock.gateway.batches.documents import error_of
-from penstock.gateway.batches.lines import Line, RawLine
+from penstock.gateway.batches.lines import BatchLine, RawLine
 from penstock.gateway.common.documents import Document
 from penstock.gateway.directory import Directory
 from penstock.gateway.errors import ApiError
@@ -67,7 +67,7 @@ async def validate(
     return findings
 
 
-def _check_unique(line: Line, known: dict[str, int]) -> None:
+def _check_unique(line: BatchLine, known: dict[str, int]) -> None:
     first = known.setdefault(line.custom_id, line.place)
     if first != line.place:
         message = f"custom_id: {line.custom_id[:80]!r} is that of line {first} too"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.gateway.admission.tenancy import tenancy
-from penstock.gateway.batches.lines import Line
+from penstock.gateway.batches.lines import BatchLine
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.options import Options
+from penstock.gateway.common.options import RequestOptions
 from penstock.gateway.errors import ApiError
 from penstock.gateway.openai.chat import chat_completion
 from penstock.gateway.openai.chat_request import read_chat
@@ -57,7 +57,7 @@ class BatchWork:
     each: Callable[[Chunk], object] | None = None
 
 
-async def work_of(endpoint: str, line: Line, place: LineTarget, id_of: Callable[[int], str]) -> BatchWork:
+async def work_of(endpoint: str, line: BatchLine, place: LineTarget, id_of: Callable[[int], str]) -> BatchWork:
     """Returns the work that a line asks for.
 
     Args:
@@ -124,7 +124,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], LineTarget, Callable[[int], 
 }
 
 
-def _check_whole(options: Options) -> None:
+def _check_whole(options: RequestOptions) -> None:
     if options.stream:
         raise _refused("stream", "nobody reads the answers of a batch while they are written")
 

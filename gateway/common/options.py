@@ -14,7 +14,7 @@ from penstock.gateway.errors import ApiError, invalid_value
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.wire.values import FAIL_FAST, texts_or_text
 
-Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
+_Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
 Count = Annotated[int, Field(lt=2**31)]
 """Larger than any count can be; JSON's numbers may have thousands of digits."""
 
@@ -40,11 +40,11 @@ class StructuredOutputs(Body):
     schema_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool = False
     regex: str | None = None
-    choice: Texts | None = None
+    choice: _Texts | None = None
     grammar: str | None = None
 
 
-class Options(Body):
+class RequestOptions(Body):
     """The fields themselves. Ranges and combinations are checked by the wire."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -56,7 +56,7 @@ class Options(Body):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: Texts | None = None
+    stop: _Texts | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -80,13 +80,13 @@ class Options(Body):
     cache_salt: str | None = None
     timeout_s: float | None = None
     regex: str | None = None
-    choice: Texts | None = None
+    choice: _Texts | None = None
     grammar: str | None = None
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: Texts | None = None
+    guided_choice: _Texts | None = None
     guided_grammar: str | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -121,7 +121,7 @@ class Options(Body):
         return {name: value for name, value in forms.items() if value}
 
 
-_OF_WIRE = frozenset(Options.model_fields) & frozenset(GenerateRequest.model_fields)
+_OF_WIRE = frozenset(RequestOptions.model_fields) & frozenset(GenerateRequest.model_fields)
 
 
 def _schema_format(schema: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ class Shown:
 
 
 def shown_of(
-    options: Options, *, logprobs: bool, reasoning: bool = True, prompt_token_ids: tuple[int, ...] | None = None
+    options: RequestOptions, *, logprobs: bool, reasoning: bool = True, prompt_token_ids: tuple[int, ...] | None = None
 ) -> Shown:
     """Returns what the request asks to be shown."""
     return Shown(
@@ -156,7 +156,7 @@ def shown_of(
     )
 
 
-def check_stream_options(options: Options) -> None:
+def check_stream_options(options: RequestOptions) -> None:
     """Raises ApiError for options that are not offered."""
     asked = options.stream_options
     if asked is None:

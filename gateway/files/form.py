@@ -18,7 +18,7 @@ MAX_FIELD_BYTES = 1024
 FILE = "file"
 
 
-class Sink(Protocol):
+class PartSink(Protocol):
     async def write(self, data: bytes) -> None: ...
 
 
@@ -30,7 +30,7 @@ class Form:
         self.filename: str | None = None
 
 
-async def read_form(asked: Request, sink: Sink) -> Form:
+async def read_form(asked: Request, sink: PartSink) -> Form:
     """Reads a form whose part `file` goes to `sink`.
 
     Raises:
@@ -52,7 +52,7 @@ async def read_form(asked: Request, sink: Sink) -> Form:
     return reader.form
 
 
-async def _pass_on(reader: _Reader, sink: Sink) -> None:
+async def _pass_on(reader: _Reader, sink: PartSink) -> None:
     parts, reader.file_parts = reader.file_parts, []
     for part in parts:
         await sink.write(part)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.gateway.settings import MAX_FILE_S
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.gateway.store.records import Record, Records
+from penstock.gateway.store.records import Records, StoredDocument
 from penstock.protocol import lua
 
 MAX_LISTED_S = 2 * MAX_FILE_S
@@ -36,7 +36,7 @@ class Listing:
         found: list[bytes] = await self._store.execute("ZRANGE", names.owned(self._kind, owner), 0, -1)
         return [each.decode(errors="replace") for each in found]
 
-    async def read(self, owner: str, record_ids: Sequence[str]) -> list[Record]:
+    async def read(self, owner: str, record_ids: Sequence[str]) -> list[StoredDocument]:
         """Returns the records that exist, and removes expired ones from the list."""
         found = await asyncio.gather(*(self._records.read(self._kind, each) for each in record_ids))
         gone = [each for each, record in zip(record_ids, found, strict=True) if record is None]

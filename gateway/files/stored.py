@@ -14,7 +14,7 @@ from penstock.gateway.files.bodies import pieces
 from penstock.gateway.files.listing import Listing
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
-from penstock.gateway.store.records import Record, Records
+from penstock.gateway.store.records import Records, StoredDocument
 from penstock.protocol import lua
 
 KIND = "file"
@@ -139,6 +139,6 @@ class FileStore:
 _STORED = TypeAdapter(StoredFile)
 
 
-def restored(record: Record) -> StoredFile | None:
+def restored(record: StoredDocument) -> StoredFile | None:
     """Reads a file from a record; None: it cannot be read."""
     return record.restored(_STORED, id=record.id)

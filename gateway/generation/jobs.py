@@ -11,7 +11,7 @@ from functools import partial
 
 from starlette.requests import Request
 
-from penstock.gateway.admission.admission import Meter, Sent, metered, of_tenant
+from penstock.gateway.admission.admission import Meter, OutgoingRequest, metered, of_tenant
 from penstock.gateway.admission.request_ids import request_id_of
 from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.errors import overdue
@@ -19,7 +19,7 @@ from penstock.gateway.generation.idempotency import check_same, key_of, place_as
 from penstock.gateway.generation.resuming import check_can_go_on
 from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
 from penstock.gateway.http.disconnect import while_asked
-from penstock.gateway.http.events import BEFORE_ALL, Event, EventWriter, Place
+from penstock.gateway.http.events import BEFORE_ALL, EventWriter, Place, ServerSentEvent
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ReplyStream
@@ -60,7 +60,7 @@ class Job:
         return reply
 
     def streamed(
-        self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[Event | None]] | None = None
+        self, asked: Request, writer: EventWriter, opening: Callable[[], Iterable[ServerSentEvent | None]] | None = None
     ) -> EventStream:
         """Streams the reply as events while it is written; `opening` returns events that come before its first."""
         gateway = gateway_of(asked)
@@ -114,7 +114,7 @@ async def start(asked: Request, queue: str, *requests: GenerateRequest) -> list[
         ready = [await _named(asked, queue, each, key, after, number, len(requests)) for number, each in numbered]
     replies = [_reply(gateway, queue, request, after) for request in ready]
     sent = [
-        Sent(queue, reply.request_id, request, is_shared=key is not None)
+        OutgoingRequest(queue, reply.request_id, request, is_shared=key is not None)
         for request, reply in zip(ready, replies, strict=True)
     ]
     meters = await metered(asked, sent)
@@ -143,7 +143,7 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
         is_cluster = gateway.store.address.kind == "cluster"
         fresh_id = request_id_of(asked, secrets.token_urlsafe(), 0, is_cluster=is_cluster)
         request = request.model_copy(update={"id": fresh_id})
-    [meter] = await metered(asked, [Sent(queue, request.id or "", request, is_shared=key is not None)])
+    [meter] = await metered(asked, [OutgoingRequest(queue, request.id or "", request, is_shared=key is not None)])
     return request, meter
 
 

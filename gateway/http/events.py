@@ -24,7 +24,7 @@ OPENING = "0-0"
 """Stands for the entry of events that come before the reply's first."""
 
 
-class Event(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """`data` is one line."""
 
     data: str
@@ -34,13 +34,13 @@ class Event(NamedTuple):
 class EventWriter(Protocol):
     """Writes one API's events for one reply, which is fed to it from its beginning. The events depend on that alone."""
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
+    def chunk(self, chunk: Chunk) -> Iterable[ServerSentEvent | None]:
         """Returns a chunk's events. None has a place like an event, but is not sent: the client has it."""
 
-    def end(self, reply: Reply) -> Iterable[Event | None]:
+    def end(self, reply: Reply) -> Iterable[ServerSentEvent | None]:
         """Returns the last events."""
 
-    def error(self, error: ApiError) -> Iterable[Event | None]:
+    def error(self, error: ApiError) -> Iterable[ServerSentEvent | None]:
         """Returns the events that say why the stream ended early."""
 
 
@@ -59,7 +59,7 @@ def entry_of(entry_id: str) -> tuple[int, int]:
     return int(epoch), int(number)
 
 
-def encode(events: Iterable[Event | None], entry_id: str | None = None, after: Place = BEFORE_ALL) -> bytes:
+def encode(events: Iterable[ServerSentEvent | None], entry_id: str | None = None, after: Place = BEFORE_ALL) -> bytes:
     """Encodes the events of one entry that come after `after`. Without an entry they have no ids.
 
     All events are consumed, even those left out: a writer depends on what it has written.

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.metrics import GatewayMetrics
 
 _log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Observing:
         metrics: the process's.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

@@ -13,7 +13,16 @@ from starlette.types import Receive, Scope, Send
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.disconnect import ClientGone, while_wanted
-from penstock.gateway.http.events import BEFORE_ALL, OPENING, PING, Event, EventWriter, Place, encode, entry_of
+from penstock.gateway.http.events import (
+    BEFORE_ALL,
+    OPENING,
+    PING,
+    EventWriter,
+    Place,
+    ServerSentEvent,
+    encode,
+    entry_of,
+)
 from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.resuming import AFTER_ALL, Entry, Sought, SoughtPlace
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
@@ -58,7 +67,7 @@ class EventStream(Response):
         ping_interval_s: float,
         after: Place = BEFORE_ALL,
         sought: Sequence[Sought] = (),
-        opening: Callable[[], Iterable[Event | None]] | None = None,
+        opening: Callable[[], Iterable[ServerSentEvent | None]] | None = None,
         is_sure: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -135,7 +144,7 @@ class EventStream(Response):
             return b""
         return self._encode(() if opening is None else opening(), OPENING)
 
-    def _encode(self, events: Iterable[Event | None], entry_id: str | None) -> bytes:
+    def _encode(self, events: Iterable[ServerSentEvent | None], entry_id: str | None) -> bytes:
         if self._sought:
             events = list(events)
             self._seek(AFTER_ALL if entry_id is None else entry_of(entry_id), len(events))

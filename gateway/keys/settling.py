@@ -18,7 +18,7 @@ from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit, Request
 from penstock.gateway.keys.published import Published
 from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.tabs import Order, Tab, TabStore, check_size
-from penstock.gateway.standing import Standing
+from penstock.gateway.standing import OutageReport
 from penstock.producer import PenstockError
 from penstock.protocol.queue.enqueue import Execute
 from penstock.protocol.tasks import end_tasks
@@ -45,7 +45,7 @@ MAX_TURNS = 20  # in a round
 RETRY_S = 0.5
 _PART = "tabs"
 
-Look = Callable[[str, str], Awaitable[Published]]
+_ReadPublished = Callable[[str, str], Awaitable[Published]]
 """Returns what is known of the reply to a request (queue, id)."""
 
 
@@ -67,7 +67,7 @@ class Settling:
         standing: notified of trouble with Redis.
     """
 
-    def __init__(self, execute: Execute, look: Look, standing: Standing) -> None:
+    def __init__(self, execute: Execute, look: _ReadPublished, standing: OutageReport) -> None:
         self._store = TabStore(execute)
         self._look = look
         self._standing = standing

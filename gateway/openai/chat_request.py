@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
 from penstock.gateway.common.options import (
     Count,
-    Options,
+    RequestOptions,
     Shown,
     check_stream_options,
     shown_of,
@@ -30,7 +30,7 @@ def _mode_or_object(value: Any) -> Any:
     raise ValueError(f"must be {', '.join(_MODES)}, or an object that names a function, not {spelled(value)}")
 
 
-class ChatBody(Options):
+class ChatBody(RequestOptions):
     """The body's supported fields."""
 
     messages: list[dict[str, Any]]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator
 
 from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
-from penstock.gateway.common.options import Options, Shown, check_stream_options, shown_of, to_request
+from penstock.gateway.common.options import RequestOptions, Shown, check_stream_options, shown_of, to_request
 from penstock.gateway.errors import ApiError
 from penstock.producer import GenerateRequest
 
@@ -31,7 +31,7 @@ def _prompts(value: Any) -> list[Prompt]:
     raise ValueError("must be a text, a list of token ids, or a list of texts or of such lists, none of them empty")
 
 
-class CompletionBody(Options):
+class CompletionBody(RequestOptions):
     """The body's supported fields."""
 
     prompt: Annotated[Any, AfterValidator(_prompts)]

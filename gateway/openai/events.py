@@ -12,10 +12,10 @@ from typing import ClassVar
 from penstock.gateway.common.documents import Document, check_ended, created_at, prompt_logprobs, spell, usage
 from penstock.gateway.common.options import Shown
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.events import Event
+from penstock.gateway.http.events import ServerSentEvent
 from penstock.producer import Choice, Chunk, Reply
 
-DONE = Event("[DONE]")
+DONE = ServerSentEvent("[DONE]")
 
 _MARK = "\x00"
 _SPELLED_MARK = spell(_MARK)
@@ -35,13 +35,13 @@ class ChoiceEvents(ABC):
         self._frames: dict[int, tuple[str, str]] = {}  # of the choices that have begun: the frame around their text
         self._finished: set[int] = set()
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event]:
+    def chunk(self, chunk: Chunk) -> Iterable[ServerSentEvent]:
         frame = self._frames.get(chunk.index)
         if frame is None or not self._is_text_only or chunk.reasoning or chunk.tool_calls or chunk.finish_reason:
             return self._unusual(chunk)
-        return (Event(frame[0] + spell(chunk.text) + frame[1]),) if chunk.text else ()
+        return (ServerSentEvent(frame[0] + spell(chunk.text) + frame[1]),) if chunk.text else ()
 
-    def end(self, reply: Reply) -> Iterable[Event]:
+    def end(self, reply: Reply) -> Iterable[ServerSentEvent]:
         check_ended(reply)
         for choice in reply.choices:
             if choice.index not in self._finished:
@@ -50,8 +50,8 @@ class ChoiceEvents(ABC):
             yield self._event(reply.entry_id, [], usage=usage(reply.usage))
         yield DONE
 
-    def error(self, error: ApiError) -> Iterable[Event]:
-        yield Event(spell(error.body()))
+    def error(self, error: ApiError) -> Iterable[ServerSentEvent]:
+        yield ServerSentEvent(spell(error.body()))
 
     @abstractmethod
     def part(self, chunk: Chunk, *, is_first: bool) -> Document | None:
@@ -65,7 +65,7 @@ class ChoiceEvents(ABC):
     def empty_part(self, *, is_first: bool) -> Document:
         """Returns the addition of an empty chunk, and of the event with the finish reason."""
 
-    def _unusual(self, chunk: Chunk) -> Iterable[Event]:
+    def _unusual(self, chunk: Chunk) -> Iterable[ServerSentEvent]:
         is_first = chunk.index not in self._frames
         part = self.part(chunk, is_first=is_first)
         if self._shown.token_ids and chunk.tokens:
@@ -76,7 +76,7 @@ class ChoiceEvents(ABC):
             ended = Choice(chunk.index, "", (), None, chunk.finish_reason, stop_reason=chunk.stop_reason)
             yield from self._finish(chunk.entry_id, ended)
 
-    def _first_or_next(self, chunk: Chunk, part: Document, *, is_first: bool) -> Event:
+    def _first_or_next(self, chunk: Chunk, part: Document, *, is_first: bool) -> ServerSentEvent:
         more: Document = {}
         if not self._frames and self._shown.prompt_token_ids is not None:
             more["prompt_token_ids"] = self._shown.prompt_token_ids
@@ -92,7 +92,7 @@ class ChoiceEvents(ABC):
         before, _, after = document.data.rpartition(_SPELLED_MARK)
         return before, after
 
-    def _finish(self, entry_id: str | None, choice: Choice) -> Iterable[Event]:
+    def _finish(self, entry_id: str | None, choice: Choice) -> Iterable[ServerSentEvent]:
         self._finished.add(choice.index)
         part = self.empty_part(is_first=choice.index not in self._frames)
         yield self._event(entry_id, [self._choice(choice.index, part, choice)])
@@ -103,7 +103,7 @@ class ChoiceEvents(ABC):
             choice |= {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
         return choice
 
-    def _event(self, entry_id: str | None, choices: Sequence[Document], **more: object) -> Event:
+    def _event(self, entry_id: str | None, choices: Sequence[Document], **more: object) -> ServerSentEvent:
         if self._created is None:
             self._created = created_at(entry_id)
         document: Document = {
@@ -115,4 +115,4 @@ class ChoiceEvents(ABC):
         }
         if self._shown.usage:
             document["usage"] = None
-        return Event(spell(document | more))
+        return ServerSentEvent(spell(document | more))

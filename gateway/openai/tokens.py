@@ -21,7 +21,7 @@ from penstock.producer import AsyncClient, GenerateRequest
 from penstock.protocol.wire import spell_tokens
 
 
-class PromptBody(Body):
+class TokenizeBody(Body):
     """A prompt or a chat. `conversation` holds either."""
 
     model: Annotated[str, Field(min_length=1)]
@@ -55,7 +55,7 @@ class TokensBody(Body):
 
 
 _PROMPT_POLICY = Policy(
-    honoured=frozenset(PromptBody.model_fields),
+    honoured=frozenset(TokenizeBody.model_fields),
     ignored={"user": "whom a request is for comes from its API key"},
     refused={
         "return_token_strs": Refusal("send the tokens to /detokenize", (False,)),
@@ -114,5 +114,5 @@ async def _json(asked: Request) -> dict[str, Any]:
     return await read_json(asked, gateway_of(asked).settings.max_body_bytes)
 
 
-async def _prompt_body(asked: Request) -> PromptBody:
-    return read_fields(_PROMPT_POLICY, PromptBody, await _json(asked))
+async def _prompt_body(asked: Request) -> TokenizeBody:
+    return read_fields(_PROMPT_POLICY, TokenizeBody, await _json(asked))

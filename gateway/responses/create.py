@@ -20,7 +20,7 @@ from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
-from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
+from penstock.gateway.responses.items import InputItem, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.request import ResponseBody, read_response
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for
@@ -54,7 +54,12 @@ async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[Sto
 
 
 def unstored(
-    body: ResponseBody, request_id: str, queue: str, owner: str, items: Sequence[Item], history: Sequence[Document] = ()
+    body: ResponseBody,
+    request_id: str,
+    queue: str,
+    owner: str,
+    items: Sequence[InputItem],
+    history: Sequence[Document] = (),
 ) -> StoredResponse:
     """Returns the response to a request, as long as nobody stores it."""
     return StoredResponse(
@@ -69,7 +74,7 @@ def unstored(
     )
 
 
-def items_of(body: ResponseBody) -> list[Item]:
+def items_of(body: ResponseBody) -> list[InputItem]:
     """Returns a response's input items. Raises ApiError if they are invalid."""
     if body.input is None:
         if body.previous_response_id is None:

@@ -10,9 +10,9 @@ from penstock.gateway.responses.output import ResponseOutput
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import FinishReason, Reply, Usage
 
-Status = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
+_ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
 
-_STATUSES: dict[FinishReason, Status] = {
+_STATUSES: dict[FinishReason, _ResponseStatus] = {
     "stop": "completed",
     "tool_calls": "completed",
     "length": "incomplete",
@@ -20,7 +20,7 @@ _STATUSES: dict[FinishReason, Status] = {
 }
 
 
-def pending(response: StoredResponse, status: Status) -> Document:
+def pending(response: StoredResponse, status: _ResponseStatus) -> Document:
     """Returns the body of a response that has not ended."""
     return _document(response, status)
 
@@ -44,7 +44,7 @@ def failed(response: StoredResponse, output: ResponseOutput, error: ApiError) ->
     return _document(response, "failed", output=output.items, error={"code": code, "message": error.message})
 
 
-def _document(response: StoredResponse, status: Status, **more: object) -> Document:
+def _document(response: StoredResponse, status: _ResponseStatus, **more: object) -> Document:
     return {
         "id": response.id,
         "object": "response",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from penstock.gateway.common.documents import Document, created_at, spell
 from penstock.gateway.errors import ApiError, ended_early
-from penstock.gateway.http.events import Event
+from penstock.gateway.http.events import ServerSentEvent
 from penstock.gateway.responses import documents
 from penstock.gateway.responses.output import ResponseOutput, UnnumberedEvent, part
 from penstock.gateway.responses.stored import StoredResponse
@@ -39,7 +39,7 @@ class ResponseEvents:
         """Number of events so far, including those that the client has."""
         return self._number
 
-    def begin(self) -> Iterable[Event | None]:
+    def begin(self) -> Iterable[ServerSentEvent | None]:
         """Returns the first events of a stored response that waits, which may take long in the background."""
         self._has_begun = True
         if self._response.is_background:
@@ -49,17 +49,17 @@ class ResponseEvents:
             yield self._status("created", "in_progress")
             yield from self._start()
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event | None]:
+    def chunk(self, chunk: Chunk) -> Iterable[ServerSentEvent | None]:
         if self._has_started:
             return [self._event(each) for each in self._output.chunk(chunk)]
         return self._first(chunk)
 
-    def _first(self, chunk: Chunk) -> Iterator[Event | None]:
+    def _first(self, chunk: Chunk) -> Iterator[ServerSentEvent | None]:
         yield from self._start(chunk.entry_id)
         for each in self._output.chunk(chunk):
             yield self._event(each)
 
-    def end(self, reply: Reply) -> Iterable[Event | None]:
+    def end(self, reply: Reply) -> Iterable[ServerSentEvent | None]:
         """Returns the last events. Raises ApiError (408): the request expired."""
         if reply.finish_reason == "expired":
             raise ended_early(reply.finish_reason)
@@ -69,7 +69,7 @@ class ResponseEvents:
         self.document = documents.ended(self._response, self._output, reply)
         yield self._whole("completed" if is_completed else "incomplete", self.document)
 
-    def error(self, error: ApiError) -> Iterable[Event | None]:
+    def error(self, error: ApiError) -> Iterable[ServerSentEvent | None]:
         """Returns the events for an error: the response's own failure, which everybody finds, or the end of only this
         stream. The latter has no number of its own, so that a client that continues after it misses nothing.
         """
@@ -84,7 +84,7 @@ class ResponseEvents:
         if error.may_be_retried and self._response.record is not None:
             body["error"]["message"] = f"{error.code}: {self._way_on(number)}"
         fields = {name: body["error"][name] for name in ("code", "message", "param")}
-        yield Event(spell({"type": "error", "sequence_number": number, **fields, **body}), "error")
+        yield ServerSentEvent(spell({"type": "error", "sequence_number": number, **fields, **body}), "error")
 
     def take(self, chunk: Chunk) -> None:
         """Takes a chunk whose events nobody reads."""
@@ -106,7 +106,7 @@ class ResponseEvents:
     def _way_on(self, number: int) -> str:
         return f"GET /v1/responses/{self._response.id}?stream=true&starting_after={number} goes on with this answer"
 
-    def _start(self, entry_id: str | None = None) -> Iterator[Event | None]:
+    def _start(self, entry_id: str | None = None) -> Iterator[ServerSentEvent | None]:
         """Yields what comes before the first item, unless already sent: a response that is not stored begins here."""
         if self._response.created_at is None:
             began_at = int(time.time()) if entry_id is None else created_at(entry_id)
@@ -117,21 +117,21 @@ class ResponseEvents:
             self._has_started = True
             yield self._status("in_progress", "in_progress")
 
-    def _close(self, *, is_completed: bool) -> Iterator[Event | None]:
+    def _close(self, *, is_completed: bool) -> Iterator[ServerSentEvent | None]:
         for each in self._output.close("completed" if is_completed else "incomplete"):
             yield self._event(each)
 
-    def _status(self, name: str, status: documents.Status) -> Event | None:
+    def _status(self, name: str, status: documents._ResponseStatus) -> ServerSentEvent | None:
         return self._whole(name, documents.pending(self._response, status))
 
-    def _whole(self, name: str, document: Document) -> Event | None:
+    def _whole(self, name: str, document: Document) -> ServerSentEvent | None:
         return self._event(part(f"response.{name}", response=document))
 
-    def _event(self, each: UnnumberedEvent) -> Event | None:
+    def _event(self, each: UnnumberedEvent) -> ServerSentEvent | None:
         """Numbers an event; None: the client has it."""
         number = self._number
         self._number += 1
         if number <= self._after:
             return None
         kind, fields = each
-        return Event(f'{{"type":"{kind}","sequence_number":{number},{fields}}}', kind)
+        return ServerSentEvent(f'{{"type":"{kind}","sequence_number":{number},{fields}}}', kind)

@@ -49,10 +49,10 @@ def _text(part: object) -> object:
     return part.get(name)
 
 
-Texts = Annotated[list[str], BeforeValidator(_texts)]
+_Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 
-class Item(Body, ABC):
+class InputItem(Body, ABC):
     """An input item. `id` is the one that it had in an earlier answer, if it comes from one."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -68,14 +68,14 @@ class Item(Body, ABC):
         """Adds the item after the messages of earlier items."""
 
 
-class MessageItem(Item):
+class MessageItem(InputItem):
     """A message and its role."""
 
     prefix: ClassVar[str] = "msg"
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Texts
+    content: _Texts
 
     def shown(self) -> Document:
         if self.role == "assistant":
@@ -94,14 +94,14 @@ class MessageItem(Item):
         turn["content"] = "".join(self.content)
 
 
-class ReasoningItem(Item):
+class ReasoningItem(InputItem):
     """The assistant's reasoning. If it has only another server's encrypted content, it is empty."""
 
     prefix: ClassVar[str] = "rs"
 
     type: Literal["reasoning"]
-    summary: Texts = Field(default_factory=list)
-    content: Texts = Field(default_factory=list)
+    summary: _Texts = Field(default_factory=list)
+    content: _Texts = Field(default_factory=list)
 
     def shown(self) -> Document:
         summary, content = _parts("summary_text", self.summary), _parts("reasoning_text", self.content)
@@ -114,7 +114,7 @@ class ReasoningItem(Item):
             turn["reasoning"] = text
 
 
-class FunctionCallItem(Item):
+class FunctionCallItem(InputItem):
     """A function call by the assistant."""
 
     prefix: ClassVar[str] = "fc"
@@ -133,14 +133,14 @@ class FunctionCallItem(Item):
         calls.append({"id": self.call_id, "type": "function", "function": function})
 
 
-class FunctionCallOutputItem(Item):
+class FunctionCallOutputItem(InputItem):
     """The output of a function."""
 
     prefix: ClassVar[str] = "fco"
 
     type: Literal["function_call_output"]
     call_id: Annotated[str, Field(min_length=1, max_length=256)]
-    output: Texts
+    output: _Texts
 
     def shown(self) -> Document:
         output = self.output[0] if len(self.output) == 1 else _parts("input_text", self.output)
@@ -150,7 +150,7 @@ class FunctionCallOutputItem(Item):
         messages.append({"role": "tool", "content": _content(self.output), "tool_call_id": self.call_id})
 
 
-_KINDS: Mapping[str, type[Item]] = {
+_KINDS: Mapping[str, type[InputItem]] = {
     "message": MessageItem,
     "reasoning": ReasoningItem,
     "function_call": FunctionCallItem,
@@ -158,7 +158,7 @@ _KINDS: Mapping[str, type[Item]] = {
 }
 
 
-def read_items(value: object) -> list[Item]:
+def read_items(value: object) -> list[InputItem]:
     """Reads `input` of a request, or the items in a record.
 
     Raises:
@@ -173,7 +173,7 @@ def read_items(value: object) -> list[Item]:
     return [_read_item(f"input[{place}]", item) for place, item in enumerate(value)]
 
 
-def _read_item(place: str, value: object) -> Item:
+def _read_item(place: str, value: object) -> InputItem:
     if not isinstance(value, dict):
         raise ApiError(400, f"{place}: must be an object", param=place, code="invalid_type")
     kind = value.get("type") or "message"
@@ -189,14 +189,14 @@ def _read_item(place: str, value: object) -> Item:
         raise ApiError(400, f"{place}: {wrong.message}", param=param, code=wrong.code) from None
 
 
-def shown_items(items: Iterable[Item], request_id: str) -> list[Document]:
+def shown_items(items: Iterable[InputItem], request_id: str) -> list[Document]:
     """Returns items in the form in which they are stored. An item without an id gets one from its place."""
     return [
         {"id": item.id or f"{item.prefix}_{request_id}_in{place}", **item.shown()} for place, item in enumerate(items)
     ]
 
 
-def to_messages(items: Iterable[Item]) -> list[Document]:
+def to_messages(items: Iterable[InputItem]) -> list[Document]:
     """Converts items to messages. Consecutive reasoning, text and calls are one turn of the assistant: one message."""
     messages: list[Document] = []
     for item in items:

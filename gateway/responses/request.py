@@ -9,7 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refusal, read_fields
-from penstock.gateway.common.options import Options, to_request, to_the_end
+from penstock.gateway.common.options import RequestOptions, to_request, to_the_end
 from penstock.gateway.errors import ApiError
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.ranks import LOWEST_PRIORITY
@@ -31,7 +31,7 @@ Includable = Literal[
 ]
 
 
-class Format(Body):
+class TextFormat(Body):
     """`text.format`."""
 
     model_config = ConfigDict(validate_by_alias=True)
@@ -43,14 +43,14 @@ class Format(Body):
     strict: bool | None = None
 
 
-class Text(Body):
+class TextOptions(Body):
     """`text`. A verbosity is a hint that the models here do not know."""
 
-    format: Format | None = None
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(Body):
+class ReasoningOptions(Body):
     """`reasoning`. It is sent in full, so there are no summaries, and that of earlier turns is never left out."""
 
     effort: str | None = None
@@ -59,7 +59,7 @@ class Reasoning(Body):
     context: Literal["auto", "all_turns"] | None = None
 
 
-class Function(Body):
+class FunctionTool(Body):
     """A tool. There are no built-in ones."""
 
     type: str
@@ -75,7 +75,7 @@ class BackgroundOptions(Body):
     completion_window: Window = "soonest"
 
 
-class StreamOptions(Body):
+class ResponseStreamOptions(Body):
     """`stream_options`."""
 
     include_obfuscation: bool = False  # of the lengths of events: a protection between client and OpenAI, not offered
@@ -87,8 +87,8 @@ def described(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-class ResponseBody(Options):
-    """The body's supported fields, in addition to those of `Options` that the policy names."""
+class ResponseBody(RequestOptions):
+    """The body's supported fields, in addition to those of `RequestOptions` that the policy names."""
 
     input: Any = None
     instructions: str | None = None
@@ -99,9 +99,9 @@ class ResponseBody(Options):
     metadata: Annotated[dict[str, str], AfterValidator(described)] = Field(default_factory=dict)
     include: list[Includable] = Field(default_factory=list)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    text: Text = Field(default_factory=Text)
-    reasoning: Reasoning = Field(default_factory=Reasoning)
-    tools: list[Function] = Field(default_factory=list)
+    text: TextOptions = Field(default_factory=TextOptions)
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    tools: list[FunctionTool] = Field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -156,13 +156,13 @@ _OUR_NAMES: Mapping[str, str] = {
     "logprobs": "top_logprobs",
 }
 
-_OF_OPTIONS = frozenset(Options.model_fields) - {
+_OF_OPTIONS = frozenset(RequestOptions.model_fields) - {
     "n", "max_tokens", "response_format", "echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids",
 }  # fmt: skip
 _ECHOED = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key"})
 
 RESPONSE_POLICY = Policy(
-    honoured=(frozenset(ResponseBody.model_fields) - frozenset(Options.model_fields)) | _OF_OPTIONS,
+    honoured=(frozenset(ResponseBody.model_fields) - frozenset(RequestOptions.model_fields)) | _OF_OPTIONS,
     ignored={
         **{name: reason for name, reason in IGNORED.items() if name not in _ECHOED},
         "max_tool_calls": "it limits calls of built-in tools, of which there are none",
@@ -203,7 +203,7 @@ def read_response(body: Mapping[str, Any]) -> ResponseBody:
     return asked
 
 
-def _tool(tool: Function) -> Document:
+def _tool(tool: FunctionTool) -> Document:
     if tool.type != "function":
         message = f"tools: a tool of type {tool.type!r:.80} is not there, only functions are"
         raise ApiError(400, message, param="tools", code="unsupported_value")
@@ -228,7 +228,7 @@ def _named(tool: Document) -> Document:
     return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def _response_format(asked: Format | None) -> Document | None:
+def _response_format(asked: TextFormat | None) -> Document | None:
     if asked is None:
         return None
     rest = asked.model_dump(exclude={"type"}, exclude_none=True)

@@ -14,7 +14,7 @@ from penstock.gateway.damage import tell
 from penstock.gateway.errors import ApiError
 from penstock.gateway.responses.request import ResponseBody
 from penstock.gateway.store import names
-from penstock.gateway.store.records import Record, Records
+from penstock.gateway.store.records import Records, StoredDocument
 from penstock.producer import GenerateRequest, Reply
 
 KIND = "response"
@@ -57,7 +57,7 @@ class StoredResponse:
     has_logprobs: bool
     items: Sequence[Document]
     history: Sequence[Document]
-    record: Record | None = None
+    record: StoredDocument | None = None
 
     @property
     def id(self) -> str:
@@ -142,7 +142,7 @@ def asked_for(body: ResponseBody) -> Document:
 _STORED = TypeAdapter(StoredResponse)
 
 
-def _restored(record: Record) -> StoredResponse | None:
+def _restored(record: StoredDocument) -> StoredResponse | None:
     """Reads a response from a record; None: it cannot be read."""
     made = record.restored(_STORED, request_id=record.id)
     if made is not None and not made.asked.keys() >= set(_ASKED):

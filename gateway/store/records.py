@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StoredDocument:
     """A stored document."""
 
     kind: str
@@ -55,7 +55,7 @@ class Records:
 
     async def create(
         self, kind: str, record_id: str, document: Mapping[str, Any], *, ttl_s: int, more_bytes: int = 0
-    ) -> Record:
+    ) -> StoredDocument:
         """Stores a document for `ttl_s`, with `created_at` (seconds of the server's clock), unless there is one.
 
         Args:
@@ -77,9 +77,9 @@ class Records:
         value = _encode({**document, "created_at": now_ms // 1000})
         is_new = await self._store.execute("SET", names.record(kind, record_id), value, "NX", "EX", ttl_s)
         there = None if is_new else await self.read(kind, record_id)
-        return there or Record(kind, record_id, json.loads(value), len(value))
+        return there or StoredDocument(kind, record_id, json.loads(value), len(value))
 
-    async def read(self, kind: str, record_id: str) -> Record | None:
+    async def read(self, kind: str, record_id: str) -> StoredDocument | None:
         """Returns the record; None: there is none, it has expired, or it cannot be read.
 
         Raises:
@@ -88,7 +88,7 @@ class Records:
         key = names.record(kind, record_id)
         try:
             value = await self._store.execute("GET", key)
-            return None if value is None else Record(kind, record_id, _decoded(value), len(value))
+            return None if value is None else StoredDocument(kind, record_id, _decoded(value), len(value))
         except ServerRefused as error:
             if not error.is_junk:
                 raise
@@ -97,7 +97,7 @@ class Records:
         tell(key)
         return None
 
-    async def read_owned(self, kind: str, record_id: str, owner: str) -> Record | None:
+    async def read_owned(self, kind: str, record_id: str, owner: str) -> StoredDocument | None:
         """Returns the record for a caller whose id may be anything; None: there is none, or it is another owner's.
 
         Raises:
@@ -106,7 +106,7 @@ class Records:
         record = await self.read(kind, record_id) if ID_PATTERN.fullmatch(record_id) else None
         return record if record is not None and record.document["owner"] == owner else None
 
-    async def correct(self, record: Record, more_bytes: int) -> None:
+    async def correct(self, record: StoredDocument, more_bytes: int) -> None:
         """Corrects the bytes stored elsewhere because of `record`."""
         await self._ledger.correct(record.name, record.num_bytes + more_bytes)
 

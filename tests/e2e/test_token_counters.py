@@ -8,12 +8,12 @@ from worker_harness import eventually, is_queue_empty, read_reply, read_until, r
 from penstock.protocol.redis.connection import RedisClient
 from penstock.serving.exposition import render
 from penstock.tools.chaos.fake_engine import FakeEngine
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 
 COUNTERS = ("prompt_tokens", "prompt_tokens_cached", "generation_tokens", "published_tokens")
 
 
-def totals(*workers: Metrics) -> list[float]:
+def totals(*workers: WorkerMetrics) -> list[float]:
     pages = [scraped(render(metrics.registry, "")[0].decode()) for metrics in workers]
     return [sum(page[f"penstock_{name}_total"] for page in pages) for name in COUNTERS]
 

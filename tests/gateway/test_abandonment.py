@@ -9,7 +9,7 @@ import pytest
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
 from gateway_harness import standing_with
 
-from penstock.gateway.abandonment.watch import Watch
+from penstock.gateway.abandonment.watch import AbandonmentWatch
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.local.embedded import EmbeddedServer
@@ -26,9 +26,15 @@ async def unfinished(reply: ScriptedReply) -> None:
 
 
 @asynccontextmanager
-async def watching(url: str, abandon_after_s: float = PATIENCE_S) -> AsyncIterator[tuple[AsyncClient, Watch]]:
+async def watching(
+    url: str, abandon_after_s: float = PATIENCE_S
+) -> AsyncIterator[tuple[AsyncClient, AbandonmentWatch]]:
     client = AsyncClient(url)
-    async with client, Store(url) as store, Watch(store, client, standing_with(store), abandon_after_s) as watch:
+    async with (
+        client,
+        Store(url) as store,
+        AbandonmentWatch(store, client, standing_with(store), abandon_after_s) as watch,
+    ):
         yield client, watch
 
 
@@ -77,8 +83,8 @@ async def test_one_of_several_gateways_has_an_abandoned_request_for_itself(
     await redis.zadd(names.readers(), {f"default {handle.id}": 1})
     async with AsyncClient(redis_url) as client, Store(redis_url) as store:
         one, other = (
-            Watch(store, client, standing_with(store), FOREVER_S),
-            Watch(store, client, standing_with(store), FOREVER_S),
+            AbandonmentWatch(store, client, standing_with(store), FOREVER_S),
+            AbandonmentWatch(store, client, standing_with(store), FOREVER_S),
         )
         assert await one._take_overdue() == [f"default {handle.id}"]
         assert await other._take_overdue() == []

@@ -17,7 +17,7 @@ from gateway_client import events_of
 from pydantic import TypeAdapter
 
 from penstock.gateway.anthropic.request import IGNORED, REFUSED, MessageBody
-from penstock.gateway.anthropic.tools import Tool
+from penstock.gateway.anthropic.tools import ClientTool
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 
@@ -313,7 +313,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_docs_list_every_field() -> None:
     section = (DOCS / "gateway.md").read_text().partition("## Anthropic's API")[2]
     section += (DOCS / "gateway-fields.md").read_text().partition("## Messages")[2]
-    for name in {*MessageBody.model_fields, *IGNORED, *REFUSED, *Tool.model_fields} - {"type"}:
+    for name in {*MessageBody.model_fields, *IGNORED, *REFUSED, *ClientTool.model_fields} - {"type"}:
         assert f"`{name}`" in section, name
     for name, reason in [*IGNORED.items(), *((name, refusal.reason) for name, refusal in REFUSED.items())]:
         assert f"| `{name}` | messages | {reason} |" in section

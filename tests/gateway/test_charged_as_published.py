@@ -15,7 +15,7 @@ from gateway_client import CHAT, bare_client, chat
 from gateway_harness import announce, new_key, running_gateway
 from long_minute import lengthen_minute
 
-from penstock.gateway.admission.admission import Sent, order_for
+from penstock.gateway.admission.admission import OutgoingRequest, order_for
 from penstock.gateway.store import names
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
@@ -145,7 +145,7 @@ def test_what_can_be_computed_is_reserved(
     fields: dict[str, Any], max_model_len: int | None, num_least: int, num_tokens: int
 ) -> None:
     request = GenerateRequest(prompt_token_ids=tuple(range(100)), **fields)
-    order = order_for("k", Sent("default", "r", request, is_shared=False), max_model_len)
+    order = order_for("k", OutgoingRequest("default", "r", request, is_shared=False), max_model_len)
     assert (order.num_least, order.num_tokens, order.num_at_once) == (num_least, num_tokens, request.n)
 
 

@@ -10,8 +10,8 @@ from clocks import ShiftedServer
 from fakes import eventually
 from gateway_harness import standing_with
 
-from penstock.gateway.abandonment.watch import Watch
-from penstock.gateway.batches.leases import Lease, Leases
+from penstock.gateway.abandonment.watch import AbandonmentWatch
+from penstock.gateway.batches.leases import BatchLease, Leases
 from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.published import Published
 from penstock.gateway.keys.records import KeyLimits
@@ -60,10 +60,10 @@ async def test_what_nobody_reads_is_abandoned_in_time_and_what_somebody_reads_ne
 
     async with AsyncClient(shifted.url) as client:
         left, read = [await client.submit("x") for _ in range(2)]
-        async with Watch(store, client, standing_with(store), 1000.0) as killed:
+        async with AbandonmentWatch(store, client, standing_with(store), 1000.0) as killed:
             killed.reading("default", left.stream()).__enter__()
             await eventually(lambda: redis.zscore(names.readers(), f"default {left.id}"))
-        async with Watch(store, client, standing_with(store), 0.6) as watch:
+        async with AbandonmentWatch(store, client, standing_with(store), 0.6) as watch:
             with watch.reading("default", read.stream()):
                 await eventually(lambda: redis.zscore(names.readers(), f"default {read.id}"))
                 for ahead_s in (-90.0, -FAR_S, -2 * FAR_S):
@@ -105,7 +105,7 @@ async def test_a_batch_s_holder_keeps_it_as_long_as_it_renews(shifted: ShiftedSe
         assert await leases.renew(lease)
     shifted.set_ahead(FAR_S)  # it lapsed before its time, and is fenced off
     [taken] = await other.claim(1)
-    assert taken == Lease("b", lease.token + 1)
+    assert taken == BatchLease("b", lease.token + 1)
     assert not await leases.renew(lease)
 
 

@@ -23,7 +23,7 @@ from uvicorn.lifespan.on import LifespanOn
 from watched import ended
 
 from penstock import stopping
-from penstock.gateway.abandonment.watch import Watch
+from penstock.gateway.abandonment.watch import AbandonmentWatch
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.processes import ABORT, ABORTED, _Processes
@@ -156,7 +156,7 @@ MOMENTS: dict[str, tuple[type, str]] = {
     "streams are told": (Interruptions, "end_all"),
     "answers have ended": (LifespanOn, "shutdown"),
     "batches stop": (BatchRunner, "__aexit__"),
-    "what is open is handed over": (Watch, "__aexit__"),
+    "what is open is handed over": (AbandonmentWatch, "__aexit__"),
     "connections close": (Store, "__aexit__"),
 }
 """Moments of a drain, by the method that is called then."""

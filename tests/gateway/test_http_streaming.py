@@ -15,7 +15,7 @@ from gateway_client import events_of
 from starlette.applications import Starlette
 
 from penstock.gateway.errors import ApiError, api_error, ended_early
-from penstock.gateway.http.events import BEFORE_ALL, Event, Place, encode, place_of
+from penstock.gateway.http.events import BEFORE_ALL, Place, ServerSentEvent, encode, place_of
 from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import AsyncClient, Chunk, Reply
@@ -26,19 +26,19 @@ FOREVER_S = 10_000.0
 class Words:
     """Writes texts, and `end`."""
 
-    def chunk(self, chunk: Chunk) -> Iterable[Event]:
+    def chunk(self, chunk: Chunk) -> Iterable[ServerSentEvent]:
         if chunk.text == "bug":
             raise KeyError(chunk.text)
-        yield Event(chunk.text)
-        yield Event("same entry")
+        yield ServerSentEvent(chunk.text)
+        yield ServerSentEvent("same entry")
 
-    def end(self, reply: Reply) -> Iterable[Event]:
+    def end(self, reply: Reply) -> Iterable[ServerSentEvent]:
         if reply.finish_reason != "stop":
             raise ended_early(reply.finish_reason)
-        yield Event("end")
+        yield ServerSentEvent("end")
 
-    def error(self, error: ApiError) -> Iterable[Event]:
-        yield Event(f"{error.status} {error.code}", "error")
+    def error(self, error: ApiError) -> Iterable[ServerSentEvent]:
+        yield ServerSentEvent(f"{error.status} {error.code}", "error")
 
 
 @dataclass
@@ -244,10 +244,10 @@ def test_what_is_no_place_is_refused(event_id: str) -> None:
 def test_a_writer_gives_all_its_events_whichever_are_sent() -> None:
     given = []
 
-    def events() -> Iterable[Event]:
+    def events() -> Iterable[ServerSentEvent]:
         for number in range(3):
             given.append(number)
-            yield Event(str(number))
+            yield ServerSentEvent(str(number))
 
     assert encode(events(), "5-1", (5, 2, 0)) == b""
     assert encode(events(), "5-1", (5, 1, 1)) == b"id: 5-1.2\ndata: 2\n\n"

@@ -23,14 +23,14 @@ from patience import WAIT_S
 from prometheus_client import CollectorRegistry
 from worker_harness import read_reply, running_worker, send
 
-from penstock.gateway.metrics import Metrics as GatewayMetrics
+from penstock.gateway.metrics import GatewayMetrics
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.telemetry.loading import load_telemetry
 from penstock.protocol.telemetry.sdk import Telemetry
 from penstock.serving.exporting import exporting
 from penstock.serving.exposition import Registry
 from penstock.serving.metric_push import as_otlp, interval_s
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 
 HERE = Resource({"service.name": "here"})
 
@@ -66,8 +66,8 @@ def by_name(data: MetricsData) -> dict[str, Any]:
     return found
 
 
-def worker_metrics() -> Metrics:
-    metrics = Metrics("q")
+def worker_metrics() -> WorkerMetrics:
+    metrics = WorkerMetrics("q")
     metrics.requests.labels(finish_reason="stop").inc(3)
     for seconds in (0.001, 0.3, 0.3, 4000.0):
         metrics.request_seconds.observe(seconds)

@@ -17,7 +17,7 @@ from patience import WAIT_S
 from scrapes import scraped
 from structlog.testing import capture_logs
 
-from penstock.gateway.metrics import MOST_CODES, Metrics
+from penstock.gateway.metrics import MOST_CODES, GatewayMetrics
 from penstock.producer import ConnectionLost
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
@@ -189,7 +189,7 @@ async def test_a_queue_that_is_left_alone_is_no_longer_told_of(
 
 
 def test_codes_and_models_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     for number in range(3 * MOST_CODES):
         metrics.count_error("/", f"code{number}")
     [family] = metrics.errors.collect()

@@ -17,18 +17,18 @@ from penstock.engine.stats import DeviceMemory, KindStats
 from penstock.protocol.queue.load import QueueLoad
 from penstock.serving.exposition import render
 from penstock.worker.intake.measured_grammars import MeasuredGrammars
-from penstock.worker.metrics import DROP_REASONS, ERROR_CODES, Metrics, band_of
+from penstock.worker.metrics import DROP_REASONS, ERROR_CODES, WorkerMetrics, band_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 INFO = EngineInfo(1, "bfloat16", "int8", 64, 4096, 32, "gpu", "H100", 1, "pallas", "xla", None, 256)
 
 
-def series(metrics: Metrics) -> dict[str, float]:
+def series(metrics: WorkerMetrics) -> dict[str, float]:
     return scraped(generate_latest(metrics.registry).decode())
 
 
 def test_every_series_is_there_from_the_start() -> None:
-    found = series(Metrics())
+    found = series(WorkerMetrics())
     expected = [
         *(f'penstock_dropped_requests_total{{reason="{reason}"}}' for reason in DROP_REASONS),
         *(f'penstock_requests_total{{finish_reason="{reason}"}}' for reason in ("stop", "length", "error")),
@@ -41,7 +41,7 @@ def test_every_series_is_there_from_the_start() -> None:
 
 
 def test_gauges_show_what_was_set_last() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     metrics.set_service(num_live=3, is_ready=True)
     metrics.set_load(QueueLoad(num_waiting=4, num_running=1, num_given_back=1))
     metrics.set_letters(request=4, malformed=1)
@@ -67,14 +67,14 @@ def test_gauges_show_what_was_set_last() -> None:
 
 
 def test_two_workers_in_one_process_count_apart() -> None:
-    first, second = Metrics(), Metrics()
+    first, second = WorkerMetrics(), WorkerMetrics()
     first.claims.inc()
     assert (series(first)["penstock_claims_total"], series(second)["penstock_claims_total"]) == (1, 0)
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_model_and_queue_are_on_every_sample(accept: str) -> None:
-    metrics = Metrics("q")
+    metrics = WorkerMetrics("q")
     metrics.set_model("tiny", INFO)
     text, _ = render(metrics.registry, accept)
     samples = [line for line in text.decode().splitlines() if line[0] != "#"]
@@ -83,7 +83,7 @@ def test_model_and_queue_are_on_every_sample(accept: str) -> None:
 
 
 def test_it_says_what_it_is() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     before = series(metrics)
     metrics.set_model("tiny", INFO)
     found = series(metrics)
@@ -98,13 +98,13 @@ def test_it_says_what_it_is() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is /proc")
 def test_what_the_process_takes_is_there() -> None:
-    found = series(Metrics())
+    found = series(WorkerMetrics())
     assert found["process_resident_memory_bytes"] > 2**20
     assert found["process_open_fds"] > 0
 
 
 def test_open_metrics_are_for_those_who_ask() -> None:
-    metrics = Metrics("q")
+    metrics = WorkerMetrics("q")
     text, kind = render(metrics.registry, "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5")
     assert kind.startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith(b"# EOF\n")
@@ -117,7 +117,7 @@ def test_open_metrics_are_for_those_who_ask() -> None:
 
 
 def test_a_code_that_nobody_knows_makes_no_new_series() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     before = set(series(metrics))
     for code in (None, "too_long", "made_up"):
         metrics.count_error(code)
@@ -144,7 +144,7 @@ def test_grammars_are_counted_by_what_became_of_them() -> None:
                 raise RuntimeError("no sandbox")
             return source.upper()
 
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     grammars = MeasuredGrammars(Grammars(), metrics)  # type: ignore[arg-type]
     assert [grammars.compile("a"), grammars.compile("a")] == ["A", "A"]
     with pytest.raises(InvalidRequest):

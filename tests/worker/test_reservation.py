@@ -16,7 +16,7 @@ from penstock.protocol.wire import ModelCard
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence import reservation as reservations
 from penstock.worker.presence.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.presence.reservation import Reservation
@@ -107,7 +107,7 @@ async def test_a_dead_worker_s_entries_are_freed_while_its_successor_loads(raw: 
     await raw.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
     await taken(make())
     other = WorkerConfig(**{**QUICK, "name": "other"})
-    await Reclaimer(raw, other, Metrics(), Readiness()).scan()
+    await Reclaimer(raw, other, WorkerMetrics(), Readiness()).scan()
     (pending,) = await raw.xpending_range(keys.requests("q"), keys.GROUP, "-", "+", 10)
     assert pending["consumer"] == keys.WAITING.encode()
 

@@ -17,7 +17,7 @@ from penstock.protocol.tasks import end_tasks
 from penstock.serving.readiness import Readiness
 from penstock.worker.calls.answering import Answer, Answerer, refusal
 from penstock.worker.config import WorkerConfig
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.redis import faults
 from penstock.worker.redis.guarded import execute_one, make_guarded_group
 from penstock.worker.run.entries import QueueEntry
@@ -49,7 +49,7 @@ class CallServer:
         blocking: RedisClient,
         config: WorkerConfig,
         answerer: Answerer,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         readiness: Readiness,
     ) -> None:
         self._redis = redis

@@ -13,7 +13,7 @@ from penstock.protocol.scripts import Claim, NotClaimed
 from penstock.protocol.wire import WireError, parse_request
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import request_logger
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.ending import NOT_OURS, dead_letter_of, observe_letter, observe_loss, unclaimed_end
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.redis import faults
@@ -57,7 +57,7 @@ class Claimer:
         instance: str,
         threads: Threads,
         outbox: Outbox,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         digest: str = "",
         spans: RequestSpans | None = None,
     ) -> None:

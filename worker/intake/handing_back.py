@@ -13,7 +13,7 @@ from penstock.protocol.redis.faults import is_junk
 from penstock.protocol.redis.pipeline import execute
 from penstock.protocol.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.publish.publisher import Publisher
 from penstock.worker.redis import faults
@@ -45,7 +45,7 @@ class HandingBack:
         driver: EngineDriver,
         outbox: Outbox,
         publisher: Publisher,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
     ) -> None:
         self._redis = redis
         self._config = config

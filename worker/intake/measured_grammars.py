@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine.errors import InvalidRequest
 from penstock.worker.intake.preparation import Grammars
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:
     from penstock.engine.structured import Grammar
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class MeasuredGrammars:
     """Wraps a `Grammars` and measures it. Any thread may use it."""
 
-    def __init__(self, grammars: Grammars, metrics: Metrics) -> None:
+    def __init__(self, grammars: Grammars, metrics: WorkerMetrics) -> None:
         self._grammars = grammars
         self._metrics = metrics
 

@@ -13,7 +13,7 @@ from penstock.protocol.scripts import Part
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.intake import Intake
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.redis import faults
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.run.capacity import Capacity
@@ -34,7 +34,7 @@ class Measuring:
         requests: RequestTable,
         intake: Intake,
         driver: EngineDriver,
-        metrics: Metrics,
+        metrics: WorkerMetrics,
         readiness: Readiness,
     ) -> None:
         self._redis = redis

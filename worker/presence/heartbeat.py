@@ -19,7 +19,7 @@ from penstock.protocol.wire import ModelCard
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.redis import faults
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.tasks import pause
@@ -189,7 +189,7 @@ class Reclaimer:
     Each request's own state tells whether its worker died with it, when it is claimed again.
     """
 
-    def __init__(self, redis: RedisClient, config: WorkerConfig, metrics: Metrics, readiness: Readiness) -> None:
+    def __init__(self, redis: RedisClient, config: WorkerConfig, metrics: WorkerMetrics, readiness: Readiness) -> None:
         self._redis = redis
         self._config = config
         self._metrics = metrics

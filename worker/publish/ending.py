@@ -10,7 +10,7 @@ from penstock.protocol.redis.pipeline import Command
 from penstock.protocol.scripts import Claim, LetterLimits
 from penstock.protocol.wire import MAX_FIELDS, EndEntry, WireError, encode_reply, entry_size, parse_request
 from penstock.worker.config import WorkerConfig
-from penstock.worker.metrics import Metrics, band_of
+from penstock.worker.metrics import WorkerMetrics, band_of
 from penstock.worker.publish.chunks import draft_fields, stop_fields
 from penstock.worker.publish.writes import AsideWrite, Burial, RefreshWrite
 from penstock.worker.run.requests import Asked, LiveRequest
@@ -66,7 +66,7 @@ def unclaimed_end(request_id: str, asked: Asked, message: str, config: WorkerCon
     return scripts.end_unclaimed(config.queue, request_id, ttl_ms=kept_ms(asked, config), fields=fields)
 
 
-def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
+def observe_end(metrics: WorkerMetrics, live: LiveRequest, end: EndEntry) -> None:
     """Counts a finished request, writes its one log line, and ends its spans."""
     live.trace.ended(end)
     metrics.requests_by_reason[end.finish_reason].inc()
@@ -88,7 +88,7 @@ def observe_end(metrics: Metrics, live: LiveRequest, end: EndEntry) -> None:
     )
 
 
-def _observe_tokens(metrics: Metrics, end: EndEntry) -> None:
+def _observe_tokens(metrics: WorkerMetrics, end: EndEntry) -> None:
     """Counts a reply's usage, so that sums over workers equal those over replies."""
     metrics.prompt_tokens.inc(end.prompt_tokens)
     metrics.cached_tokens.inc(min(end.cached_tokens, end.prompt_tokens))
@@ -97,18 +97,18 @@ def _observe_tokens(metrics: Metrics, end: EndEntry) -> None:
     metrics.reply_lengths.observe(end.completion_tokens)
 
 
-def observe_letter(metrics: Metrics, letter: Burial) -> None:
+def observe_letter(metrics: WorkerMetrics, letter: Burial) -> None:
     metrics.dead_letters.labels(kind="malformed" if letter.is_malformed else "request").inc()
 
 
-def observe_loss(metrics: Metrics, live: LiveRequest, why: str) -> None:
+def observe_loss(metrics: WorkerMetrics, live: LiveRequest, why: str) -> None:
     """Records that a request went to another owner, or that its reply is gone."""
     live.trace.lost(why)
     metrics.dropped.labels(reason=why).inc()
     live.log.warning("request_dropped", reason=why, epoch=live.claim.epoch)
 
 
-def observe_refusal(metrics: Metrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:
+def observe_refusal(metrics: WorkerMetrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:
     """Records that Redis refuses, for good, what nobody waits for."""
     if isinstance(write, Burial):
         metrics.lost_dead_letters.inc()

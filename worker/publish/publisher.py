@@ -14,7 +14,7 @@ from penstock.protocol import scripts
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.pipeline import Reconnected, execute
 from penstock.serving.readiness import Readiness
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.ending import observe_end, observe_letter, observe_loss, observe_refusal
 from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
@@ -32,7 +32,7 @@ class Publisher:
     """Writes what the outbox decides, and acts on the answers. While writes fail, none is lost."""
 
     def __init__(
-        self, redis: RedisClient, outbox: Outbox, coalescing: Coalescing, metrics: Metrics, readiness: Readiness
+        self, redis: RedisClient, outbox: Outbox, coalescing: Coalescing, metrics: WorkerMetrics, readiness: Readiness
     ) -> None:
         self._redis = redis
         self._outbox = outbox

@@ -16,7 +16,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from responses_harness import asking
 
 from penstock.gateway.errors import ApiError
-from penstock.gateway.responses.items import Item, read_items, shown_items, to_messages
+from penstock.gateway.responses.items import InputItem, read_items, shown_items, to_messages
 from penstock.gateway.responses.request import RESPONSE_POLICY, ResponseBody, read_response
 from penstock.gateway.responses.stored import asked_for
 from penstock.producer import GenerateRequest
@@ -62,7 +62,7 @@ def answer(body: dict[str, Any]) -> ApiError | GenerateRequest:
     return refused
 
 
-def _check_kept(asked: ResponseBody, items: list[Item]) -> None:
+def _check_kept(asked: ResponseBody, items: list[InputItem]) -> None:
     """Checks that what is kept of a request can be kept, and says the same when it is read again."""
     assert json.dumps(asked_for(asked))
     again = read_items(shown_items(items, "r"))

@@ -14,7 +14,7 @@ from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.claiming import SUSPECT_STRIKES, Claimer, GoesOn, Occupied, Suspect
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.publish.writes import AsideWrite, Burial, Write
@@ -34,7 +34,7 @@ class Desk:
         self.raw = raw
         self.config = WorkerConfig(queue="q", name="w", **config)
         self.aborted: list[str] = []
-        self.metrics = Metrics()
+        self.metrics = WorkerMetrics()
         self.outbox = Outbox(
             self.config, RequestTable(self.aborted.append), Coalescing(0, 0, lambda _: None), has_nodes=False
         )

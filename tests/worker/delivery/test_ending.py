@@ -13,7 +13,7 @@ from penstock.protocol import keys
 from penstock.protocol.scripts import Bill
 from penstock.protocol.wire import MAX_FIELDS, EndEntry, GenerateRequest, WireError, decode_reply
 from penstock.worker.config import WorkerConfig
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish import ending
 from penstock.worker.publish.ending import dead_letter, dead_letter_of, end_entry, kept_ms, printable, unclaimed_end
 from penstock.worker.publish.writes import Burial, acknowledge, refresh
@@ -122,7 +122,7 @@ def test_a_reply_is_kept_as_its_request_says(asked: Asked, kept_s: int) -> None:
 
 
 def test_an_end_is_counted_and_logged_without_its_message(clock: FixedClock) -> None:
-    metrics, live = Metrics(), finished(clock)
+    metrics, live = WorkerMetrics(), finished(clock)
     live.error = ("engine_error", "quotes the prompt")
     with capture_logs() as logs:
         ending.observe_end(metrics, live, end_entry(live))
@@ -140,7 +140,7 @@ def test_an_end_is_counted_and_logged_without_its_message(clock: FixedClock) -> 
 
 
 def test_one_token_has_no_pace(clock: FixedClock) -> None:
-    metrics, live = Metrics(), make_live()
+    metrics, live = WorkerMetrics(), make_live()
     live.add(Output("r", 0, 0, (1,), "a", finish_reason="stop"))
     ending.observe_end(metrics, live, end_entry(live))
     (count,) = [sample.value for metric in metrics.token_seconds.collect() for sample in metric.samples
@@ -149,7 +149,7 @@ def test_one_token_has_no_pace(clock: FixedClock) -> None:
 
 
 def test_a_loss_is_counted_by_its_reason() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     with capture_logs() as logs:
         ending.observe_loss(metrics, make_live(), "fenced")
     assert metrics.dropped.labels(reason="fenced")._value.get() == 1
@@ -157,7 +157,7 @@ def test_a_loss_is_counted_by_its_reason() -> None:
 
 
 def test_a_letter_that_is_lost_is_counted_and_named() -> None:
-    metrics, letter = Metrics(), dead_letter(make_live(), "too_many_crashes", "why", CONFIG)
+    metrics, letter = WorkerMetrics(), dead_letter(make_live(), "too_many_crashes", "why", CONFIG)
     with capture_logs() as logs:
         ending.observe_refusal(metrics, letter, ValueError("refused"))
     assert metrics.lost_dead_letters._value.get() == 1
@@ -168,7 +168,7 @@ def test_a_letter_that_is_lost_is_counted_and_named() -> None:
 
 @pytest.mark.parametrize("write", [acknowledge("q", "w", [Bill("1-1", "", None)]), refresh(make_live(), 1)[0]])
 def test_another_write_that_redis_refuses_is_logged(write: Any) -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     with capture_logs() as logs:
         ending.observe_refusal(metrics, write, ValueError("refused"))
     assert [(log["event"], log["command"]) for log in logs] == [("write_refused", write.command[0])]
@@ -222,7 +222,7 @@ def test_fields_over_a_limit_are_left_out(config: dict[str, Any], fields: dict[b
 
 
 def test_letters_are_counted_by_their_kind() -> None:
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     for code in ("given_up", "too_large", "given_up"):
         ending.observe_letter(metrics, dead_letter_of("r", "1-1", BODY, code, "", CONFIG))
     counts = [metrics.dead_letters.labels(kind=kind)._value.get() for kind in ("request", "malformed")]

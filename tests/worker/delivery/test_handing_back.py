@@ -26,7 +26,7 @@ from penstock.serving.readiness import Readiness
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.handing_back import MAX_HANDBACKS, HandingBack
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.publish.publisher import Publisher
@@ -92,7 +92,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(raw: RedisClient) -> AsyncIterator[Desk]:
-    config, metrics, requests = WorkerConfig(queue="q", name="w"), Metrics(), RequestTable(lambda _: None)
+    config, metrics, requests = WorkerConfig(queue="q", name="w"), WorkerMetrics(), RequestTable(lambda _: None)
     at_once, driver = Coalescing(0, 0, lambda _: None), EngineDriver(FakeEngine())
     outbox = Outbox(config, requests, at_once, has_nodes=False)
     publisher = Publisher(raw, outbox, at_once, metrics, Readiness())

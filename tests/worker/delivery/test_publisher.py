@@ -25,7 +25,7 @@ from penstock.protocol.tasks import end_tasks
 from penstock.protocol.wire import GenerateRequest
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.publish.publisher import Publisher
@@ -40,7 +40,7 @@ class Desk:
     publisher: Publisher
     outbox: Outbox
     redis: RedisClient
-    metrics: Metrics
+    metrics: WorkerMetrics
     aborted: list[str]
     requests: RequestTable
     coalescing: Coalescing
@@ -76,7 +76,7 @@ class Desk:
 @asynccontextmanager
 async def publishing(redis_url: str, flush_interval_s: float = 0) -> AsyncIterator[Desk]:
     redis = connect(redis_url, decode=False, retries=0)
-    metrics, aborted = Metrics(), list[str]()
+    metrics, aborted = WorkerMetrics(), list[str]()
     requests = RequestTable(aborted.append)
     config = WorkerConfig(queue="q", name="w")
     coalescing = Coalescing(flush_interval_s, flush_interval_s, lambda _: None)

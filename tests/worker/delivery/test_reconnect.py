@@ -26,7 +26,7 @@ from penstock.protocol.tasks import end_tasks
 from penstock.protocol.wire import GenerateRequest
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish import reconnect
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.outbox import Drop, Fence, Outbox
@@ -44,7 +44,7 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveReq
     requests = RequestTable(lambda _: None)
     config, at_once = WorkerConfig(queue="q", name="w"), Coalescing(0, 0, lambda _: None)
     outbox = Outbox(config, requests, at_once, has_nodes=False)
-    publisher = Publisher(redis, outbox, at_once, Metrics(), Readiness())
+    publisher = Publisher(redis, outbox, at_once, WorkerMetrics(), Readiness())
     task = asyncio.create_task(publisher.run(), name="publisher")
     answer = await redis.execute_command(
         *scripts.claim("q", "r", entry_id="1-1", worker="w", instance="i", ttl_ms=10**6)

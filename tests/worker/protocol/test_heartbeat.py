@@ -19,7 +19,7 @@ from penstock.protocol.wire import ModelCard
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet
-from penstock.worker.metrics import Metrics
+from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence import heartbeat as heartbeats
 from penstock.worker.presence.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.redis.guarded import execute_one
@@ -448,7 +448,7 @@ async def test_one_look_frees_all_that_a_dead_worker_had(raw: RedisClient) -> No
             pipe.xadd(stream, {"prompt": i})
         await pipe.execute()
     await raw.xreadgroup(keys.GROUP, "dead", {stream: ">"}, count=num_entries)
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), metrics, Readiness()).scan()
     consumers = await raw.xinfo_consumers(stream, keys.GROUP)
     assert {consumer["name"].decode(): consumer["pending"] for consumer in consumers} == {keys.WAITING: num_entries}
@@ -467,7 +467,7 @@ async def test_whatever_somebody_calls_a_consumer_what_it_has_is_freed(
     await raw.xgroup_create(stream, keys.GROUP, id="0", mkstream=True)
     await raw.xadd(stream, {"prompt": "x"})
     await raw.execute_command("XREADGROUP", "GROUP", keys.GROUP, name, "STREAMS", stream, ">")
-    await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), Metrics(), Readiness()).scan()
+    await Reclaimer(raw, WorkerConfig(**{**QUICK, "name": "w"}), WorkerMetrics(), Readiness()).scan()
     consumers = await raw.xinfo_consumers(stream, keys.GROUP)
     holder = keys.WAITING if stream == keys.requests("q") else keys.UNOWNED
     assert [(consumer["name"].decode(), consumer["pending"]) for consumer in consumers] == [(holder, 1)]
@@ -482,7 +482,7 @@ async def test_of_all_workers_one_looks_for_dead_ones_in_each_interval(raw: Redi
     await raw.xadd(stream, {"prompt": "x"})
     await raw.xreadgroup(keys.GROUP, "dead", {stream: ">"})
     await raw.config_resetstat()
-    metrics = Metrics()
+    metrics = WorkerMetrics()
     config = WorkerConfig(**{**QUICK, "reclaim_interval_s": 60.0})
     looks = [Reclaimer(raw, replace(config, name=f"w{place}"), metrics, Readiness()) for place in range(5)]
     await asyncio.gather(*(each.look(45.0) for each in looks))
