@@ -9,8 +9,8 @@ from penstock.engine.logprobs import PromptLogprobs, Spell, logprob_at
 from penstock.engine.request import FinishReason, Output, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row
-from penstock.engine.text.reply import ReplyStream, ReplyStreams
-from penstock.engine.text.response.reading.delta import Delta, Ended, joined
+from penstock.engine.text.reply import ReplyDecoder, ReplyStreams
+from penstock.engine.text.response.reading.delta import Delta, ReplyEnd, joined
 from penstock.engine.text.tokenizer import Tokenizer
 
 
@@ -22,7 +22,7 @@ class Ending:
     cause: Exception | None = None
 
 
-class Choice:
+class ChoiceState:
     """The reply of an unfinished sequence. Everything in it follows from the sequence's tokens."""
 
     __slots__ = ("_echo", "_max_model_len", "_prompt_logprobs", "_sequence", "_spell", "_stop_ids", "_stream")
@@ -30,7 +30,7 @@ class Choice:
     def __init__(
         self,
         sequence: Sequence,
-        stream: ReplyStream,
+        stream: ReplyDecoder,
         stop_ids: frozenset[int],
         max_model_len: int,
         spell: Spell,
@@ -73,7 +73,7 @@ class Choice:
         if is_stop:
             return joined(delta, self._stream.finish()), self._stop(token_id)
         if self._is_full():
-            return joined(delta, self._stream.finish(Ended.CUT)), Ending("length")
+            return joined(delta, self._stream.finish(ReplyEnd.CUT)), Ending("length")
         return delta, None
 
     def complete(self) -> tuple[Delta, Ending]:
@@ -85,7 +85,7 @@ class Choice:
 
     def finish(self) -> Delta:
         """Ends a choice for a reason that is not in its tokens; returns the text held back."""
-        return self._stream.finish(Ended.CUT)
+        return self._stream.finish(ReplyEnd.CUT)
 
     def score(self, row: Row, found: Logprobs | None, place: int) -> None:
         """Takes the log-probabilities of a chunk of the prompt, from the rows starting at `place`."""
@@ -121,11 +121,11 @@ class NewChoices:
         self._eos_token_ids = eos_token_ids
         self._max_model_len = max_model_len
 
-    def of(self, sequence: Sequence) -> Choice:
+    def of(self, sequence: Sequence) -> ChoiceState:
         """Returns a new choice for `sequence`. Raises InvalidRequest as `ReplyStreams.stream` does."""
         stop_ids = frozenset(sequence.request.sampling.stop_ids(self._eos_token_ids))
         stream = self._streams.stream(sequence.request, sequence.index)
-        return Choice(sequence, stream, stop_ids, self._max_model_len, self._spell)
+        return ChoiceState(sequence, stream, stop_ids, self._max_model_len, self._spell)
 
 
 def output_of(

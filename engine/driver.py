@@ -14,7 +14,7 @@ from penstock.engine.errors import EngineError, InvalidRequest, failure_message
 from penstock.engine.request import FinishReason, Output, Request
 from penstock.engine.stats import EngineStats, worth_trying
 
-Sink = Callable[[Output], None]
+OutputSink = Callable[[Output], None]
 """Called on the event loop with each output of one request, in order, until its last choice has finished."""
 
 
@@ -49,7 +49,7 @@ class DriverStopped(EngineError):
 
 @dataclass(slots=True)
 class _Active:
-    sink: Sink
+    sink: OutputSink
     num_unfinished: int  # choices
 
 
@@ -127,7 +127,7 @@ class EngineDriver:
         """Raises RequestError if the engine can never serve `request`. Any thread may call this."""
         self._engine.check(request)
 
-    def submit(self, request: Request, sink: Sink) -> None:
+    def submit(self, request: Request, sink: OutputSink) -> None:
         """Hands `request` to the engine; calls `sink` with its outputs.
 
         Raises:

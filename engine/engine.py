@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from penstock.engine.choice import Choice, Ending, NewChoices, output_of
+from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.cache_sizes import with_pages
 from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.deployment.opening import open_model
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
-from penstock.engine.execution.dispatched import Dispatched, Drawn, StepFailed
+from penstock.engine.execution.dispatched import Dispatched, DrawnTokens, StepFailed
 from penstock.engine.execution.grammar_drafts import GrammarDrafts
 from penstock.engine.execution.packing import BatchBuilder
 from penstock.engine.execution.runner import Runner
@@ -113,7 +113,7 @@ class Engine:
         self._max_draft_tokens = config.max_draft_tokens
         self.speculate(NgramDrafter() if config.speculation == "ngram" else None)
         self._new_choices = NewChoices(tokenizer, defaults.eos_token_ids, self.max_model_len)
-        self._choices: dict[Sequence, Choice] = {}  # unfinished
+        self._choices: dict[Sequence, ChoiceState] = {}  # unfinished
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished, by request
         self._arrivals = itertools.count()
         self._early_outputs: list[Output] = []  # endings that no step produced
@@ -196,7 +196,7 @@ class Engine:
         """
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is running already")
-        choices: dict[Sequence, Choice] = {}
+        choices: dict[Sequence, ChoiceState] = {}
         ended: list[tuple[Sequence, Ending]] = []  # ended by tokens of an earlier run
         for index in range(request.n):
             sequence = Sequence(request, index, next(self._arrivals))
@@ -349,7 +349,7 @@ class Engine:
             return self._fail(sequence, error)
         return self._end(sequence, ending, delta)
 
-    def _commit_row(self, drawn: Drawn, outputs: list[Output]) -> None:
+    def _commit_row(self, drawn: DrawnTokens, outputs: list[Output]) -> None:
         row, token_ids, place, logprobs = drawn
         sequence = row.sequence
         num_known = len(sequence.token_ids)

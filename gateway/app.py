@@ -43,7 +43,7 @@ from penstock.gateway.operations.routes import ROUTES as OPERATIONS_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
@@ -125,13 +125,13 @@ async def _connected(
 
 def _standing(
     settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, desk: Store
-) -> OutageReport:
+) -> RedisHealth:
     """Watches the process's connections, except the operator's, whose user has its own password."""
     connections = connections_of(client)
     clients = [*connections.clients, store.redis]
     if settings.operator_redis_url is None:
         clients.append(desk.redis)
-    standing = OutageReport(store, directory, clients, settings.refused_drain_after_s)
+    standing = RedisHealth(store, directory, clients, settings.refused_drain_after_s)
     connections.reader.hear = standing.hear
     return standing
 

@@ -12,7 +12,7 @@ from penstock.gateway.directory import Directory
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import Ledger
 from penstock.gateway.store.records import Records
@@ -35,7 +35,7 @@ class Gateway:
     records: Records
     watch: AbandonmentWatch
     has_batch_news: asyncio.Event
-    standing: OutageReport
+    standing: RedisHealth
 
 
 @dataclass(frozen=True, slots=True)

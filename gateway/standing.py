@@ -33,7 +33,7 @@ HOLD_S = 1.0
 _REQUESTS = "requests"  # the part for HTTP requests, which a check can declare well again
 
 
-class OutageReport:
+class RedisHealth:
     """Use it with `async with`. It logs one line for an outage, whichever part meets it, and one for its end.
 
     Args:

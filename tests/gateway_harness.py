@@ -21,7 +21,7 @@ from penstock.gateway.keys.secrets import Secret, new_secret
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, ModelCard
 from penstock.protocol import keys
@@ -106,9 +106,9 @@ async def announce(redis: RedisClient, queue: str = "default", card: ModelCard =
     await redis.zadd(keys.queues(), {queue: FAR_AHEAD_MS})
 
 
-def standing_with(store: Store) -> OutageReport:
+def standing_with(store: Store) -> RedisHealth:
     """Returns the Redis state that parts of a gateway report, where nobody asks for it."""
-    return OutageReport(store, Directory(AsyncClient(store.address)), (), refused_drain_after_s=300.0)
+    return RedisHealth(store, Directory(AsyncClient(store.address)), (), refused_drain_after_s=300.0)
 
 
 async def new_key(redis_url: str, *, expires_in_s: float | None = None, **fields: Any) -> Secret:

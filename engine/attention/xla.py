@@ -34,7 +34,7 @@ class _Pages(NamedTuple):
     value_scales: jax.Array | None = None
 
 
-Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
+_Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum, running sum, running weighted values
 
 _MASKED = -1e30  # finite, so that a fully masked row stays free of NaN
 _QUERIES_PER_BLOCK = 64
@@ -130,7 +130,7 @@ def _attend_decoding(
     rows = q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]  # [max_seqs, num_kv_heads, group, head_dim]
     rows = rows.astype(jnp.float32)
 
-    def attend_page(i: jax.Array, carry: Carry) -> Carry:
+    def attend_page(i: jax.Array, carry: _Carry) -> _Carry:
         page = jax.lax.dynamic_index_in_dim(batch.page_indices, i, axis=1, keepdims=False)  # [max_seqs]
         key = i * page_size + jnp.arange(page_size)
         visible = (key[None] < kv_lens[:, None]) & (key[None] >= first_key[:, None])  # [max_seqs, page_size]
@@ -211,7 +211,7 @@ def _attend_queries(
     chunk, window = pages_per_chunk * pages.keys.shape[-1], options.sliding_window
     rows = q.transpose(1, 2, 0, 3).reshape(num_kv_heads, group * block, head_dim)
 
-    def attend_chunk(j: jax.Array, carry: Carry) -> Carry:
+    def attend_chunk(j: jax.Array, carry: _Carry) -> _Carry:
         page = pages_of(j)
         k = pages.keys[page].transpose(1, 2, 0, 3).reshape(num_kv_heads, head_dim, chunk)
         v = pages.values[page].transpose(1, 0, 2, 3).reshape(num_kv_heads, chunk, head_dim)
@@ -237,7 +237,7 @@ def _attend_queries(
     return attended.reshape(num_kv_heads, group, block, head_dim).transpose(2, 0, 1, 3)
 
 
-def _empty_softmax(shape: tuple[int, ...], sinks: jax.Array | None) -> Carry:
+def _empty_softmax(shape: tuple[int, ...], sinks: jax.Array | None) -> _Carry:
     """Returns the running maximum, sum and weighted values of rows `[..., head_dim]` that have seen no key yet.
 
     A sink, f32 by row or by some of the last axes of rows, is the first score that a row sees.

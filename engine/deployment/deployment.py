@@ -32,7 +32,7 @@ from penstock.engine.length_rule import LengthRule
 from penstock.engine.loading.files import expanded
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
 from penstock.engine.models.attend import KV_SCALES_DTYPE
-from penstock.engine.models.config import Packed
+from penstock.engine.models.config import PackedMatmuls
 from penstock.engine.models.cpu.panels import can_pack
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.memory.page_needs import PageNeeds
@@ -307,7 +307,7 @@ def _with_activations(model: ModelConfig, setting: str) -> ModelConfig:
         held = ", ".join(sorted({packing.code for packing in packings})) or model.dtype
         raise ConfigError(f"activations = {setting} is for weights in int8, and these are in {held}")
 
-    def multiplied(packed: Packed) -> Packed:
+    def multiplied(packed: PackedMatmuls) -> PackedMatmuls:
         return tuple((path, replace(packing, has_int8_activations=packing.code == "int8")) for path, packing in packed)
 
     blocks = tuple(replace(block, packed=multiplied(block.packed)) for block in model.blocks)

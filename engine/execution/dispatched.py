@@ -20,7 +20,7 @@ class StepFailed(Exception):
         self.plan = plan
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     row: Row
     token_ids: Rows[int]  # consecutive tokens; a value below 0 means no token and is the last
     place: int  # index of the first one in `logprobs`; scored prompt tokens come before it
@@ -46,7 +46,7 @@ class Dispatched:
             raise StepFailed(self.plan) from self._results
         return self._results
 
-    def drawn(self) -> Iterator[Drawn]:
+    def drawn(self) -> Iterator[DrawnTokens]:
         """Waits for the step; yields what each row drew, step by step if there are several.
 
         A row may take part in the first steps only; later results for it mean nothing and are left out.
@@ -56,7 +56,7 @@ class Dispatched:
             found = None if logprobs is None else logprobs[step]
             for row, place in self.plan.places():
                 if step < max(1, row.num_sampled):
-                    yield Drawn(row, _drawn_by(row, sampled, place), place, found)
+                    yield DrawnTokens(row, _drawn_by(row, sampled, place), place, found)
 
     def newest(self) -> dict[Sequence, int]:
         """Returns the token of each grammar-constrained sequence.

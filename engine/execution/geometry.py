@@ -62,10 +62,10 @@ class Geometry:
     def row_bucket(self, num_rows: int, *, extended: bool = False) -> int:
         return _bucket(num_rows, self.extended_row_buckets if extended else self.row_buckets)
 
-    def step_layout(self, num_tokens: int) -> Layout:
+    def step_layout(self, num_tokens: int) -> ArrayLayout:
         """Returns the layout of the array that a step of a token bucket uploads."""
         max_seqs = min(num_tokens, self.max_rows)
-        return Layout(
+        return ArrayLayout(
             token_ids=(num_tokens,),
             sources=(num_tokens,),
             positions=(num_tokens,),
@@ -83,13 +83,13 @@ class Geometry:
             sampling=(max_seqs, NUM_SAMPLING_WORDS),
         )
 
-    def stops_layout(self, num_rows: int) -> Layout:
+    def stops_layout(self, num_rows: int) -> ArrayLayout:
         """Returns the layout of the second array that several decode steps in one dispatch upload.
 
         It says when each row ends, and at which step its states switch to which other slot.
         """
         switches = (num_rows if self.has_states else 0,)
-        return Layout(
+        return ArrayLayout(
             stop_ids=(num_rows, MAX_STOP_TOKENS), limits=(num_rows,), switch_steps=switches, switch_slots=switches
         )
 
@@ -101,12 +101,12 @@ class Geometry:
         """
         return min(num_tokens, 2 * self.max_rows + num_tokens // self.page_size) if self.has_states else 0
 
-    def extended_layout(self, num_rows: int) -> Layout:
+    def extended_layout(self, num_rows: int) -> ArrayLayout:
         """Returns the layout of the array that only steps with extended sampling upload."""
-        return Layout(words=(num_rows, _NUM_EXTENDED_WORDS))
+        return ArrayLayout(words=(num_rows, _NUM_EXTENDED_WORDS))
 
 
-class Layout:
+class ArrayLayout:
     """Named i32 parts of one flat array."""
 
     def __init__(self, **shapes: tuple[int, ...]) -> None:

@@ -8,7 +8,14 @@ import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling.extended import NO_TARGET
-from penstock.engine.execution.sampling.options import MAX_WORD, HeadRow, Options, OptionsBuilder, as_word, head_rows
+from penstock.engine.execution.sampling.options import (
+    MAX_WORD,
+    HeadRow,
+    OptionsBuilder,
+    SamplingBatch,
+    as_word,
+    head_rows,
+)
 from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
 from penstock.engine.scheduling.memory.page_table import PageTable
 from penstock.engine.scheduling.sequence import Sequence
@@ -24,7 +31,7 @@ class Batch:
     num_steps: int
     num_sampled: int  # rows of the head, including those that only score
     flat: np.ndarray
-    options: Options | None  # if a row asks for extended sampling
+    options: SamplingBatch | None  # if a row asks for extended sampling
     stops: np.ndarray | None  # with several steps: when each row ends
     places: tuple[int, ...] = ()  # of the head's sampling rows: where their masks go
 

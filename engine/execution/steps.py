@@ -23,7 +23,7 @@ from penstock.engine.models import Decoder, LayerCache
 from penstock.engine.models.decoder import Unembedding
 from penstock.engine.sharding.placement import Placement
 
-Cache = tuple[LayerCache, ...]
+LayerCaches = tuple[LayerCache, ...]
 Params = list[jax.Array]
 Rebuild = Callable[[Params], Decoder]
 RebuildHead = Callable[[Params], Unembedding]
@@ -47,7 +47,7 @@ class Steps:
         self._device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
         self._has_places = placement is not None or self._device.platform == "tpu"
 
-    def backbone(self, num_tokens: int, cache: Cache) -> jax.stages.Lowered:
+    def backbone(self, num_tokens: int, cache: LayerCaches) -> jax.stages.Lowered:
         """Lowers the backbone of a token bucket; `cache` is donated."""
         step = partial(_compute_hidden, self._rebuild, self._attention, self._geometry, num_tokens)
         last_tokens = self._shape(self._geometry.max_rows)
@@ -76,7 +76,7 @@ class Steps:
         masks = self._shape(num_rows, self._geometry.mask_words)
         return step.lower(self.head_params, *rows, self._state(), self._options(num_rows), masks)
 
-    def loop(self, num_rows: int, num_steps: int, cache: Cache) -> jax.stages.Lowered:
+    def loop(self, num_rows: int, num_steps: int, cache: LayerCaches) -> jax.stages.Lowered:
         """Lowers several decode steps of a row bucket; `cache` and the sampling state are donated."""
         step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
         shardings = None
@@ -99,7 +99,7 @@ class Steps:
         step = jax.jit(filled, donate_argnames=("state",), out_shardings=self._sharding)
         return step.lower(state, self._shape(), *rows)
 
-    def _places(self, cache: Cache) -> Any:
+    def _places(self, cache: LayerCaches) -> Any:
         """Returns each cache array's placement and, on TPU, its axis order in memory: it must come back unchanged."""
         is_tpu = self._device.platform == "tpu"
         return jax.tree.map(lambda array: array.format if is_tpu else array.sharding, cache)
@@ -136,10 +136,10 @@ def _compute_hidden(
     geometry: Geometry,
     num_tokens: int,
     params: Params,
-    cache: Cache,
+    cache: LayerCaches,
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
     flat: jax.Array,  # i32: the packed step
-) -> tuple[jax.Array, jax.Array, Cache]:
+) -> tuple[jax.Array, jax.Array, LayerCaches]:
     """Returns hidden states `[max_rows, hidden]` of the tokens to sample after, their packed parameters, the cache."""
     inputs = unpack_step(geometry.step_layout(num_tokens), flat)
     token_ids = jnp.where(inputs.sources >= 0, last_tokens[inputs.sources], inputs.token_ids)
@@ -207,12 +207,12 @@ def _decode(
     num_steps: int,
     placement: Placement | None,
     params: Params,
-    cache: Cache,
+    cache: LayerCaches,
     state: SamplingState,
     last_tokens: jax.Array,
     flat: jax.Array,
     stops: jax.Array,
     options: jax.Array,
-) -> tuple[jax.Array, Logprobs, jax.Array, Cache, SamplingState]:
+) -> tuple[jax.Array, Logprobs, jax.Array, LayerCaches, SamplingState]:
     loop = partial(decode_loop, rebuild(params), attention, geometry, num_rows, num_steps, placement)
     return loop(cache, state, last_tokens, flat, stops, options)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention import GroupedBatch
-from penstock.engine.execution.geometry import Layout
+from penstock.engine.execution.geometry import ArrayLayout
 from penstock.engine.execution.sampling.extended import ExtendedRows
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
-from penstock.engine.models import Wanted
+from penstock.engine.models import WantedTokens
 from penstock.engine.models.layers.recurrence import StateBatch
 
 
@@ -25,11 +25,11 @@ class StepInputs:
     rope_lengths: jax.Array  # i32 [num_tokens], or [0] if the model does not use them
     ragged: GroupedBatch
     states: StateBatch | None  # None: the model keeps none
-    sampled: Wanted  # up to max_seqs: the token whose hidden state each sampled row takes
+    sampled: WantedTokens  # up to max_seqs: the token whose hidden state each sampled row takes
     sampling: jax.Array  # i32 [max_seqs, words]
 
 
-def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
+def unpack_step(layout: ArrayLayout, flat: jax.Array) -> StepInputs:
     parts = layout.unpack(flat)
     ragged = GroupedBatch(
         slots=tuple(parts["slots"]),
@@ -45,7 +45,7 @@ def unpack_step(layout: Layout, flat: jax.Array) -> StepInputs:
         rope_lengths=parts["rope_lengths"],
         ragged=ragged,
         states=_unpack_states(parts) if parts["state_reads"].size else None,
-        sampled=Wanted(parts["sampled_tokens"], parts["num_sampled"]),
+        sampled=WantedTokens(parts["sampled_tokens"], parts["num_sampled"]),
         sampling=parts["sampling"],
     )
 
@@ -73,7 +73,7 @@ def unpack_sampling(words: jax.Array) -> SamplingRows:  # i32 [num_rows, words]
     )
 
 
-def unpack_extended(layout: Layout, flat: jax.Array) -> ExtendedRows:
+def unpack_extended(layout: ArrayLayout, flat: jax.Array) -> ExtendedRows:
     words = layout.unpack(flat)["words"]
     return ExtendedRows(
         slot=words[:, 0],

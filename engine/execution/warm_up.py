@@ -10,7 +10,7 @@ import numpy as np
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import Runner
-from penstock.engine.execution.sampling.options import Options, neutral_options
+from penstock.engine.execution.sampling.options import SamplingBatch, neutral_options
 from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
 from penstock.engine.execution.step_memory import Measured, StepMemory
 from penstock.engine.scheduling.pace import Pace, StepTimes
@@ -165,7 +165,7 @@ def _decode_batch(
     parts["cu_q_lens"][1:] = np.minimum(np.arange(1, num_rows + 1), num_seqs)
     parts["kv_lens"][:num_seqs], parts["num_seqs"][0] = 1, num_seqs
     parts["sampled_tokens"][:num_seqs], parts["num_sampled"][0] = np.arange(num_seqs), num_seqs
-    options = Options(neutral_options(geometry, num_rows)[0], (), True) if extended else None
+    options = SamplingBatch(neutral_options(geometry, num_rows)[0], (), True) if extended else None
     stops = None
     if num_steps > 1:
         stops, ends = geometry.stops_layout(num_rows).empty()

@@ -17,7 +17,7 @@ from penstock.engine.formats.leaf import Leaf, finite
 from penstock.engine.formats.mxfp4 import exponents
 from penstock.engine.formats.packing import Packing, leaf_shapes
 
-Blocks = np.ndarray  # u8 [out, blocks, bytes]
+_Blocks = np.ndarray  # u8 [out, blocks, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class BlockType:
     features: int  # of a block
     num_bytes: int
     packing: Packing
-    parts: Mapping[str, Callable[[Blocks], np.ndarray]]  # keyed by the names of `leaf_shapes`
+    parts: Mapping[str, Callable[[_Blocks], np.ndarray]]  # keyed by the names of `leaf_shapes`
 
     def leaves(self, name: str, num_out: int, num_in: int) -> Mapping[str, Leaf]:
         """Returns the leaves of a weight whose rows are one tensor of bytes."""
@@ -55,29 +55,29 @@ class BlockType:
         return read
 
 
-def _bytes(first: int, stop: int) -> Callable[[Blocks], np.ndarray]:
+def _bytes(first: int, stop: int) -> Callable[[_Blocks], np.ndarray]:
     return lambda blocks: blocks[..., first:stop]
 
 
-def _signed(first: int, stop: int) -> Callable[[Blocks], np.ndarray]:
+def _signed(first: int, stop: int) -> Callable[[_Blocks], np.ndarray]:
     return lambda blocks: np.ascontiguousarray(blocks[..., first:stop]).view(np.int8)
 
 
-def _half(first: int) -> Callable[[Blocks], np.ndarray]:
+def _half(first: int) -> Callable[[_Blocks], np.ndarray]:
     return lambda blocks: finite(np.ascontiguousarray(blocks[..., first : first + 2]).view("<f2"))
 
 
-def _negated_half(first: int) -> Callable[[Blocks], np.ndarray]:
+def _negated_half(first: int) -> Callable[[_Blocks], np.ndarray]:
     """Reads a value that is added as a minimum, which is subtracted."""
     return lambda blocks: -_half(first)(blocks)
 
 
-def _nibbles(first: int, num_bytes: int, run: int) -> Callable[[Blocks], np.ndarray]:
+def _nibbles(first: int, num_bytes: int, run: int) -> Callable[[_Blocks], np.ndarray]:
     """Reads nibbles stored in runs: the low bits of `run` bytes come first, then their high bits. They are packed as
     neighbours.
     """
 
-    def packed(blocks: Blocks) -> np.ndarray:
+    def packed(blocks: _Blocks) -> np.ndarray:
         return pack(_low_and_high(blocks[..., first : first + num_bytes], run), 4)
 
     return packed
@@ -89,28 +89,28 @@ def _low_and_high(codes: np.ndarray, run: int) -> np.ndarray:
     return both.reshape(*codes.shape[:-1], -1)
 
 
-def _fifth_bits(first: int) -> Callable[[Blocks], np.ndarray]:
+def _fifth_bits(first: int) -> Callable[[_Blocks], np.ndarray]:
     """Reads the fifth bits of Q5_0 and Q5_1: a bit for each of 32 codes, in order."""
     return _bytes(first, first + 4)
 
 
-def _fifth_bits_k(blocks: Blocks) -> np.ndarray:
+def _fifth_bits_k(blocks: _Blocks) -> np.ndarray:
     """Reads the fifth bits of Q5_K: a byte for each of 32 features, with a bit for each group of 32."""
     held = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]
     return pack((held & np.uint8(1)).reshape(*blocks.shape[:2], -1), 1)
 
 
-def _low_bits_6(blocks: Blocks) -> np.ndarray:
+def _low_bits_6(blocks: _Blocks) -> np.ndarray:
     return pack(_low_and_high(blocks[..., :128], 64), 4)
 
 
-def _high_bits_6(blocks: Blocks) -> np.ndarray:
+def _high_bits_6(blocks: _Blocks) -> np.ndarray:
     """Reads the high bits of Q6_K: a byte for each of 32 features, with two bits for each group of 32; twice."""
     held = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return pack((held & np.uint8(3)).reshape(*blocks.shape[:2], -1), 2)
 
 
-def _scales_k(blocks: Blocks) -> np.ndarray:
+def _scales_k(blocks: _Blocks) -> np.ndarray:
     """Reads the scales of Q4_K and Q5_K: eight of 6 bits; the high bits of the last four are stored with the first
     four.
     """
@@ -118,12 +118,12 @@ def _scales_k(blocks: Blocks) -> np.ndarray:
     return np.concatenate([low & np.uint8(63), (mixed & np.uint8(15)) | (low >> np.uint8(2) & np.uint8(48))], axis=-1)
 
 
-def _minimums_k(blocks: Blocks) -> np.ndarray:
+def _minimums_k(blocks: _Blocks) -> np.ndarray:
     low, mixed = blocks[..., 8:12], blocks[..., 12:16]
     return np.concatenate([low & np.uint8(63), (mixed >> np.uint8(4)) | (low >> np.uint8(2) & np.uint8(48))], axis=-1)
 
 
-def _exponents(blocks: Blocks) -> np.ndarray:
+def _exponents(blocks: _Blocks) -> np.ndarray:
     return exponents(blocks[..., :1])
 
 

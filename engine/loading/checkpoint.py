@@ -25,7 +25,7 @@ from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, expanded
 from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE, refuse_names
 from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, passed_over, with_kv_scales
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
-from penstock.engine.loading.rows import Rows
+from penstock.engine.loading.rows import FusedRows
 from penstock.engine.loading.source import GGUF_SUFFIX, Checkpoint, open_checkpoint
 from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, ParameterSource, Stored
 from penstock.engine.models import (
@@ -313,7 +313,7 @@ def _head_dim(layer: ParamPath, config: ModelConfig) -> int:
 
 def _rows(
     family: Family, path: ParamPath, layer: ParamPath, params: Mapping[ParamPath, Any], config: ModelConfig
-) -> Rows | None:
+) -> FusedRows | None:
     """Returns the rows of the parameter at `path` in a fused tensor, in the layer of the path `layer`; None if it is
     not fused.
     """
@@ -323,7 +323,7 @@ def _rows(
     axis = row_axis(path, len(params[path].shape))
     parts = {part: (*layer[:2], *part[2:]) for part in fused}
     sizes = [params[part].shape[axis] // _copies(of, params[part], config) for part, of in parts.items()]
-    return Rows.of(sizes, fused.index(path), family.turns_of(layer, config.blocks), axis)
+    return FusedRows.of(sizes, fused.index(path), family.turns_of(layer, config.blocks), axis)
 
 
 def _abstract(config: ModelConfig, *, stacked: bool) -> tuple[nnx.GraphDef[Decoder], dict[ParamPath, Any]]:

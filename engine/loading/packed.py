@@ -15,9 +15,9 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.leaf import Declared, Index, Leaf, QuantizedFormat
 from penstock.engine.formats.own import Own
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
-from penstock.engine.loading.rows import Rows, before_copying
+from penstock.engine.loading.rows import FusedRows, before_copying
 from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
-from penstock.engine.models.config import ExpertsConfig, Packed
+from penstock.engine.models.config import ExpertsConfig, PackedMatmuls
 
 ROUTERS = frozenset({"router", "shared_gate"})
 # Matmuls that a setting never quantizes: they are small, or suffer most from rounding.
@@ -44,7 +44,7 @@ class PackedSource:
     whole: tuple[int, ...]  # the shape of a module's tensor, with each KV head once
     copies: int = 1  # number of times that each KV head is repeated
     head_dim: int = 1
-    rows: Rows | None = None  # in a fused tensor; None: all
+    rows: FusedRows | None = None  # in a fused tensor; None: all
     padding: tuple[int, ...] = ()  # number of zeros after it along each axis, which no file has; (): none
 
     @property
@@ -167,7 +167,7 @@ class PackedWeights:
         sizes = [_num_out(params[part].shape, (*layers[0][:2], *part[2:]), config) for part in parts]
         place = parts.index((*path[:-1], "codes"))
         turns = self.family.turns_of((*layers[0][:-1], "kernel"), config.blocks)
-        of_fused = Rows.of(sizes, place, turns) if len(parts) > 1 else None
+        of_fused = FusedRows.of(sizes, place, turns) if len(parts) > 1 else None
         num_in = params[(*path[:-1], "codes")].shape[-1] * 8 // PLANES[packing.code][0]
         rows = packing.rows if leaf == "scales" else 1
         if rows > 1 and of_fused is not None:
@@ -255,7 +255,7 @@ def _with_packings(
     in `left`.
     """
 
-    def packed(at: ParamPath, kernels: _Kernels) -> Packed:
+    def packed(at: ParamPath, kernels: _Kernels) -> PackedMatmuls:
         found = []
         for path, shape in kernels:
             module = _module(family, (*at, *path)).format(0)

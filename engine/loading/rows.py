@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FusedRows:
     """The rows of a fused tensor that belong to one parameter: runs of `run` rows from `first` on, one every `step`
     rows.
 
@@ -23,7 +23,7 @@ class Rows:
     axis: int = -1  # of the parameter
 
     @classmethod
-    def of(cls, sizes: Sequence[int], place: int, turns: int, axis: int = -1) -> Rows:
+    def of(cls, sizes: Sequence[int], place: int, turns: int, axis: int = -1) -> FusedRows:
         """Returns the rows of the parameter at `place` among parameters of these sizes."""
         if turns == 1:
             return cls(sum(sizes[:place]), sum(sizes), axis=axis)
@@ -41,7 +41,7 @@ class Rows:
         first, end = int(places[0]), int(places[-1]) + 1
         return slice(first, end), None if end - first == numbers.size else places - first
 
-    def in_blocks(self, size: int) -> Rows | None:
+    def in_blocks(self, size: int) -> FusedRows | None:
         """Returns the same rows counted in blocks of `size` rows; None if a block has rows of several parameters."""
         if self.run == self.step:
             return None if self.first % size else replace(self, first=self.first // size)

@@ -23,7 +23,7 @@ from penstock.engine.formats.leaf import Index, Leaf
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.kv_scales import KVScaleSource
 from penstock.engine.loading.packed import PackedSource
-from penstock.engine.loading.rows import Rows, before_copying
+from penstock.engine.loading.rows import FusedRows, before_copying
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding.placement import Placement
@@ -60,7 +60,7 @@ class ParameterSource:
     num_spread: int  # number of leading axes that are spread over tensors
     copies: int = 1  # number of times that each KV head is repeated
     head_dim: int = 1
-    rows: Rows | None = None  # None: all
+    rows: FusedRows | None = None  # None: all
     is_plain: bool = False  # most kernels are not: they are stored transposed, `[out, in]`
     padding: tuple[int, ...] = ()  # number of zeros after it along each axis, which no file has; (): none
 

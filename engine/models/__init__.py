@@ -17,7 +17,7 @@ from penstock.engine.models.config import (
 from penstock.engine.models.decoder import (
     Decoder,
     Overlap,
-    Wanted,
+    WantedTokens,
     active_parameters,
     layer_shapes,
     matmul_parameters,
@@ -51,7 +51,7 @@ __all__ = [
     "ParamPath",
     "RopeConfig",
     "StackedCache",
-    "Wanted",
+    "WantedTokens",
     "active_parameters",
     "family_of",
     "layer_groups",

@@ -18,7 +18,7 @@ from penstock.engine.models.config import (
     PerLayerConfig,
     Recurrence,
 )
-from penstock.engine.models.layers.attention import Attention, StepInputs
+from penstock.engine.models.layers.attention import Attention, LayerInputs
 from penstock.engine.models.layers.basic import ACTIVATIONS, GatedMLP, Linear, Norm, RMSNorm, norm_of, normed, scaled
 from penstock.engine.models.layers.delta_net import DeltaNet
 from penstock.engine.models.layers.experts import Experts
@@ -79,12 +79,12 @@ class Block(nnx.Module):
         self.config, self.is_parallel, self.residual_scale = config, config.parallel, config.residual_scale
         quantize_modules(self, config.packed, dtype)
 
-    def __call__(self, x: jax.Array, step: StepInputs, cache: Cache) -> tuple[jax.Array, Cache]:
+    def __call__(self, x: jax.Array, step: LayerInputs, cache: Cache) -> tuple[jax.Array, Cache]:
         attended, cache = self.attend(x, step, cache)
         return self.feed_forward(attended, x, step), cache
 
     def attend(
-        self, x: jax.Array, step: StepInputs, cache: Cache, squares: jax.Array | None = None
+        self, x: jax.Array, step: LayerInputs, cache: Cache, squares: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
         """Computes the first half: adds attention, or the recurrence, to `x`. `squares` is the sum of the squares of
         `x`, if the caller has it.
@@ -99,7 +99,7 @@ class Block(nnx.Module):
             attended, cache = self.attention(read, step, cache)
         return x + scaled(normed(self.attention_out_norm, attended), self.residual_scale), cache
 
-    def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
+    def feed_forward(self, x: jax.Array, before: jax.Array, step: LayerInputs) -> jax.Array:
         """Computes the second half: adds the feed-forward to `x`, then applies what the block ends with. `before` is
         the input of the block.
         """
@@ -107,7 +107,7 @@ class Block(nnx.Module):
         y = self.mlp(read, step.is_real, step.layer, x) if isinstance(self.mlp, Experts) else self.mlp(read)
         return self.ended(x + scaled(normed(self.mlp_out_norm, y), self.residual_scale), step)
 
-    def ended(self, x: jax.Array, step: StepInputs) -> jax.Array:
+    def ended(self, x: jax.Array, step: LayerInputs) -> jax.Array:
         """Applies what comes after the feed-forward, and returns the block's result."""
         if self.per_layer is not None and step.per_layer is not None:
             x = x + self.per_layer(x, step.per_layer)

@@ -10,7 +10,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.packing import Packing
 from penstock.engine.length_rule import LengthRule
 
-Packed = tuple[tuple[tuple[str, ...], Packing], ...]
+PackedMatmuls = tuple[tuple[tuple[str, ...], Packing], ...]
 """The matmuls with quantized weights, by their path in the layer or decoder, and the packing of each."""
 
 
@@ -251,7 +251,7 @@ class BlockConfig:
     norm_placement: NormPlacement = "before"
     parallel: bool = False  # attention and feed-forward read the same norm, and both are added to its input
     residual_scale: float = 1.0  # of what attention and feed-forward add
-    packed: Packed = ()
+    packed: PackedMatmuls = ()
     per_layer: PerLayerConfig | None = None  # added after the feed-forward
     has_scalar: bool = False  # the layer's result is multiplied by one learned number
 
@@ -304,7 +304,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None  # scaled logits become soft_cap * tanh(logit / soft_cap)
-    packed: Packed = ()  # of the parameters around the blocks
+    packed: PackedMatmuls = ()  # of the parameters around the blocks
     kv_dtype: str | None = None  # type for keys and values that the checkpoint asks for; None: it asks for none
     num_draft_layers: int = 0  # layers that checkpoints hold after the others, and that are not computed
     vocab_padding: int = 0  # extra rows of embedding and head, so that devices divide them evenly

@@ -21,20 +21,20 @@ from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layer_groups import LayerPlace, StatePlace, layer_groups
-from penstock.engine.models.layers.attention import StepInputs, SumParts
+from penstock.engine.models.layers.attention import LayerInputs, SumParts
 from penstock.engine.models.layers.basic import Linear, norm_of, normed, scaled, soft_capped
 from penstock.engine.models.layers.experts import Experts, GroupedLinear
 from penstock.engine.models.layers.quantized import QuantizedEmbedding, quantize_modules
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 from penstock.engine.models.layers.rope import rotary_tables
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
-from penstock.engine.models.streams import Parts, Whole
+from penstock.engine.models.streams import ResidualStream, Whole
 
 Shapes = Mapping[ParamPath, Any]
 """Shape and type of each array, by its path."""
 
 
-class Wanted(NamedTuple):
+class WantedTokens(NamedTuple):
     """The tokens of a step whose hidden states are wanted."""
 
     tokens: jax.Array  # i32 [num_wanted]: their places in the step; those after the first `num` are padding
@@ -56,7 +56,7 @@ class Decoder(nnx.Module):
     """
 
     overlap: Overlap | None = None
-    """Set only for stacked layers that `Parts.serve`; None: sums over devices overlap with nothing."""
+    """Set only for stacked layers that `ResidualStream.serve`; None: sums over devices overlap with nothing."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, stacked: bool = False) -> None:
         dtype = jnp.dtype(config.dtype)
@@ -99,7 +99,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         is_real: jax.Array | None = None,  # bool [num_tokens]: which tokens are not padding; None: all
         lengths: jax.Array | None = None,  # i32 [num_tokens]: for the model's length rule; None: up to each token
-        wanted: Wanted | None = None,  # None: all tokens, in order
+        wanted: WantedTokens | None = None,  # None: all tokens, in order
         states: StateBatch | None = None,  # None: the model keeps none
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_wanted, hidden]` and the caches with what this step adds."""
@@ -107,7 +107,7 @@ class Decoder(nnx.Module):
         vectors = self._per_layer(x, token_ids)
         ropes = dict.fromkeys(attention.rope for attention in self.config.attentions)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
-        step = StepInputs(positions, rotary, attend, is_real, states=states)
+        step = LayerInputs(positions, rotary, attend, is_real, states=states)
         if self.is_stacked:
             x, caches = self._scan(x, step, caches, vectors)
             return self.norm(x if wanted is None else x[wanted.tokens]), caches
@@ -117,9 +117,9 @@ class Decoder(nnx.Module):
     def _layers(
         self,
         x: jax.Array,
-        step: StepInputs,
+        step: LayerInputs,
         caches: tuple[LayerCache, ...],
-        wanted: Wanted | None,
+        wanted: WantedTokens | None,
         vectors: jax.Array | None,  # [layers, num_tokens, size]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         written, groups = list(caches), layer_groups(self.config)
@@ -140,7 +140,7 @@ class Decoder(nnx.Module):
         return x, tuple(written)
 
     def _scan(
-        self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...], vectors: jax.Array | None
+        self, x: jax.Array, step: LayerInputs, caches: tuple[LayerCache, ...], vectors: jax.Array | None
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Computes all layers in one loop per run. The loop carries the caches, so that they are updated in place."""
         groups, blocks, in_parts = layer_groups(self.config), iter(self.blocks), self.overlap is not None
@@ -148,7 +148,9 @@ class Decoder(nnx.Module):
         sizes = [kind.size for kind in groups.page_kinds] + [kind.num_layers for kind in groups.state_kinds]
         # For each cache, the number of pages in one of its arrays, or of slots in one layer.
         strides = [jax.tree.leaves(held)[0].shape[0] // size for held, size in zip(caches, sizes, strict=True)]
-        stream: Whole | Parts = Parts.of(x, 2 if self.overlaps(x.shape[0]) else 1) if in_parts else Whole.of(x)
+        stream: Whole | ResidualStream = (
+            ResidualStream.of(x, 2 if self.overlaps(x.shape[0]) else 1) if in_parts else Whole.of(x)
+        )
         if self.overlap is not None:
             step = step._replace(sum_parts=self.overlap.sum_parts)
         for run in layer_runs(self.config):
@@ -252,8 +254,8 @@ class Unembedding(nnx.Module):
 
 
 def _taken(
-    x: jax.Array, before: jax.Array, step: StepInputs, wanted: Wanted | None
-) -> tuple[jax.Array, jax.Array, StepInputs]:
+    x: jax.Array, before: jax.Array, step: LayerInputs, wanted: WantedTokens | None
+) -> tuple[jax.Array, jax.Array, LayerInputs]:
     """Returns the inputs of the last feed-forward.
 
     Without a choice of tokens a barrier makes programs round these inputs as the choice would: XLA leaves out a
@@ -266,7 +268,7 @@ def _taken(
     return x, before, step
 
 
-def of_wanted(step: StepInputs, wanted: Wanted) -> StepInputs:
+def of_wanted(step: LayerInputs, wanted: WantedTokens) -> LayerInputs:
     """Restricts the step to the wanted tokens for the last feed-forward: nothing after it needs the others."""
     is_real = jnp.arange(wanted.tokens.shape[0]) < wanted.num
     vectors = None if step.per_layer is None else step.per_layer[wanted.tokens]
@@ -289,7 +291,7 @@ def _split(block: Block, *, all_linears: bool) -> tuple[nnx.GraphDef[Block], Any
     return graph, states[0], states[1]
 
 
-_Carry: TypeAlias = tuple[jax.Array, Whole | Parts, tuple[LayerCache, ...]]
+_Carry: TypeAlias = tuple[jax.Array, Whole | ResidualStream, tuple[LayerCache, ...]]
 """The state carried from layer to layer of a loop: its number, the residual stream, pages and states."""
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig
-from penstock.engine.models.layers.attention import StepInputs, SumParts
+from penstock.engine.models.layers.attention import LayerInputs, SumParts
 from penstock.engine.models.layers.basic import ACTIVATIONS, LayerNorm, Linear, RMSNorm, scaled, sum_of_squares
 from penstock.engine.models.layers.experts import Experts
 from penstock.engine.models.layers.recurrence import StateCache
@@ -44,7 +44,7 @@ class Whole(NamedTuple):
     def of(cls, x: jax.Array) -> Whole:
         return cls(x, sum_of_squares(x))
 
-    def through(self, block: Block, step: StepInputs, cache: Cache) -> tuple[Whole, Cache]:
+    def through(self, block: Block, step: LayerInputs, cache: Cache) -> tuple[Whole, Cache]:
         attended, cache = block.attend(self.x, step, cache, self.squares)
         return Whole.of(block.feed_forward(attended, self.x, step)), cache
 
@@ -52,7 +52,7 @@ class Whole(NamedTuple):
         return self.x
 
 
-class Parts(NamedTuple):
+class ResidualStream(NamedTuple):
     """The residual stream in one or two parts of the features. The matmuls of its layers hold the kernels of all
     layers, and are told which layer's to use.
     """
@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     added: _Parts  # to be added to `x`: sums over devices, which may still be in flight
 
     @classmethod
-    def of(cls, x: jax.Array, num_parts: int) -> Parts:
+    def of(cls, x: jax.Array, num_parts: int) -> ResidualStream:
         parts = tuple(jnp.split(x, num_parts, axis=1))
         return cls(parts, tuple(map(jnp.zeros_like, parts)))
 
@@ -72,7 +72,7 @@ class Parts(NamedTuple):
         """
         return config.hidden_size % (2 * _LANES) == 0 and all(map(_is_served, config.blocks))
 
-    def through(self, block: Block, step: StepInputs, cache: Cache) -> tuple[Parts, Cache]:
+    def through(self, block: Block, step: LayerInputs, cache: Cache) -> tuple[ResidualStream, Cache]:
         attention, mlp, scale = block.attention, block.mlp, block.residual_scale
         if isinstance(mlp, Experts) or isinstance(cache, StateCache) or step.sum_parts is None:
             raise TypeError("only dense layers with attention have parts, in steps that add them up")  # `serve` says so
@@ -88,7 +88,7 @@ class Parts(NamedTuple):
 
     def multiplied(
         self, norm: RMSNorm | LayerNorm | None, linears: tuple[Linear, ...]
-    ) -> tuple[Parts, list[jax.Array]]:
+    ) -> tuple[ResidualStream, list[jax.Array]]:
         """Returns the parts with everything added, and the matmuls of their norm, each `[num_tokens, out]`."""
         if not isinstance(norm, RMSNorm):
             raise TypeError(f"parts have an RMSNorm before their matmuls, not {norm}")  # `serve` says so
@@ -108,16 +108,18 @@ class Parts(NamedTuple):
             y if linear.bias is None else y + linear.bias[...].astype(jnp.float32)
             for linear, y in zip(linears, normed, strict=True)
         ]
-        return Parts(tuple(whole), self.added), [y.astype(whole[0].dtype) for y in biased]
+        return ResidualStream(tuple(whole), self.added), [y.astype(whole[0].dtype) for y in biased]
 
-    def with_sum(self, sum_parts: SumParts, linear: Linear, x: jax.Array, scale: float, *, ends_layer: bool) -> Parts:
+    def with_sum(
+        self, sum_parts: SumParts, linear: Linear, x: jax.Array, scale: float, *, ends_layer: bool
+    ) -> ResidualStream:
         """Returns the parts with the product of `x`, `[num_tokens, in]`, to be added."""
         num_parts = len(self.x)
         kernels = tuple(_part(linear, (number, num_parts), axis=1) for number in range(num_parts))
         sums = sum_parts(x, kernels, ends_layer=ends_layer)
         if linear.bias is not None:
             sums = tuple(y + bias for y, bias in zip(sums, jnp.split(linear.bias[...], num_parts), strict=True))
-        return Parts(self.x, tuple(scaled(y, scale) for y in sums))
+        return ResidualStream(self.x, tuple(scaled(y, scale) for y in sums))
 
 
 def _is_served(block: BlockConfig) -> bool:

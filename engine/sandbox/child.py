@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 MAX_MESSAGE_CHARS = 500
 
-Answer = Callable[[Any, int], Mapping[str, str]]
+_Answer = Callable[[Any, int], Mapping[str, str]]
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
             answers.flush()
 
 
-def _answered(answer: Answer, request: bytes, bounds: Mapping[str, Any]) -> bytes:
+def _answered(answer: _Answer, request: bytes, bounds: Mapping[str, Any]) -> bytes:
     max_bytes = bounds["max_bytes"] + bounds["max_bytes_per_byte"] * len(request)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the worker's own limit, which stays
     if hard != resource.RLIM_INFINITY:

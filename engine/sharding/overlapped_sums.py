@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from penstock.engine.models import Decoder, ModelConfig, Overlap, matmul_parameters
-from penstock.engine.models.streams import Parts
+from penstock.engine.models.streams import ResidualStream
 from penstock.engine.sharding.placement import Placement
 
 _LEAST_BYTES = {4: 2**22, 8: 2**21}  # of a sum, by number of devices; sums over two take next to no time
@@ -38,7 +38,7 @@ def overlap(model: Decoder, placement: Placement, pays: Callable[[int], bool] | 
     """
     if pays is None and _can_pay(model.config, placement.num_shares):
         pays = partial(_pays, model.config, placement.num_shares)
-    if pays is not None and model.is_stacked and Parts.serve(model.config):
+    if pays is not None and model.is_stacked and ResidualStream.serve(model.config):
         model.overlap = Overlap(pays, partial(_sum_parts, placement))
 
 

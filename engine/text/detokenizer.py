@@ -50,7 +50,7 @@ class ByteDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-class Vocabulary(Protocol):
+class TokenTexts(Protocol):
     """The tokenizer interface that ContextDetokenizer needs. Its answers must never change."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
@@ -69,7 +69,7 @@ class ContextDetokenizer:
     U+FFFD. So a run is held back until it ends or becomes invalid. Nothing else is ever held back.
     """
 
-    def __init__(self, vocabulary: Vocabulary, context: Sequence[int] = ()) -> None:
+    def __init__(self, vocabulary: TokenTexts, context: Sequence[int] = ()) -> None:
         """Starts a new text. With `context`, a token with text, this text follows it and keeps its first space."""
         self._vocabulary = vocabulary
         self._context = [*context]  # at most one token with text, and one without text after it

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.engine.request import Request
-from penstock.engine.text.response.reading.delta import Delta, Ended
+from penstock.engine.text.response.reading.delta import Delta, ReplyEnd
 from penstock.engine.text.response.reading.parser import ReplyParser
 from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
 
 
-class ReplyStream:
+class ReplyDecoder:
     """The reply of one choice: its text and, if there is a parser, its reasoning and tool calls separately.
 
     It is a function of the token ids alone, which are pushed one by one whatever steps they come from. Stop strings are
@@ -37,11 +37,11 @@ class ReplyStream:
         if parser is None:
             return Delta(text), stop
         was_reasoning = parser.is_reasoning
-        delta = parser.push(text) if stop is None else parser.finish(text, Ended.STOPPED)
+        delta = parser.push(text) if stop is None else parser.finish(text, ReplyEnd.STOPPED)
         self.num_reasoning += was_reasoning or parser.is_reasoning
         return delta, stop
 
-    def finish(self, ended: Ended = Ended.ITSELF) -> Delta:
+    def finish(self, ended: ReplyEnd = ReplyEnd.ITSELF) -> Delta:
         """Returns what is still held back when a reply ends without a stop string. Nothing may be pushed afterwards."""
         text = self._text.finish()
         return Delta(text) if self._parser is None else self._parser.finish(text, ended)
@@ -64,7 +64,7 @@ class ReplyStreams:
         self._tokenizer = tokenizer
         self._formats = ReplyFormats(tokenizer.special_token_ids)
 
-    def stream(self, request: Request, choice: int) -> ReplyStream:
+    def stream(self, request: Request, choice: int) -> ReplyDecoder:
         """Returns a stream for a new reply. Raises InvalidRequest if its format is unknown or a stop string empty."""
         params, spec = request.sampling, request.response
         text = TextStream(
@@ -76,6 +76,6 @@ class ReplyStreams:
             goes_on=request.grammar is not None,  # the grammar decides on each space
         )
         if spec is None:
-            return ReplyStream(text)
+            return ReplyDecoder(text)
         shows_special = not params.skip_special_tokens
-        return ReplyStream(text, self._formats.parser(spec, request.id, choice, shows_special=shows_special))
+        return ReplyDecoder(text, self._formats.parser(spec, request.id, choice, shows_special=shows_special))

@@ -16,7 +16,7 @@ from typing import Self
 
 import structlog
 
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, PenstockError, ReplyCorrupt, ReplyGone, ReplyStream, ServerRefused
@@ -44,7 +44,7 @@ class AbandonmentWatch:
         abandon_after_s: how long a request continues without a reader; a quarter longer if a gateway was killed.
     """
 
-    def __init__(self, store: Store, client: AsyncClient, standing: OutageReport, abandon_after_s: float) -> None:
+    def __init__(self, store: Store, client: AsyncClient, standing: RedisHealth, abandon_after_s: float) -> None:
         self._store = store
         self._client = client
         self._standing = standing

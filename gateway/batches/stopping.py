@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from penstock.gateway.errors import ApiError, api_error
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.producer import PenstockError, ServerRefused
 from penstock.protocol.tasks import end_tasks
 
@@ -54,7 +54,7 @@ class Stopped:
             await end_tasks(tasks)
 
 
-async def retried(attempt: Callable[[], Awaitable[T]], standing: OutageReport) -> T:
+async def retried(attempt: Callable[[], Awaitable[T]], standing: RedisHealth) -> T:
     """Returns the result of `attempt`, retried for as long as that may help. Redis failures are retried soon.
 
     Raises:

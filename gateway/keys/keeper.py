@@ -13,7 +13,7 @@ from penstock.gateway.keys.ring import KeyRing, revoked
 from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.store import KeyStore
 from penstock.gateway.keys.watch import RevocationWatch
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient
 
@@ -34,7 +34,7 @@ class Keeper:
         store: Store,
         client: AsyncClient,
         interruptions: Interruptions,
-        standing: OutageReport,
+        standing: RedisHealth,
         *,
         is_key_required: bool,
     ) -> None:

@@ -18,7 +18,7 @@ import structlog
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys.records import KeyLimits
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store import names
 from penstock.producer import PenstockError
 from penstock.protocol import lua
@@ -90,7 +90,7 @@ class Limiter:
     """
 
     def __init__(
-        self, execute: Execute, forget_ended: ForgetEnded, standing: OutageReport, *, lease_s: float = LEASE_S
+        self, execute: Execute, forget_ended: ForgetEnded, standing: RedisHealth, *, lease_s: float = LEASE_S
     ) -> None:
         self._execute = execute
         self._forget_ended = forget_ended

@@ -18,7 +18,7 @@ from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit, Request
 from penstock.gateway.keys.published import Published
 from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.tabs import Order, Tab, TabStore, check_size
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.producer import PenstockError
 from penstock.protocol.queue.enqueue import Execute
 from penstock.protocol.tasks import end_tasks
@@ -67,7 +67,7 @@ class Settling:
         standing: notified of trouble with Redis.
     """
 
-    def __init__(self, execute: Execute, look: _ReadPublished, standing: OutageReport) -> None:
+    def __init__(self, execute: Execute, look: _ReadPublished, standing: RedisHealth) -> None:
         self._store = TabStore(execute)
         self._look = look
         self._standing = standing

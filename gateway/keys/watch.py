@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from penstock.gateway.standing import OutageReport
+from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import NAME
 from penstock.protocol.redis.address import Address
@@ -32,7 +32,7 @@ class RevocationWatch:
         standing: notified of trouble with Redis.
     """
 
-    def __init__(self, address: Address, on_revoked: Callable[[str], None], standing: OutageReport) -> None:
+    def __init__(self, address: Address, on_revoked: Callable[[str], None], standing: RedisHealth) -> None:
         self._address = address
         self._standing = standing
         self._on_revoked = on_revoked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers_for_tests import byte_level
 
-from penstock.engine.choice import Choice, Ending, NewChoices, output_of
+from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.response.reading.delta import Delta
@@ -21,14 +21,14 @@ def ids(text: str) -> tuple[int, ...]:
 
 def choice_of(
     generated: str = "", max_model_len: int = 100, echo: str = "", **params: object
-) -> tuple[Sequence, Choice]:
+) -> tuple[Sequence, ChoiceState]:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     request = Request("r", ids("ab"), sampling, generated=(ids(generated),) if generated else (), echo=echo)
     sequence = Sequence(request, 0, 0)
     return sequence, NewChoices(TOKENIZER, (EOS,), max_model_len).of(sequence)
 
 
-def push(sequence: Sequence, choice: Choice, token_id: int) -> tuple[str, Ending | None]:
+def push(sequence: Sequence, choice: ChoiceState, token_id: int) -> tuple[str, Ending | None]:
     sequence.token_ids.append(token_id)
     delta, ending = choice.push(token_id)
     assert not delta.reasoning

@@ -13,7 +13,7 @@ from engines import EOS, SMALL, VOCAB_SIZE, Results, drive, outputs_of, write_mo
 from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, Output, Request, SamplingParams
-from penstock.engine.choice import Choice
+from penstock.engine.choice import ChoiceState
 from penstock.engine.execution import packing as packing_module
 from penstock.engine.execution.sampling.options import HeadRow
 from penstock.engine.logprobs import PromptLogprobs
@@ -127,7 +127,7 @@ def stumble_in_logprobs(engine: Engine, patch: pytest.MonkeyPatch) -> None:
         if choice._sequence.request.id == "bad":
             raise Oops("at log-probabilities")
 
-    patch.setattr(Choice, "logprob", logprob)
+    patch.setattr(ChoiceState, "logprob", logprob)
 
 
 def stumble_in_scoring(engine: Engine, patch: pytest.MonkeyPatch) -> None:

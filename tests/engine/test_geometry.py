@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.engine.execution.geometry import Geometry, Layout
+from penstock.engine.execution.geometry import ArrayLayout, Geometry
 
 GEOMETRY = Geometry(
     max_num_seqs=48, max_batch_tokens=256, max_model_len=100, page_size=16, vocab_size=10, few_shapes=False
@@ -58,7 +58,7 @@ def test_a_step_has_room_for_every_state_that_its_rows_could_leave(page_size: in
 
 
 def test_what_is_packed_by_name_is_unpacked_by_name() -> None:
-    layout = Layout(first=(2, 3), count=(1,), second=(4,))
+    layout = ArrayLayout(first=(2, 3), count=(1,), second=(4,))
     flat, parts = layout.empty()
     assert flat.shape == (layout.size,) == (11,)
     parts["first"][1], parts["count"][0], parts["second"][:] = (7, 8, 9), 5, range(4)

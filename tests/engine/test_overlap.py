@@ -12,7 +12,7 @@ from engines import TINY
 from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import BlockConfig, ExpertsConfig, MLPConfig, NormConfig
-from penstock.engine.models.streams import Parts
+from penstock.engine.models.streams import ResidualStream
 from penstock.engine.sharding.overlapped_sums import overlap
 from penstock.engine.sharding.placement import place, split_model
 from penstock.tools.plan import preset
@@ -45,8 +45,8 @@ def test_parts_compute_what_the_whole_computes() -> None:
 )
 def test_layers_that_are_not_two_norms_and_dense_matmuls_have_no_parts(block: BlockConfig, hidden_size: int) -> None:
     served = replace(TINY, blocks=(DENSE,) * 2, hidden_size=256)
-    assert Parts.serve(served)
-    assert not Parts.serve(replace(served, blocks=(DENSE, block), hidden_size=hidden_size))
+    assert ResidualStream.serve(served)
+    assert not ResidualStream.serve(replace(served, blocks=(DENSE, block), hidden_size=hidden_size))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import QueryScale, RopeConfig
 from penstock.engine.models.cpu.block import PackedBlock
 from penstock.engine.models.cpu.panels import pack_halves
-from penstock.engine.models.layers.attention import StepInputs
+from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.rope import rotary_tables
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
@@ -101,7 +101,7 @@ def random_like(leaf: jax.Array, key: jax.Array) -> jax.Array:
     return leaf + size * jax.random.normal(key, leaf.shape, leaf.dtype)
 
 
-def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig) -> StepInputs:
+def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig) -> LayerInputs:
     """Makes a step; sequence i has the pages from 1 + 3 * i on, and tokens behind the sequences' are padding."""
     parts = {"slots": np.zeros(num_tokens, np.int32), "positions": np.zeros(num_tokens, np.int32)}
     ends = np.cumsum([count for count, _ in lengths])
@@ -121,7 +121,7 @@ def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig
     positions = jnp.asarray(parts["positions"])
     rope = config.attention.rope
     rotary = {} if rope is None else {rope: rotary_tables(positions, rope)}
-    return StepInputs(positions, rotary, attend_in_groups(attention, batch, PAGE_SIZE))
+    return LayerInputs(positions, rotary, attend_in_groups(attention, batch, PAGE_SIZE))
 
 
 def empty_cache(config: BlockConfig, dtype: str) -> LayerCache:

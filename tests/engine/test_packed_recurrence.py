@@ -24,7 +24,7 @@ from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import BlockConfig, MLPConfig
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import DeltaNetConfig, ShortConvConfig
-from penstock.engine.models.layers.attention import StepInputs
+from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 
 pytestmark = [
@@ -110,7 +110,7 @@ def attended(
         given["cu_q_lens"], given["num_seqs"],
     )  # fmt: skip
     of_states = StateBatch(*(given[name] for name in ("reads", "ends", "writes", "rows", "offsets")))
-    step = StepInputs(given["positions"], {}, attend_in_groups(native(), batch, 1), states=of_states)
+    step = LayerInputs(given["positions"], {}, attend_in_groups(native(), batch, 1), states=of_states)
     y, kept = nnx.merge(graph, state).attend(x, step, StateCache(states))
     return y, kept.arrays
 

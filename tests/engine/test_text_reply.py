@@ -14,7 +14,7 @@ from tokenizers_for_tests import byte_level, llama2
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import Request, ResponseSpec, SamplingParams, ToolCallDelta
-from penstock.engine.text.reply import ReplyStream, ReplyStreams
+from penstock.engine.text.reply import ReplyDecoder, ReplyStreams
 from penstock.engine.text.response.call_ids import call_id
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def request(name: str, prefix: str = "", id_: str = "r", **sampling: Any) -> Req
     return Request(id_, (1,), SamplingParams(**sampling), response=ResponseSpec(name, prefix, TOOLS))
 
 
-def read(stream: ReplyStream, token_ids: tuple[int, ...]) -> tuple[Message, str | None]:
+def read(stream: ReplyDecoder, token_ids: tuple[int, ...]) -> tuple[Message, str | None]:
     message = Message()
     for token_id in token_ids:
         delta, stop = stream.push(token_id)

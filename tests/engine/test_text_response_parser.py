@@ -16,7 +16,7 @@ from transformers.utils.chat_parsing import ResponseParser
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading import parser as parser_module
 from penstock.engine.text.response.reading.calls import CallReader
-from penstock.engine.text.response.reading.delta import DELIMITER, Delta, Ended
+from penstock.engine.text.response.reading.delta import DELIMITER, Delta, ReplyEnd
 from penstock.engine.text.response.reading.parser import MAX_CUT_OFF, PIECE_CHARS
 from penstock.engine.text.response.reading.source import Reading, TextCursor
 
@@ -225,10 +225,10 @@ def test_a_call_that_is_cut_off_keeps_what_was_streamed(name: str) -> None:
 
 
 LEAD = "Let me see."
-each_end = pytest.mark.parametrize("ended", [Ended.CUT, Ended.STOPPED], ids=["cut", "stopped"])
+each_end = pytest.mark.parametrize("ended", [ReplyEnd.CUT, ReplyEnd.STOPPED], ids=["cut", "stopped"])
 
 
-def each_beginning(text: str, name: str, *, special: bool, ended: Ended) -> Iterator[tuple[str, Message]]:
+def each_beginning(text: str, name: str, *, special: bool, ended: ReplyEnd) -> Iterator[tuple[str, Message]]:
     """Ends `text` behind each of its characters; yields what comes out."""
     written = as_written(name, text, special=special)
     for end in range(len(written)):
@@ -242,13 +242,13 @@ def each_beginning(text: str, name: str, *, special: bool, ended: Ended) -> Iter
 @each_kind
 @each_end
 @pytest.mark.parametrize("lead", ["", LEAD])
-def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, ended: Ended, lead: str) -> None:
+def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, ended: ReplyEnd, lead: str) -> None:
     """Ended in its name or before, tags included, it is a call or nothing. One character of a tag is no sign yet."""
     text = write(name, Message(lead, calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     tags = FORMATS[name].delimiters
     for seen, found in each_beginning(text, name, special=special, ended=ended):
         rest = "" if lead.startswith(found.text) else found.text.removeprefix(lead)
-        if ended is Ended.CUT:
+        if ended is ReplyEnd.CUT:
             assert len(rest) <= 1, seen
         else:  # a stop string comes next, so what looks like a part of a tag is none
             assert any(tag.startswith(rest) and tag != rest for tag in tags), seen
@@ -256,7 +256,7 @@ def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, en
 
 @pytest.mark.parametrize("name", ["llama3_json", "llama_pythonic"])
 @each_end
-def test_a_call_without_a_tag_is_no_text_once_it_names_a_tool(name: str, ended: Ended) -> None:
+def test_a_call_without_a_tag_is_no_text_once_it_names_a_tool(name: str, ended: ReplyEnd) -> None:
     written = write(name, Message(calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     text = written.removeprefix(FORMATS[name].calls.group_mark)
     for seen, found in each_beginning(text, name, special=True, ended=ended):
@@ -273,7 +273,7 @@ def test_a_call_without_a_tag_is_no_text_once_it_names_a_tool(name: str, ended: 
     ],
 )
 @each_end
-def test_other_text_that_something_else_ends_stays(name: str, text: str, ended: Ended) -> None:
+def test_other_text_that_something_else_ends_stays(name: str, text: str, ended: ReplyEnd) -> None:
     for seen, found in each_beginning(text + "-", name, special=False, ended=ended):
         assert found.text == seen
 
@@ -282,12 +282,12 @@ def test_other_text_that_something_else_ends_stays(name: str, text: str, ended: 
 def test_what_the_model_itself_leaves_is_what_it_wrote(name: str) -> None:
     text = write(name, Message(calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     if name != "gpt_oss":
-        for seen, found in each_beginning(text[: text.index("weather")], name, special=False, ended=Ended.ITSELF):
+        for seen, found in each_beginning(text[: text.index("weather")], name, special=False, ended=ReplyEnd.ITSELF):
             assert found.text == seen
 
 
 def test_a_tag_of_reasoning_that_is_cut_is_no_text() -> None:
-    for seen, found in each_beginning("<think>\nhm\n</think>\n\nYes", "hermes", special=False, ended=Ended.CUT):
+    for seen, found in each_beginning("<think>\nhm\n</think>\n\nYes", "hermes", special=False, ended=ReplyEnd.CUT):
         assert "<t" not in found.text, seen
         assert "</" not in found.reasoning, seen
 

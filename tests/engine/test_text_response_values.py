@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.text.response.reading import casting
-from penstock.engine.text.response.reading.casting import MAX_NODES, Schema
+from penstock.engine.text.response.reading.casting import MAX_NODES, ArgumentsSchema
 from penstock.engine.text.response.reading.json_text import read_value, to_json
 from penstock.engine.text.response.reading.literals import MAX_DEPTH, read_literal
 from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
@@ -180,13 +180,13 @@ SCHEMA = {
     ],
 )
 def test_text_becomes_what_the_schema_says(name: str, text: str, value: object) -> None:
-    found = Schema(json.dumps(SCHEMA)).cast(name, text)
+    found = ArgumentsSchema(json.dumps(SCHEMA)).cast(name, text)
     assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize("schema", ["", "[]", "{", "true", '{"properties": 1}', "[" * 100_000])
 def test_a_schema_that_says_nothing_lets_everything_through(schema: str) -> None:
-    assert Schema(schema).cast("a", "1") == 1
+    assert ArgumentsSchema(schema).cast("a", "1") == 1
 
 
 def recursive_union(width: int) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def recursive_union(width: int) -> dict[str, Any]:
 @pytest.mark.timeout(30)
 def test_a_recursive_union_is_walked_once() -> None:
     """Walking its branches to the eighth power would take hours."""
-    schema = Schema(json.dumps(recursive_union(40)))
+    schema = ArgumentsSchema(json.dumps(recursive_union(40)))
     for _ in range(1000):
         assert schema.cast("v", "12") == 12
     assert schema.cast("v", "[1]") == "[1]"
@@ -206,7 +206,7 @@ def test_a_recursive_union_is_walked_once() -> None:
 def test_a_union_of_too_many_branches_allows_anything() -> None:
     for count, value in ((MAX_NODES - 1, "[1]"), (MAX_NODES, [1])):
         union = {"anyOf": [{"type": "integer"} for _ in range(count)]}
-        assert Schema(json.dumps({"properties": {"v": union}})).cast("v", "[1]") == value
+        assert ArgumentsSchema(json.dumps({"properties": {"v": union}})).cast("v", "[1]") == value
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_of_a_long_enumeration_the_types_count_and_no_value_is_kept(
         return original(one, kind)
 
     monkeypatch.setattr(casting, "_is_a", compare)
-    schema = Schema(json.dumps({"properties": {"x": {"enum": values}}}))
+    schema = ArgumentsSchema(json.dumps({"properties": {"x": {"enum": values}}}))
     assert schema.cast("x", text) == value
     assert len(compared) < 10
     assert not schema._known["x"].texts

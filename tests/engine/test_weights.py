@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.engine import CheckpointError
-from penstock.engine.loading.rows import Rows, before_copying
+from penstock.engine.loading.rows import FusedRows, before_copying
 from penstock.engine.loading.weights import ParameterSource, Stored, WeightFiles, open_weights
 
 RNG = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def test_parameters_that_are_fused_are_rows_of_one_tensor(is_stacked: bool, tmp_
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     path, names = ("blocks", 0, "mlp", "up", "kernel"), tuple(stored)
     shape = (2, 4, 5) if is_stacked else (4, 5)
-    source = ParameterSource(path, shape, F32, names, num_spread=int(is_stacked), rows=Rows(first=3, total=9))
+    source = ParameterSource(path, shape, F32, names, num_spread=int(is_stacked), rows=FusedRows(first=3, total=9))
     assert source.stored_shape == (9, 4)
     assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
     expected = np.stack([layer[3:8].T for layer in layers])
@@ -83,7 +83,7 @@ def test_parameters_that_alternate_in_one_tensor_are_its_every_other_row(is_stac
         F32,
         tuple(stored),
         num_spread=int(is_stacked),
-        rows=Rows(first=1, total=10, step=2),
+        rows=FusedRows(first=1, total=10, step=2),
         is_plain=True,
     )
     assert source.stored_shape == (3, 4, 10)
@@ -102,7 +102,7 @@ def test_parameters_that_take_turns_by_heads(part: int, tmp_path: Path) -> None:
     stored = saved(tmp_path / "a.safetensors", tensor=tensor)
     first, width = sum(widths[:part]), widths[part]
     expected = tensor.reshape(3, 6, 4)[:, first : first + width].reshape(3 * width, 4).T
-    rows = Rows.of([3 * width for width in widths], part, turns=3)
+    rows = FusedRows.of([3 * width for width in widths], part, turns=3)
     source = ParameterSource(
         ("blocks", 0, "mlp", "up", "kernel"), expected.shape, F32, ("tensor",), num_spread=0, rows=rows
     )
@@ -120,7 +120,7 @@ def test_rows_may_be_another_axis_than_the_last(is_stacked: bool, tmp_path: Path
     layers = [RNG.normal(size=(9, 1, 4)).astype(np.float32) for _ in range(2 if is_stacked else 1)]
     stored = saved(tmp_path / "a.safetensors", **{f"layer{i}": layer for i, layer in enumerate(layers)})
     shape = (2, 5, 1, 4) if is_stacked else (5, 1, 4)
-    path, rows = ("blocks", 0, "recurrence", "k_taps"), Rows(first=3, total=9, axis=-3)
+    path, rows = ("blocks", 0, "recurrence", "k_taps"), FusedRows(first=3, total=9, axis=-3)
     source = ParameterSource(path, shape, F32, tuple(stored), num_spread=int(is_stacked), rows=rows)
     assert source.stored_shape == (9, 1, 4)
     assert source.num_bytes(stored) == 5 * 4 * 4 * len(layers)
@@ -132,14 +132,14 @@ def test_rows_may_be_another_axis_than_the_last(is_stacked: bool, tmp_path: Path
 @pytest.mark.parametrize(
     ("rows", "size", "blocks"),
     [
-        (Rows(first=8, total=20), 4, Rows(first=2, total=20)),
-        (Rows(first=6, total=20), 4, None),
-        (Rows(first=8, total=48, step=24, run=4), 4, Rows(first=2, total=48, step=6, run=1)),
-        (Rows(first=8, total=48, step=24, run=6), 4, None),
-        (Rows(first=1, total=48, step=2), 2, None),
+        (FusedRows(first=8, total=20), 4, FusedRows(first=2, total=20)),
+        (FusedRows(first=6, total=20), 4, None),
+        (FusedRows(first=8, total=48, step=24, run=4), 4, FusedRows(first=2, total=48, step=6, run=1)),
+        (FusedRows(first=8, total=48, step=24, run=6), 4, None),
+        (FusedRows(first=1, total=48, step=2), 2, None),
     ],
 )
-def test_rows_in_blocks(rows: Rows, size: int, blocks: Rows | None) -> None:
+def test_rows_in_blocks(rows: FusedRows, size: int, blocks: FusedRows | None) -> None:
     assert rows.in_blocks(size) == blocks
 
 
@@ -149,7 +149,7 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
     stored = saved(tmp_path / "a.safetensors", qkv=tensor)
     path, shape = ("blocks", 0, "attention", "k", leaf), (5, 8) if leaf == "kernel" else (8,)
     source = ParameterSource(
-        path, shape, F32, ("qkv",), num_spread=0, copies=2, head_dim=2, rows=Rows(first=4, total=10)
+        path, shape, F32, ("qkv",), num_spread=0, copies=2, head_dim=2, rows=FusedRows(first=4, total=10)
     )
     expected = np.repeat(tensor[4:8].reshape(2, 2, -1), 2, axis=0).reshape(8, -1).T.reshape(shape)
     with WeightFiles(stored) as files:

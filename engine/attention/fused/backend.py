@@ -12,10 +12,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, first_key
 from penstock.engine.attention.fused.kernel import NUM_TABLES, attend_kernel, scratch
-from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout, blocks_for, tile_rows
+from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout, blocks_for, tile_rows
 from penstock.engine.attention.fused.prepared import StepTables, step_tables
 from penstock.engine.attention.fused.scales import scale_rows
-from penstock.engine.attention.fused.softmax import Scores
+from penstock.engine.attention.fused.softmax import ScoreFunction
 from penstock.engine.attention.quantization import QUANTIZED_DTYPES, is_quantized, quantized_kv
 from penstock.engine.errors import ConfigError
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
@@ -117,7 +117,7 @@ class FusedAttention(AttentionBackend):
                 k, v, rows = _coded(k, v, pages.dtype, kv_scales)
                 new_scales.append(rows)
             new = _stored(k, v, layout, pages.dtype)
-        scores = Scores(options.scale_for(head_dim), options.soft_cap)
+        scores = ScoreFunction(options.scale_for(head_dim), options.soft_cap)
         sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
         operands = [
             _rows(q, layout.query_width),
@@ -225,7 +225,7 @@ def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEst
     )
 
 
-def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: Blocks) -> jax.Array:
+def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: BlockSizes) -> jax.Array:
     """Returns sinks as f32 [num_kv_heads, decode rows, LANES], the same in all lanes."""
     rows = sinks.astype(jnp.float32).reshape(num_kv_heads, -1)
     rows = jnp.pad(rows, ((0, 0), (0, blocks.decode_rows - rows.shape[1])))

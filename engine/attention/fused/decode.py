@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.pages import PageBuffers, Tables
 from penstock.engine.attention.fused.scales import put_scales
 from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head
 from penstock.engine.attention.fused.tokens import TokenBlock, row_of
 
-Carry = tuple[Int, Int, Int, Int]  # place in the list of decoding sequences, block of keys, buffer, block of tokens
+_Carry = tuple[Int, Int, Int, Int]  # place in the list of decoding sequences, block of keys, buffer, block of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
     tables: Tables
-    kv: PageBlocks
+    kv: PageBuffers
     state: Softmax
     tokens: TokenBlock
     q: Ref  # [num_kv_heads, decode rows, query width]: the sequence's queries
@@ -34,7 +34,7 @@ class Decode:
             self.pending[1] = 0
             block = self._first_block(0)
             self._fetch(jnp.int32(0), block, jnp.int32(0))
-            first: Carry = (jnp.int32(0), block, jnp.int32(0), jnp.int32(-1))
+            first: _Carry = (jnp.int32(0), block, jnp.int32(0), jnp.int32(-1))
             last = lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
             self.tokens.store(last[3])
             self._settle(0)
@@ -45,7 +45,7 @@ class Decode:
         count: Int = self.tables.counts[0]
         return count
 
-    def _step(self, carry: Carry) -> Carry:
+    def _step(self, carry: _Carry) -> _Carry:
         i, block, slot, loaded = carry
         num_keys = self.kv.blocks.keys
         seq = self.tables.decoding[i]

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.decode import Decode
-from penstock.engine.attention.fused.layout import LANES, Blocks, HeadLayout
-from penstock.engine.attention.fused.pages import PageBlocks, ScaleBlocks, Tables
+from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout
+from penstock.engine.attention.fused.pages import PageBuffers, ScaleBlocks, Tables
 from penstock.engine.attention.fused.prefill import Prefill
 from penstock.engine.attention.fused.scales import scale_lanes
-from penstock.engine.attention.fused.softmax import Ref, Scores, Softmax
+from penstock.engine.attention.fused.softmax import Ref, ScoreFunction, Softmax
 from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 from penstock.engine.attention.quantization import is_quantized
 
@@ -32,9 +32,9 @@ _NUM_OWN = 2 + 15  # outputs and scratch, without those for scales
 
 def attend_kernel(
     *refs: Ref,
-    blocks: Blocks,
+    blocks: BlockSizes,
     layout: HeadLayout,
-    scores: Scores,
+    scores: ScoreFunction,
     group: int,
     pages_per_seq: int,
     window: int,
@@ -56,7 +56,7 @@ def attend_kernel(
     scale_buffer, scale_block = held[11:] or (None, None)
     scale_blocks = ScaleBlocks(scales, scale_buffer) if has_scales else None
     (head_sinks,) = sinks or (None,)
-    kv = PageBlocks(blocks, tables, pages, buffer, arrived, written, pages_per_seq, scale_blocks)
+    kv = PageBuffers(blocks, tables, pages, buffer, arrived, written, pages_per_seq, scale_blocks)
     operands = Operands(q, tuple(parts), out, new_scales)
     tokens = TokenBlock(operands, q_block, new_block, out_block, scale_block, moved, group)
     buffer[...] = jnp.zeros_like(buffer)  # rows that no page fills are multiplied by a weight of 0
@@ -70,7 +70,7 @@ def attend_kernel(
 
 
 def scratch(
-    blocks: Blocks, layout: HeadLayout, num_kv_heads: int, group: int, q_dtype: str, new_dtype: str, kv_dtype: str
+    blocks: BlockSizes, layout: HeadLayout, num_kv_heads: int, group: int, q_dtype: str, new_dtype: str, kv_dtype: str
 ) -> list[Any]:
     """Returns the kernel's scratch memory."""
     rows = blocks.num_queries * group

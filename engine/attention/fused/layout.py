@@ -47,7 +47,7 @@ class HeadLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockSizes:
     """Sizes of what the kernel holds in VMEM at a time."""
 
     num_queries: int  # tokens in a block; a step is a whole number of blocks
@@ -70,7 +70,7 @@ def blocks_for(
     width: int,
     max_keys: int,
     max_queries: int,
-) -> Blocks:
+) -> BlockSizes:
     pages = pages_per_block(
         num_kv_heads=num_kv_heads,
         page_size=page_size,
@@ -83,7 +83,7 @@ def blocks_for(
     num_queries = max_queries
     while num_queries > 16 and (num_queries * group > _MAX_ROWS or num_tokens % num_queries):
         num_queries //= 2
-    return Blocks(
+    return BlockSizes(
         num_queries=num_queries,
         decode_rows=-(-group // 16) * 16,
         pages=pages,

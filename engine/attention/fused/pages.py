@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.fused.layout import LANES, Blocks
+from penstock.engine.attention.fused.layout import LANES, BlockSizes
 from penstock.engine.attention.fused.softmax import Int, KeyBlock, Ref, aligned
 
 
@@ -37,10 +37,10 @@ class ScaleBlocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PageBlocks:
+class PageBuffers:
     """Two buffers of keys and values, each for a block of pages."""
 
-    blocks: Blocks
+    blocks: BlockSizes
     tables: Tables
     pages: Ref  # in HBM, [pages, num_kv_heads, page_size, width]
     buffer: Ref  # [2, num_kv_heads, keys, width]

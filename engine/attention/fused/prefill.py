@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from penstock.engine.attention.fused.pages import PageBlocks, Tables
+from penstock.engine.attention.fused.pages import PageBuffers, Tables
 from penstock.engine.attention.fused.scales import place_scales
 from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_head, place_rows
 from penstock.engine.attention.fused.tokens import TokenBlock
 
-Carry = tuple[Int, Int, Int, Int, Int]
+_Carry = tuple[Int, Int, Int, Int, Int]
 """Index in the list of prefilling sequences, block of queries, block of keys, buffer, block of queries in VMEM."""
 
 
@@ -35,7 +35,7 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Prefill:
     tables: Tables
-    kv: PageBlocks
+    kv: PageBuffers
     state: Softmax
     tokens: TokenBlock
     window: int
@@ -47,7 +47,7 @@ class Prefill:
             j = self._first_queries(0)
             block = self._first_block(0, j)
             self._fetch(0, j, block, 0)
-            first: Carry = (jnp.int32(0), j, block, jnp.int32(0), jnp.int32(-1))
+            first: _Carry = (jnp.int32(0), j, block, jnp.int32(0), jnp.int32(-1))
             last = lax.while_loop(lambda carry: carry[0] < self._num_seqs, self._step, first)
             self.tokens.store(last[4])
 
@@ -56,7 +56,7 @@ class Prefill:
         count: Int = self.tables.counts[1]
         return count
 
-    def _step(self, carry: Carry) -> Carry:
+    def _step(self, carry: _Carry) -> _Carry:
         i, j, block, slot, loaded = carry
         span = self._span(i, j)
         self.tokens.switch(j, loaded, keeps=self.tables.counts[0] > 0)  # if decoding sequences may have results there

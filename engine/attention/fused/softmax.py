@@ -20,7 +20,7 @@ NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreFunction:
     """The function from the dot product of query and key to a score."""
 
     scale: float
@@ -39,7 +39,7 @@ class Softmax:
     """The running state of all KV heads."""
 
     layout: HeadLayout
-    scores: Scores
+    scores: ScoreFunction
     sinks: Ref | None  # f32 [num_kv_heads, decode rows, LANES], the same in all lanes: scores of a key without a value
     num_queries: int | None  # number of tokens, if rows are heads times tokens; None: rows are those of sinks
     top: Ref  # f32 [num_kv_heads, rows, LANES], the same in all lanes

@@ -15,7 +15,7 @@ from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArr
 from penstock.engine.attention.triton.decode import decode_kernel, join_kernel, split_work
 from penstock.engine.attention.triton.pages import write_kernel
 from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
-from penstock.engine.attention.triton.softmax import Scores
+from penstock.engine.attention.triton.softmax import MaskedScores
 from penstock.engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
@@ -72,7 +72,7 @@ class TritonAttention(AttentionBackend):
         q, k, v = qkv
         keys, values = cache
         heads = Heads(q.shape[1], keys.shape[1], q.shape[2])
-        scores = Scores(options.scale_for(heads.head_dim), options.soft_cap, options.sliding_window)
+        scores = MaskedScores(options.scale_for(heads.head_dim), options.soft_cap, options.sliding_window)
         if k is not None and v is not None:
             keys, values = self._write(k, v, cache, batch, heads)
         sinks = None if sinks is None else sinks.astype(jnp.float32)
@@ -101,7 +101,7 @@ class TritonAttention(AttentionBackend):
         values: jax.Array,
         batch: RaggedBatch,
         heads: Heads,
-        scores: Scores,
+        scores: MaskedScores,
         sinks: jax.Array | None,  # f32 [num_heads]
     ) -> jax.Array:
         """Returns attended values, shaped like `q`, in the rows of sequences with one query; other rows are
@@ -141,7 +141,7 @@ class TritonAttention(AttentionBackend):
         values: jax.Array,
         batch: RaggedBatch,
         heads: Heads,
-        scores: Scores,
+        scores: MaskedScores,
         sinks: jax.Array | None,
     ) -> jax.Array:
         tiles = prefill_tiles(heads, keys.dtype.name, q.shape[0], batch.kv_lens.shape[0])

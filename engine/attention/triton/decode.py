@@ -13,7 +13,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from penstock.engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
-from penstock.engine.attention.triton.softmax import Carry, Scores, empty_softmax, log_weight, result, take_keys
+from penstock.engine.attention.triton.softmax import (
+    MaskedScores,
+    SoftmaxState,
+    empty_softmax,
+    log_weight,
+    result,
+    take_keys,
+)
 from penstock.engine.attention.triton.tiles import DecodeTiles, Heads
 from penstock.engine.models.attend import RaggedBatch
 
@@ -67,7 +74,7 @@ def decode_kernel(
     *,
     heads: Heads,
     tiles: DecodeTiles,
-    scores: Scores,
+    scores: MaskedScores,
 ) -> None:
     """Attends to one share of a sequence's keys, for the query heads of one KV head."""
     kv_head, number = pl.program_id(0), pl.program_id(1)
@@ -84,7 +91,7 @@ def decode_kernel(
         mask = lanes_mask(heads, (tiles.rows, heads.width), None if is_own is None else is_own[:, None])
         query = masked_load(q.at[token, head[:, None], lane], mask)
 
-        def attend(block: jax.Array, state: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        def attend(block: jax.Array, state: tuple[jax.Array, SoftmaxState]) -> tuple[jax.Array, SoftmaxState]:
             pages, carry = state
             k, v = blocks.load(block, pages, kv_len)
             key = block * tiles.keys + jnp.arange(tiles.keys, dtype=jnp.int32)

@@ -14,7 +14,7 @@ from jax.experimental.pallas import triton as plgpu
 from penstock.engine.attention.triton.tiles import Heads, power_of_two
 
 Ref = Any
-Int = jax.Array | int
+_Int = jax.Array | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class PageBlocks:
     table: Ref  # i32 [max_seqs, pages_per_seq]
     heads: Heads
     size: int  # tokens in a block
-    seq: Int
-    head: Int  # KV head
+    seq: _Int
+    head: _Int  # KV head
 
-    def pages(self, block: Int, end: Int) -> jax.Array:
+    def pages(self, block: _Int, end: _Int) -> jax.Array:
         """Returns a block's location: the one page that holds all of it, or the page of each of its tokens [size, 1].
 
         For positions from `end` on it is some valid page. Loops carry the location to the next iteration. If the
@@ -44,7 +44,7 @@ class PageBlocks:
         numbers = self.table.at[self.seq, lax.div(key, page_size)]
         return plgpu.load(numbers, mask=key < end, other=0)[:, None]
 
-    def load(self, block: Int, pages: jax.Array, end: Int | None) -> tuple[jax.Array, jax.Array]:
+    def load(self, block: _Int, pages: jax.Array, end: _Int | None) -> tuple[jax.Array, jax.Array]:
         """Loads keys and values [size, width] of a block, with zeros from the position `end` on; None: the block is
         full.
 
@@ -61,7 +61,7 @@ class PageBlocks:
         mask = lanes_mask(self.heads, (self.size, self.heads.width), held)
         return masked_load(self.keys.at[at], mask), masked_load(self.values.at[at], mask)
 
-    def _positions(self, block: Int) -> jax.Array:
+    def _positions(self, block: _Int) -> jax.Array:
         return block * self.size + jnp.arange(self.size, dtype=jnp.int32)
 
 

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from penstock.engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
-from penstock.engine.attention.triton.softmax import Carry, Scores, empty_softmax, result, take_keys
+from penstock.engine.attention.triton.softmax import MaskedScores, SoftmaxState, empty_softmax, result, take_keys
 from penstock.engine.attention.triton.tiles import Heads, PrefillTiles
 from penstock.engine.models.attend import RaggedBatch
 
@@ -49,7 +49,7 @@ def prefill_kernel(
     *,
     heads: Heads,
     tiles: PrefillTiles,
-    scores: Scores,
+    scores: MaskedScores,
 ) -> None:
     """Attends for a block of queries of one sequence, for the query heads of one KV head."""
     kv_head, block = pl.program_id(0), pl.program_id(1)
@@ -70,7 +70,9 @@ def prefill_kernel(
         before = kv_len - q_len  # tokens of the sequence from earlier steps
         position = before + query
 
-        def attend(number: jax.Array, state: tuple[jax.Array, Carry], *, is_edge: bool) -> tuple[jax.Array, Carry]:
+        def attend(
+            number: jax.Array, state: tuple[jax.Array, SoftmaxState], *, is_edge: bool
+        ) -> tuple[jax.Array, SoftmaxState]:
             pages, carry = state
             k, v = kv.load(number, pages, kv_len if is_edge else None)
             key = number * tiles.keys + jnp.arange(tiles.keys, dtype=jnp.int32)

@@ -11,14 +11,16 @@ from jax import lax
 
 from penstock.engine.attention.triton.pages import Ref, masked_load
 
-Carry = tuple[jax.Array, jax.Array, jax.Array]  # running maximum [rows], sum [rows], weighted values [rows, width]
+SoftmaxState = tuple[
+    jax.Array, jax.Array, jax.Array
+]  # running maximum [rows], sum [rows], weighted values [rows, width]
 
 _NEVER = -1e30  # finite: a row that sees nothing stays free of NaN
 _LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class MaskedScores:
     """The function from the dot product of query and key to a score, and which keys a query sees."""
 
     scale: float
@@ -47,7 +49,7 @@ def empty_softmax(
     has_head: jax.Array | None = None,  # bool [rows]; None: all rows have one
     *,
     is_first: jax.Array | bool = True,  # otherwise the result is joined with one that has the sinks
-) -> Carry:
+) -> SoftmaxState:
     top, total = jnp.full(head.shape, _NEVER, jnp.float32), jnp.zeros(head.shape, jnp.float32)
     if sinks is not None:
         seen = masked_load(sinks.at[head], has_head) * _LOG2_E
@@ -56,13 +58,13 @@ def empty_softmax(
 
 
 def take_keys(
-    carry: Carry,
+    carry: SoftmaxState,
     q: jax.Array,  # [rows, width]
     k: jax.Array,  # [keys, width]
     v: jax.Array,  # [keys, width]
-    scores: Scores,
+    scores: MaskedScores,
     visible: jax.Array | None,  # [rows, keys]; None: all
-) -> Carry:
+) -> SoftmaxState:
     """Adds a block of keys.
 
     A row that has not seen any key yet accumulates values that are hidden from it. They vanish with the first key that
@@ -79,13 +81,13 @@ def take_keys(
     return new_top, new_total, values * correction[:, None] + _matmul(weights.astype(v.dtype), v)
 
 
-def result(carry: Carry) -> jax.Array:
+def result(carry: SoftmaxState) -> jax.Array:
     """Returns the result, f32 [rows, width]."""
     _, total, values = carry
     return values / jnp.maximum(total, 1e-30)[:, None]
 
 
-def log_weight(carry: Carry) -> jax.Array:
+def log_weight(carry: SoftmaxState) -> jax.Array:
     """Returns the log2 of a result's weight beside results over other keys, [rows]."""
     top, total, _ = carry
     return top + jnp.log2(jnp.maximum(total, 1e-30))

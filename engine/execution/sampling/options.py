@@ -51,7 +51,7 @@ def _drawing(row: Row, token: int, draft: int, output_index: int) -> HeadRow:
     return HeadRow(row, token, NO_TARGET, draft, output_index, adjusts, params.logprobs is not None)
 
 
-class Options(NamedTuple):
+class SamplingBatch(NamedTuple):
     flat: np.ndarray
     fills: tuple[SlotFill, ...]  # for batch slots with a new holder
     has_logprobs: bool
@@ -66,14 +66,14 @@ class OptionsBuilder:
         self._holders: list[tuple[Sequence, int] | None] = [None] * geometry.max_num_seqs
         self._words: list[tuple[int, ...]] = [_NEUTRAL_WORDS] * geometry.max_num_seqs
 
-    def build(self, rows: Rows[HeadRow], num_rows: int) -> Options | None:
+    def build(self, rows: Rows[HeadRow], num_rows: int) -> SamplingBatch | None:
         """Returns the options for the head's or the loop's bucket `num_rows`, or None if no row asks for any."""
         if not any(row.is_adjusted or row.is_scored for row in rows):
             return None
         flat, parts = neutral_options(self._geometry, num_rows)
         fills = [fill for row in rows if row.is_adjusted and (fill := self._follow(row.row.sequence)) is not None]
         parts["words"][: len(rows)] = [self._words_of(row) for row in rows]
-        return Options(flat, tuple(fills), any(row.is_scored for row in rows))
+        return SamplingBatch(flat, tuple(fills), any(row.is_scored for row in rows))
 
     def _follow(self, sequence: Sequence) -> SlotFill | None:
         """Returns the state of a sequence that samples first after its start; later the device keeps it."""

@@ -20,7 +20,7 @@ penstock.engine.kernels.cpu` was run.
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProcessorKind:
     """A kind of processor."""
 
     name: str
@@ -34,24 +34,24 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _X86_V4, _X86_V3 = "-march=x86-64-v4", "-march=x86-64-v3"
 _VNNI, _VBMI, _BF16 = "-mavx512vnni", "-mavx512vbmi", "-mavx512bf16"
 
-TARGETS: dict[str, tuple[Target, ...]] = {
+TARGETS: dict[str, tuple[ProcessorKind, ...]] = {
     "x86_64": (
-        Target(
+        ProcessorKind(
             "avx512-bf16", (_X86_V4, _VNNI, _VBMI, _BF16), _V4 | {"avx512_vnni", "avx512vbmi", "avx512_bf16"}
         ),  # Sapphire Rapids, Zen 4
-        Target("avx512-vbmi", (_X86_V4, _VNNI, _VBMI), _V4 | {"avx512_vnni", "avx512vbmi"}),  # Ice Lake
-        Target("avx512-vnni", (_X86_V4, _VNNI), _V4 | {"avx512_vnni"}),  # Cascade Lake
-        Target("avx512", (_X86_V4,), _V4),  # Skylake-SP
-        Target("avx-vnni", (_X86_V3, "-mavxvnni"), _V3 | {"avx_vnni"}),  # Alder Lake
-        Target("avx2", (_X86_V3,), _V3),  # Haswell, Zen 1 to 3
-        Target("x86-64", ("-march=x86-64",), frozenset()),
+        ProcessorKind("avx512-vbmi", (_X86_V4, _VNNI, _VBMI), _V4 | {"avx512_vnni", "avx512vbmi"}),  # Ice Lake
+        ProcessorKind("avx512-vnni", (_X86_V4, _VNNI), _V4 | {"avx512_vnni"}),  # Cascade Lake
+        ProcessorKind("avx512", (_X86_V4,), _V4),  # Skylake-SP
+        ProcessorKind("avx-vnni", (_X86_V3, "-mavxvnni"), _V3 | {"avx_vnni"}),  # Alder Lake
+        ProcessorKind("avx2", (_X86_V3,), _V3),  # Haswell, Zen 1 to 3
+        ProcessorKind("x86-64", ("-march=x86-64",), frozenset()),
     ),
     "aarch64": (
-        Target(
+        ProcessorKind(
             "i8mm", ("-march=armv8.2-a+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})
         ),  # Graviton 3, Neoverse V1 and N2
-        Target("dotprod", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),  # Graviton 2, Neoverse N1
-        Target("aarch64", ("-march=armv8-a",), frozenset()),
+        ProcessorKind("dotprod", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),  # Graviton 2, Neoverse N1
+        ProcessorKind("aarch64", ("-march=armv8-a",), frozenset()),
     ),
 }
 """The targets of each machine type, best first."""
@@ -81,11 +81,11 @@ def build_all(directory: Path = SHIPPED_DIR) -> Iterator[Path]:
         yield path
 
 
-def _targets() -> tuple[Target, ...]:
+def _targets() -> tuple[ProcessorKind, ...]:
     return TARGETS.get(platform.machine(), ())
 
 
-def _place(directory: Path, target: Target) -> Path:
+def _place(directory: Path, target: ProcessorKind) -> Path:
     return directory / f"kernels-{target.name}-{fingerprint(target.flags)}.so"
 
 

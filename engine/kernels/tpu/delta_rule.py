@@ -28,7 +28,7 @@ VMEM_BYTES = 48 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 
 _IS_REAL, _BEGINS, _HAS_PAST, _GOES_ON, _IS_LEFT = (1 << bit for bit in range(5))
 
-States = tuple[jax.Array, ...]
+_States = tuple[jax.Array, ...]
 
 
 class DeltaTokens(NamedTuple):
@@ -98,12 +98,12 @@ def gated_delta_rule(
     tokens: DeltaTokens,
     weights: DeltaWeights,
     slots: TokenSlots,
-    states: States,  # [slots, num_taps - 1, heads, dim] of q, k and v, and f32 [slots, value_heads, key_dim, value_dim]
+    states: _States,  # [slots, num_taps - 1, heads, dim] of q, k, v, and f32 [slots, value_heads, key_dim, value_dim]
     *,
     num_writes: int,  # for the cost estimate
     eps: float,  # for the norm of results
     interpret: Any = False,  # as for pallas_call
-) -> tuple[jax.Array, States]:
+) -> tuple[jax.Array, _States]:
     """Returns `norm(delta_rule(q, k, v)) * silu(gate)`, `[num_tokens, value_heads, value_dim]`, and the states, updated
     in place. Results of tokens that are not computed are zeros.
     """

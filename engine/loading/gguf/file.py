@@ -18,7 +18,7 @@ from penstock.engine.formats.leaf import FLOAT_KINDS, QuantizedFormat
 from penstock.engine.loading.files import samples
 from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
 from penstock.engine.loading.gguf.header import read_header
-from penstock.engine.loading.gguf.names import Array, View, views
+from penstock.engine.loading.gguf.names import LazyArray, View, views
 from penstock.engine.loading.gguf.parts import refuse_part
 from penstock.engine.loading.gguf.tokenizer import end_token_ids, sampling_fields, tokenizer_of
 from penstock.engine.loading.weights import Stored, WeightFiles
@@ -105,5 +105,5 @@ class _GgufWeights(WeightFiles):
         super().__init__(stored)
         self._data, self._of_names = data, of_names
 
-    def tensor(self, name: str) -> Array:
+    def tensor(self, name: str) -> LazyArray:
         return self._of_names[name].array(self._data)

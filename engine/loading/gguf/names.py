@@ -45,16 +45,16 @@ class View:
         tensor = self.tensor
         return tensor.shape if tensor.kind in FLOAT_KINDS else (*tensor.shape[:-1], tensor.row_bytes)
 
-    def array(self, data: np.ndarray) -> Array:
+    def array(self, data: np.ndarray) -> LazyArray:
         """Returns the array in the mapped bytes of the file: nothing is read yet."""
         mine = data[self.tensor.start : self.tensor.start + self.tensor.num_bytes]
         all_of_it = mine.view(jnp.dtype(FLOAT_KINDS.get(self.tensor.kind, "uint8"))).reshape(self._stored_shape)
         values = all_of_it if self.expert is None else all_of_it[self.expert]
-        return Array(values[None] if self.is_row else values, _order(self.shape[0], self.num_heads), self.less)
+        return LazyArray(values[None] if self.is_row else values, _order(self.shape[0], self.num_heads), self.less)
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class LazyArray:
     """An array that is read when it is indexed. Floats are then a copy."""
 
     values: np.ndarray

@@ -26,9 +26,9 @@ from penstock.engine.models.cpu.panels import (
     pack_halves,
 )
 from penstock.engine.models.cpu.quantized import PackedQuantizedLinear
-from penstock.engine.models.decoder import Decoder, Wanted, of_wanted
+from penstock.engine.models.decoder import Decoder, WantedTokens, of_wanted
 from penstock.engine.models.layer_groups import StatePlace, layer_groups
-from penstock.engine.models.layers.attention import Attention, StepInputs
+from penstock.engine.models.layers.attention import Attention, LayerInputs
 from penstock.engine.models.layers.basic import GatedMLP, LayerNorm, Linear, RMSNorm
 from penstock.engine.models.layers.delta_net import DeltaNet
 from penstock.engine.models.layers.experts import Experts
@@ -36,8 +36,8 @@ from penstock.engine.models.layers.recurrence import StateCache
 from penstock.engine.models.layers.rope import query_scales
 from penstock.engine.models.layers.short_conv import ShortConv
 
-Packed = PackedLinear | PackedQuantizedLinear
-Linears = tuple[Packed, ...]
+_Packed = PackedLinear | PackedQuantizedLinear
+Linears = tuple[_Packed, ...]
 """The matmuls of a half, in order."""
 _SILU = ("silu", "swish")
 
@@ -64,9 +64,9 @@ class PackedDecoder(Decoder):
     def _layers(
         self,
         x: jax.Array,
-        step: StepInputs,
+        step: LayerInputs,
         caches: tuple[LayerCache, ...],
-        wanted: Wanted | None,
+        wanted: WantedTokens | None,
         vectors: jax.Array | None,
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         halves = self._halves(x, step, caches)
@@ -78,7 +78,7 @@ class PackedDecoder(Decoder):
         written = dict(zip(self._arrays, changed, strict=True))
         return self.blocks[-1].feed_forward(x, x, step), tuple(written[array] for array in range(len(caches)))
 
-    def _halves(self, x: jax.Array, step: StepInputs, caches: tuple[LayerCache, ...]) -> list[Half] | None:
+    def _halves(self, x: jax.Array, step: LayerInputs, caches: tuple[LayerCache, ...]) -> list[Half] | None:
         """Returns the halves of all layers in order. None if a layer lacks one, or if two layers have their pages in
         one array.
         """
@@ -176,7 +176,7 @@ class PackedBlock(Block):
         self.recurrence_factors = nnx.List([] if block.recurrence is None else _recurrence_factors(block.recurrence))
 
     def attend(
-        self, x: jax.Array, step: StepInputs, cache: Cache, squares: jax.Array | None = None
+        self, x: jax.Array, step: LayerInputs, cache: Cache, squares: jax.Array | None = None
     ) -> tuple[jax.Array, Cache]:
         if isinstance(cache, GroupCache):
             half = self.attention_half(step, cache)
@@ -190,7 +190,7 @@ class PackedBlock(Block):
                 return x, cache._replace(arrays=arrays)
         return super().attend(x, step, cache, squares)
 
-    def feed_forward(self, x: jax.Array, before: jax.Array, step: StepInputs) -> jax.Array:
+    def feed_forward(self, x: jax.Array, before: jax.Array, step: LayerInputs) -> jax.Array:
         half = self.feed_forward_half(before, step)
         return super().feed_forward(x, before, step) if half is None else self.ended(_run(x, [half])[0], step)
 
@@ -199,7 +199,7 @@ class PackedBlock(Block):
         """Whether anything follows the feed-forward, which the kernel does not support."""
         return self.per_layer is not None or self.scalar is not None
 
-    def attention_half(self, step: StepInputs, cache: GroupCache) -> Half | None:
+    def attention_half(self, step: LayerInputs, cache: GroupCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         linears = _of_attention(self.attention)
         if linears is None or not isinstance(step.attend, NativeAttend):
@@ -219,7 +219,7 @@ class PackedBlock(Block):
         columns = (config.num_heads + num_gates + 2 * cache.pages[0].shape[1]) * config.head_dim
         return Half(operands, len(cache.pages), self._numbers(_ATTENTION, linears, columns, 0, _of_heads(config)))
 
-    def recurrence_half(self, step: StepInputs, cache: StateCache) -> Half | None:
+    def recurrence_half(self, step: LayerInputs, cache: StateCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         module = self.recurrence
         linears = None if module is None else _of_recurrence(module)
@@ -241,7 +241,7 @@ class PackedBlock(Block):
             operands, len(cache.arrays), self._numbers(kind, (first, last), first.num_columns, first.gate, numbers)
         )
 
-    def feed_forward_half(self, before: jax.Array, step: StepInputs) -> Half | None:
+    def feed_forward_half(self, before: jax.Array, step: LayerInputs) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         linears = _of_mlp(self.mlp)
         if linears is None or not isinstance(step.attend, NativeAttend):
@@ -302,7 +302,7 @@ def _packed(*linears: Linear) -> Linears | None:
     return found if len(found) == len(linears) else None
 
 
-def _of_packing(name: str, linear: Packed) -> dict[str, Any]:
+def _of_packing(name: str, linear: _Packed) -> dict[str, Any]:
     packing = linear.panels.packing if isinstance(linear, PackedQuantizedLinear) else None
     return {
         f"{name}_offset": 0 if packing is None else OFFSETS.index(packing.offset),
@@ -310,7 +310,7 @@ def _of_packing(name: str, linear: Packed) -> dict[str, Any]:
     }
 
 
-def _operands(linear: Packed) -> tuple[jax.Array, ...]:
+def _operands(linear: _Packed) -> tuple[jax.Array, ...]:
     """Returns weights or codes, their scales and offsets, and biases."""
     if isinstance(linear, PackedLinear):
         weights, bias = linear.operands

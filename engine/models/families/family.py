@@ -56,7 +56,7 @@ FUSED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelPlace:
     """The names of the language model and its head in a checkpoint."""
 
     body: str = "model"
@@ -68,7 +68,7 @@ class Place:
         return f"{self.body}.embed_tokens.weight"
 
 
-BESIDE_VISION = (Place("language_model.model", "language_model.lm_head"), Place("model.language_model"))
+BESIDE_VISION = (ModelPlace("language_model.model", "language_model.lm_head"), ModelPlace("model.language_model"))
 """The places of the text part in a model that also takes images."""
 
 VISION_TENSORS = tuple(
@@ -97,7 +97,7 @@ class Family:
     own_tensors: Mapping[ParamPath, str] = field(default_factory=dict)  # in each layer, before `own_modules`
     # For fused tensors whose parameters alternate instead of following one another: the number of rounds in a layer.
     turns: Mapping[str, Callable[[BlockConfig], int]] = field(default_factory=dict)
-    places: tuple[Place, ...] = (Place(),)  # possible places of the language model in checkpoints
+    places: tuple[ModelPlace, ...] = (ModelPlace(),)  # possible places of the language model in checkpoints
     passed_over: tuple[str, ...] = ()  # name prefixes of tensors outside the language model
     plain: frozenset[str] = frozenset()  # names in own_tensors whose kernels are stored as held here, `[in, out]`
 
@@ -174,7 +174,7 @@ class Family:
         """Whether the parameter at `path` is a kernel that is stored as held here, `[in, out]`."""
         return self.own_tensors.get(path[2:]) in self.plain
 
-    def _place(self, names: Collection[str]) -> Place:
+    def _place(self, names: Collection[str]) -> ModelPlace:
         return next((place for place in self.places if place.embedding in names), self.places[0])
 
     def _layer_tensor(self, tail: ParamPath) -> str:

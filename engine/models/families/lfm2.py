@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig, NormConfig, ShortConvConfig
-from penstock.engine.models.families.family import Family, Place
+from penstock.engine.models.families.family import Family, ModelPlace
 from penstock.engine.models.hf.blocks import read_attention, read_model
 from penstock.engine.models.hf.config import HFConfig
 
@@ -101,5 +101,5 @@ LFM2 = Family(
         ("mlp", "down"): "feed_forward.w2",
     },
     own_tensors={("recurrence", "taps"): "conv.conv.weight", ("recurrence", "taps_bias"): "conv.conv.bias"},
-    places=(Place(norm="embedding_norm"),),
+    places=(ModelPlace(norm="embedding_norm"),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.engine.models.config import ModelConfig
-from penstock.engine.models.families.family import BESIDE_VISION, Family, Place
+from penstock.engine.models.families.family import BESIDE_VISION, Family, ModelPlace
 from penstock.engine.models.families.qwen3_next import (
     DEFAULTS_OF_HYBRID,
     EXPERTS_OF_HYBRID,
@@ -30,7 +30,7 @@ _MODULES = {
     ("recurrence", "decay"): "linear_attn.in_proj_a",
 }
 _PASSED_OVER = ("mtp.", "visual.", "model.visual.")
-_PLACES = (Place(), *BESIDE_VISION)
+_PLACES = (ModelPlace(), *BESIDE_VISION)
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:

@@ -26,7 +26,7 @@ class SumParts(Protocol):
         """
 
 
-class StepInputs(NamedTuple):
+class LayerInputs(NamedTuple):
     """The inputs that all layers of a step get beside their tokens."""
 
     positions: jax.Array  # i32 [num_tokens]
@@ -74,7 +74,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: jax.Array,  # [num_tokens, hidden]
-        step: StepInputs,
+        step: LayerInputs,
         cache: GroupCache,
     ) -> tuple[jax.Array, GroupCache]:
         attended, cache = self.attended(self.project(x), step, cache)
@@ -90,7 +90,7 @@ class Attention(nnx.Module):
         return tuple(linear for linear in (self.q, self.k, self.v, self.gate) if linear is not None)
 
     def attended(
-        self, projected: Sequence[jax.Array], step: StepInputs, cache: GroupCache
+        self, projected: Sequence[jax.Array], step: LayerInputs, cache: GroupCache
     ) -> tuple[jax.Array, GroupCache]:
         """Computes what lies between the matmuls: takes the results of `project`, returns `[num_tokens, heads *
         head_dim]`.
@@ -106,20 +106,20 @@ class Attention(nnx.Module):
             attended = attended * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(attended.dtype)
         return attended, cache
 
-    def _queries(self, q: jax.Array, step: StepInputs) -> jax.Array:  # [num_tokens, num_heads, head_dim]
+    def _queries(self, q: jax.Array, step: LayerInputs) -> jax.Array:  # [num_tokens, num_heads, head_dim]
         q = self._turned(q, (self.q_projection_norm, self.q_norm), step)
         if self.config.query_scale is None:
             return q
         return q * query_scales(step.positions, self.config.query_scale).astype(q.dtype)[:, None, None]
 
-    def _keys_and_values(self, parts: Sequence[jax.Array], step: StepInputs) -> tuple[jax.Array, jax.Array]:
+    def _keys_and_values(self, parts: Sequence[jax.Array], step: LayerInputs) -> tuple[jax.Array, jax.Array]:
         """Returns keys and values, each `[num_tokens, num_kv_heads, head_dim]`. `parts` are the results of both
         matmuls, or of the one for keys, which then gives the values too.
         """
         values = parts[-1].reshape(parts[-1].shape[0], -1, self.config.head_dim)
         return self._turned(parts[0], (self.k_projection_norm, self.k_norm), step), normed(self.v_norm, values)
 
-    def _turned(self, x: jax.Array, norms: tuple[Norm | None, Norm | None], step: StepInputs) -> jax.Array:
+    def _turned(self, x: jax.Array, norms: tuple[Norm | None, Norm | None], step: LayerInputs) -> jax.Array:
         """Norms `x`, all heads together or each by itself, and rotates it."""
         rope, (of_all, of_head) = self.config.rope, norms
         x = normed(of_head, normed(of_all, x).reshape(x.shape[0], -1, self.config.head_dim))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.config import DeltaNetConfig
-from penstock.engine.models.layers.attention import StepInputs
+from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.basic import ACTIVATIONS, Linear, RMSNorm
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
-from penstock.engine.models.layers.token_loop import States, over_tokens
+from penstock.engine.models.layers.token_loop import LoopStates, over_tokens
 
 F32 = jnp.float32
 
@@ -47,7 +47,7 @@ class DeltaNet(nnx.Module):
         self.out = linear(values, hidden_size)
         self.config = config
 
-    def __call__(self, x: jax.Array, step: StepInputs, cache: StateCache) -> tuple[jax.Array, StateCache]:
+    def __call__(self, x: jax.Array, step: LayerInputs, cache: StateCache) -> tuple[jax.Array, StateCache]:
         if step.states is None:
             raise TypeError("a step of a model that keeps states says which")
         config = self.config
@@ -75,7 +75,7 @@ class DeltaNet(nnx.Module):
         """Returns the inputs of beta and decay, each f32 `[num_tokens, value_heads]`."""
         return self.beta.wide(x), self.decay.wide(x)
 
-    def _token(self, inputs: DeltaInputs, states: States) -> tuple[jax.Array, States]:
+    def _token(self, inputs: DeltaInputs, states: LoopStates) -> tuple[jax.Array, LoopStates]:
         """Computes one token's result, `[value_heads, value_dim]`, and the states after it."""
         (*kept, matrices), config = states, self.config
         windows = [jnp.concatenate([taps, new[None]]) for taps, new in zip(kept, inputs[:3], strict=True)]

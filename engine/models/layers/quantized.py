@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.formats.packing import PLANES, ZERO, Packing, leaf_shapes
-from penstock.engine.models.config import Packed
+from penstock.engine.models.config import PackedMatmuls
 from penstock.engine.models.layers.basic import Linear
 from penstock.engine.models.layers.experts import GroupedLinear, RowGroups
 
@@ -20,7 +20,7 @@ SMALL = 2**16  # weights that are not split into pieces
 LEAST = 1e-36  # least maximum of a quantized row; 127 divided by less would be infinite
 
 
-def quantize_modules(model: nnx.Module, packed: Packed, dtype: jnp.dtype) -> None:
+def quantize_modules(model: nnx.Module, packed: PackedMatmuls, dtype: jnp.dtype) -> None:
     """Replaces the matmuls that `packed` names with packed ones, which hold nothing yet."""
     for path, packing in packed:
         holder: Any = model

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.config import ShortConvConfig
-from penstock.engine.models.layers.attention import StepInputs
+from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.basic import Linear
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 
@@ -36,7 +36,7 @@ class ShortConv(nnx.Module):
         self.taps_bias = nnx.Param(jnp.zeros((config.channels,), dtype)) if config.bias else None
         self.config = config
 
-    def __call__(self, x: jax.Array, step: StepInputs, cache: StateCache) -> tuple[jax.Array, StateCache]:
+    def __call__(self, x: jax.Array, step: LayerInputs, cache: StateCache) -> tuple[jax.Array, StateCache]:
         before, behind, inputs = self.project(x)
         if step.states is None:
             raise TypeError("a step of a model that keeps states says which")

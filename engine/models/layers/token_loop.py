@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 
-States = tuple[jax.Array, ...]
+LoopStates = tuple[jax.Array, ...]
 """The states of one sequence."""
 Inputs = TypeVar("Inputs")
-_Carry = tuple[jax.Array, jax.Array, States, jax.Array, States]
+_Carry = tuple[jax.Array, jax.Array, LoopStates, jax.Array, LoopStates]
 
 
 def over_tokens(
-    token: Callable[[Inputs, States], tuple[jax.Array, States]],
+    token: Callable[[Inputs, LoopStates], tuple[jax.Array, LoopStates]],
     inputs: Inputs,  # arrays [num_tokens, ...]
     results: jax.Array,  # [num_tokens, ...]: values for padding
     positions: jax.Array,  # i32 [num_tokens]
@@ -37,7 +37,7 @@ def over_tokens(
     num_writes = jnp.sum(batch.writes > 0)
     order = jnp.argsort(jnp.where(batch.writes > 0, batch.ends, num_tokens))
 
-    def one(t: jax.Array, carry: tuple[States, jax.Array]) -> tuple[States, jax.Array]:
+    def one(t: jax.Array, carry: tuple[LoopStates, jax.Array]) -> tuple[LoopStates, jax.Array]:
         states, results = carry
         result, states = token(jax.tree.map(lambda array: _at(array, t), inputs), states)
         return states, jax.lax.dynamic_update_index_in_dim(results, result, t, 0)

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, InvalidRequest
-from penstock.engine.text.response.syntax import Arguments, Calls, Parameter, Reasoning, ReplyFormat, Turn
+from penstock.engine.text.response.syntax import Arguments, Calls, Parameter, ReasoningMarks, ReplyFormat, TurnMarks
 
 MAX_PREFIX_TAGS = 256
 AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
 
-_THINK = Reasoning("<think>\n", "\n</think>\n\n")
+_THINK = ReasoningMarks("<think>\n", "\n</think>\n\n")
 _THINK_TAGS = ("<think>", "</think>")
 _CALL_TAGS = ("<tool_call>", "</tool_call>")
-_CHATML = Turn(("<|im_start|>assistant\n",), "<|im_end|>")
+_CHATML = TurnMarks(("<|im_start|>assistant\n",), "<|im_end|>")
 _DEEPSEEK_CALLS = Calls(Arguments.JSON, group_begin="<｜tool▁calls▁begin｜>", group_end="<｜tool▁calls▁end｜>")
 _DEEPSEEK_TAGS = (
     *_THINK_TAGS,
@@ -26,7 +26,9 @@ _DEEPSEEK_TAGS = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
 )
-_DEEPSEEK_TURN = Turn(("<｜Assistant｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁end｜>"), "<｜end▁of▁sentence｜>")
+_DEEPSEEK_TURN = TurnMarks(
+    ("<｜Assistant｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁end｜>"), "<｜end▁of▁sentence｜>"
+)
 _LLAMA_ANCHORS = (
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "<|header_start|>assistant<|header_end|>\n\n",
@@ -42,27 +44,27 @@ _ALL = (
             after_name=" <|constrain|>json<|message|>",
             end="<|call|>",
         ),
-        Reasoning("<|channel|>analysis<|message|>", "<|end|>"),
+        ReasoningMarks("<|channel|>analysis<|message|>", "<|end|>"),
         text_begin="<|channel|>final<|message|>",
         text_end="<|end|>",
         next_part="<|start|>assistant",
         delimiters=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
-        turn=Turn(("<|start|>assistant",), "<|return|>"),
+        turn=TurnMarks(("<|start|>assistant",), "<|return|>"),
         marks=("<|channel|>", "<|message|>"),
     ),
     ReplyFormat(  # Gemma 4
         "gemma",
         Calls(Arguments.BARE_KEYS, begin="<|tool_call>call:", end="<tool_call|>", quote='<|"|>'),
-        Reasoning("<|channel>thought\n", "<channel|>"),
+        ReasoningMarks("<|channel>thought\n", "<channel|>"),
         delimiters=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
-        turn=Turn(("<|turn>model\n",), "<turn|>"),
+        turn=TurnMarks(("<|turn>model\n",), "<turn|>"),
         marks=("<|tool_call>",),
     ),
     ReplyFormat(
         "function_gemma",
         Calls(Arguments.BARE_KEYS, begin="<start_function_call>call:", end="<end_function_call>", quote="<escape>"),
         delimiters=("<start_function_call>", "<end_function_call>", "<escape>"),
-        turn=Turn(("<start_of_turn>model\n",), "<end_of_turn>"),
+        turn=TurnMarks(("<start_of_turn>model\n",), "<end_of_turn>"),
         marks=("<start_function_call>",),
     ),
     ReplyFormat(  # DeepSeek V3 and R1, and the models distilled from it
@@ -87,7 +89,7 @@ _ALL = (
             after_name="<｜tool▁sep｜>",
             end="<｜tool▁call▁end｜>",
         ),
-        Reasoning("<think>", "</think>"),
+        ReasoningMarks("<think>", "</think>"),
         delimiters=_DEEPSEEK_TAGS,
         marks=("<｜tool▁calls▁begin｜>",),
         turn=_DEEPSEEK_TURN,
@@ -102,9 +104,9 @@ _ALL = (
             end="</tool_call>",
             separator="\n",
         ),
-        Reasoning("<think>", "</think>\n"),
+        ReasoningMarks("<think>", "</think>\n"),
         delimiters=(*_THINK_TAGS, *_CALL_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        turn=Turn(("<|assistant|>",), "<|user|>"),
+        turn=TurnMarks(("<|assistant|>",), "<|user|>"),
         marks=("<arg_key>",),
     ),
     ReplyFormat(  # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
@@ -133,22 +135,22 @@ _ALL = (
     ReplyFormat(  # Mistral since version 11 of its tokenizers, Magistral
         "mistral",
         Calls(Arguments.JSON, begin="[TOOL_CALLS]", after_name="[ARGS]"),
-        Reasoning("[THINK]", "[/THINK]"),
+        ReasoningMarks("[THINK]", "[/THINK]"),
         delimiters=("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
-        turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
+        turn=TurnMarks(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         marks=("[TOOL_CALLS]", "[ARGS]"),
     ),
     ReplyFormat(  # earlier Mistral
         "mistral_list",
         Calls(Arguments.OBJECT, group_begin="[TOOL_CALLS] [", separator=", ", group_end="]"),
         delimiters=("[TOOL_CALLS]",),
-        turn=Turn(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
+        turn=TurnMarks(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         marks=("[TOOL_CALLS]",),
     ),
     ReplyFormat(  # OLMo 3
         "olmo3",
         Calls(Arguments.PYTHON, group_begin="<function_calls>\n", separator="\n", group_end="\n</function_calls>"),
-        Reasoning("<think>", "</think>\n"),
+        ReasoningMarks("<think>", "</think>\n"),
         delimiters=(*_THINK_TAGS, "<function_calls>", "</function_calls>"),
         turn=_CHATML,
         marks=("<function_calls>",),
@@ -157,14 +159,14 @@ _ALL = (
         "llama_pythonic",
         Calls(Arguments.PYTHON, group_begin="[", separator=", ", group_end="]", group_mark="<|python_start|>"),
         delimiters=("<|python_start|>", "<|python_end|>"),
-        turn=Turn(_LLAMA_ANCHORS, "<|eot|>"),
+        turn=TurnMarks(_LLAMA_ANCHORS, "<|eot|>"),
         marks=("[func_name1(",),
     ),
     ReplyFormat(  # Llama 3.1 to 3.3
         "llama3_json",
         Calls(Arguments.OBJECT, separator="; ", arguments_key="parameters", group_mark="<|python_tag|>"),
         delimiters=("<|python_tag|>",),
-        turn=Turn(_LLAMA_ANCHORS, "<|eot_id|>"),
+        turn=TurnMarks(_LLAMA_ANCHORS, "<|eot_id|>"),
         marks=("<|start_header_id|>", '"parameters"'),
     ),
 )

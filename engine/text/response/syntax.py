@@ -18,7 +18,7 @@ class Arguments(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningMarks:
     """`begin` REASONING `end`, at the beginning of a reply."""
 
     begin: str
@@ -69,7 +69,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnMarks:
     anchors: tuple[str, ...] = ()  # a prompt has one of these before a reply
     end: str = ""  # follows a reply
 
@@ -80,12 +80,12 @@ class ReplyFormat:
 
     name: str
     calls: Calls
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningMarks | None = None
     text_begin: str = ""  # before text, if even that has a delimiter
     text_end: str = ""  # after text, if another part follows
     next_part: str = ""  # between the end of a part and the beginning of the next
     delimiters: tuple[str, ...] = ()  # pieces of syntax that may be one token, often a special one
-    turn: Turn = Turn()
+    turn: TurnMarks = TurnMarks()
     marks: tuple[str, ...] = ()  # a chat template has this format if it has all of them
 
     def pieces(self, syntax: str) -> tuple[str, ...]:

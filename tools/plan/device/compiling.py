@@ -24,7 +24,7 @@ from penstock.engine import kept_files
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution import compilation
 from penstock.engine.execution.compilation import no_kept_compilations, printed
-from penstock.engine.execution.steps import Cache, Steps
+from penstock.engine.execution.steps import LayerCaches, Steps
 from penstock.engine.models import LayerCache
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.cycles import LayerCycles, layer_cycles
@@ -70,7 +70,7 @@ class Compiler:
     device: jax.Device  # one of the devices
     num_devices: int  # of a replica
     steps: Steps
-    cache: Cache  # abstract
+    cache: LayerCaches  # abstract
     num_page_kinds: int  # number of leading arrays, if those hold all layers
     cache_bytes: int  # of its pages, on each device
     decode_steps: int

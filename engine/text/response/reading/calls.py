@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from penstock.engine.request import Tool
-from penstock.engine.text.response.reading.casting import Schema
+from penstock.engine.text.response.reading.casting import ArgumentsSchema
 from penstock.engine.text.response.reading.delta import DELIMITER, Collector
 from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
 from penstock.engine.text.response.reading.literals import read_key, read_literal
@@ -37,7 +37,7 @@ class CallReader:
     def __init__(self, calls: Calls, tools: Sequence[Tool], collector: Collector) -> None:
         self._calls = calls
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
-        self._schemas: dict[str, Schema] = {}
+        self._schemas: dict[str, ArgumentsSchema] = {}
         self._collector = collector
 
     def read(self, source: TextCursor, *, is_marked: bool) -> Reading[None]:
@@ -214,7 +214,7 @@ class CallReader:
         if not name or not (is_marked or name in self._tools):
             raise Malformed
 
-    def _schema(self, name: str) -> Schema:
+    def _schema(self, name: str) -> ArgumentsSchema:
         if name not in self._schemas:
-            self._schemas[name] = Schema(self._tools[name].parameters if name in self._tools else "{}")
+            self._schemas[name] = ArgumentsSchema(self._tools[name].parameters if name in self._tools else "{}")
         return self._schemas[name]

@@ -35,7 +35,7 @@ class _Allowed(NamedTuple):
 _ANYTHING = _Allowed()
 
 
-class Schema:
+class ArgumentsSchema:
     """The JSON schema of one tool's arguments."""
 
     def __init__(self, text: str) -> None:

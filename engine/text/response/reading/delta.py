@@ -12,7 +12,7 @@ from penstock.engine.request import ToolCallDelta
 DELIMITER = re.compile("[\ud800-\udfff]")  # special tokens in text; no valid text has these characters
 
 
-class Ended(enum.Enum):
+class ReplyEnd(enum.Enum):
     """How a reply ended, and so whether more would have followed."""
 
     ITSELF = "the model: what it began and left is what it wrote"

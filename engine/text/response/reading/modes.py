@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate,
 
 from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.messages import Framing, framing
-from penstock.engine.text.response.syntax import Reasoning, ReplyFormat
+from penstock.engine.text.response.syntax import ReasoningMarks, ReplyFormat
 
 _Tags = dict[str, tuple[str, ...]]  # by the part that they begin
 
@@ -59,7 +59,7 @@ def modes(format_: ReplyFormat, *, has_tools: bool) -> Modes:
     return Modes(_mode(anywhere, at_start), _mode(anywhere), _mode(ends, is_reasoning=True), None)
 
 
-def _reasoning_tags(reasoning: Reasoning | None) -> tuple[_Tags, dict[str, str], _Tags]:
+def _reasoning_tags(reasoning: ReasoningMarks | None) -> tuple[_Tags, dict[str, str], _Tags]:
     """Returns the tags that count anywhere in text, at its start, and in reasoning.
 
     A tag that is ordinary text begins reasoning only at the start.

@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.reading.calls import CallReader
-from penstock.engine.text.response.reading.delta import Collector, Delta, Ended
+from penstock.engine.text.response.reading.delta import Collector, Delta, ReplyEnd
 from penstock.engine.text.response.reading.dialect import Dialect
 from penstock.engine.text.response.reading.messages import Framing, read_header
 from penstock.engine.text.response.reading.modes import (
@@ -56,7 +56,7 @@ class ReplyParser:
         self._num_calls = 0  # when the reading began; -1: it has begun calls in the prompt
         self._is_behind_header = False
         self._is_marked = False  # whether a tag marks what is read as a call, or as part of a message's header
-        self._ended = Ended.ITSELF
+        self._ended = ReplyEnd.ITSELF
         self._num_cut_off = 0  # unfinished calls at the reply's end that turned out to be none
         if spec.prefix:
             self._take_prefix(dialect.written(spec.prefix))
@@ -86,7 +86,7 @@ class ReplyParser:
         self._run(text)
         return self._collector.take()
 
-    def finish(self, text: str = "", ended: Ended = Ended.ITSELF) -> Delta:
+    def finish(self, text: str = "", ended: ReplyEnd = ReplyEnd.ITSELF) -> Delta:
         """Returns what the last text released, and everything held back. Nothing may be pushed afterwards.
 
         A call that the model did not end itself, and whose name was not certain yet, is dropped: it is not text.
@@ -120,7 +120,7 @@ class ReplyParser:
         events = scanner.feed(text)
         if is_last:
             last = scanner.finalize()[1]
-            if self._ended is Ended.CUT and _is_part_of_tag([*events, *last], last):
+            if self._ended is ReplyEnd.CUT and _is_part_of_tag([*events, *last], last):
                 self._collector.border()
             else:
                 events += last
@@ -202,12 +202,12 @@ class ReplyParser:
         frame = self._modes.frame
         if frame is None:
             return False
-        is_cut = self._ended is not Ended.ITSELF and frame.function.startswith(self._source.text[len(self._tag) :])
+        is_cut = self._ended is not ReplyEnd.ITSELF and frame.function.startswith(self._source.text[len(self._tag) :])
         return self._tag in frame.begins or frame.function in self._source.text or is_cut
 
     def _is_cut_call(self) -> bool:
         """Whether a call was begun whose name was not certain yet when something but the model ended the reply."""
-        if self._ended is Ended.ITSELF or not self._source.is_cut_off or self._modes.frame is not None:
+        if self._ended is ReplyEnd.ITSELF or not self._source.is_cut_off or self._modes.frame is not None:
             return False
         return self._is_marked or self._calls.names_a_tool(self._source.text)
 
