@@ -18,7 +18,7 @@ from penstock.tools.chaos.plan import ChaosOptions
 from penstock.worker.logs import configure_logs
 
 if TYPE_CHECKING:
-    from penstock.tools.chaos.run import Outcome
+    from penstock.tools.chaos.run import ChaosOutcome
 
 
 def chaos(
@@ -68,7 +68,7 @@ def chaos(
         raise typer.BadParameter(str(error)) from error
 
 
-def _run(options: ChaosOptions, redis_url: str | None, model: str) -> Outcome:
+def _run(options: ChaosOptions, redis_url: str | None, model: str) -> ChaosOutcome:
     from penstock.tools.chaos.launch import launch  # loads jax
 
     console().print(f"seed {options.seed}")
@@ -79,7 +79,7 @@ def _run(options: ChaosOptions, redis_url: str | None, model: str) -> Outcome:
         raise CommandFailed(str(error)) from error
 
 
-def _report(outcome: Outcome, seed: int) -> None:
+def _report(outcome: ChaosOutcome, seed: int) -> None:
     from penstock.tools.chaos.report import as_text
 
     console(soft_wrap=True).print(as_text(outcome), markup=False)

@@ -49,10 +49,10 @@ def doctor(
     raise typer.Exit(int(failed))
 
 
-Look = Callable[[], list[Finding]]
+_Check = Callable[[], list[Finding]]
 
 
-def _looks(settings: Settings) -> Iterator[tuple[Look, str]]:
+def _looks(settings: Settings) -> Iterator[tuple[_Check, str]]:
     """Yields the checks, quick ones first: each is run before the next, so their findings show before a slow one."""
     yield check_packages, "the installed packages"
     yield lambda: asyncio.run(check_redis(settings.redis_url, settings.queue)), "Redis"

@@ -53,6 +53,6 @@ def plan(
     if trace is None and slices > 1:
         raise SettingsError(f"--slices {slices} is for --trace: without one, one slice is planned")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this machine's devices are not needed, and may be in use
-    from penstock.cli.shared.planning import Wanted, run  # loads jax, which --help and a light install lack
+    from penstock.cli.shared.planning import PlanOptions, run  # loads jax, which --help and a light install lack
 
-    run(settings, Wanted(topology, tensor, context, trace, slices, processes), as_json=as_json)
+    run(settings, PlanOptions(topology, tensor, context, trace, slices, processes), as_json=as_json)

@@ -22,7 +22,7 @@ from penstock.protocol.errors import (
     ServerRefused,
 )
 from penstock.protocol.ids import new_id
-from penstock.protocol.queue.calls import Sent, drop_answers, send_call
+from penstock.protocol.queue.calls import CallOutcome, drop_answers, send_call
 from penstock.protocol.queue.enqueue import Execute
 from penstock.protocol.redis.address import Address
 from penstock.protocol.redis.connection import RedisClient, as_ours, redis_errors
@@ -47,7 +47,7 @@ def check_timeout(value: object) -> float:
     return check_seconds("timeout", value, above=0.0, most=MAX_TIMEOUT_MS / 1000)
 
 
-class Caller:
+class CallClient:
     """Sends the calls of one client, and reads their answers over one connection while any are due.
 
     All answers arrive on one stream, the client's mailbox, whose name has 144 random bits. `redis` blocks for
@@ -110,7 +110,7 @@ class Caller:
             self._reader = asyncio.create_task(self._read(), name="penstock-answers")
         return answer
 
-    async def _send(self, fields: Mapping[str, str]) -> Sent:
+    async def _send(self, fields: Mapping[str, str]) -> CallOutcome:
         while True:
             try:
                 with redis_errors(self._address):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from redis import exceptions
 
 from penstock.producer.arguments import LONGEST_S, check_count, check_flag, check_name
-from penstock.producer.calls import Caller
+from penstock.producer.calls import CallClient
 from penstock.producer.connections import Connections
 from penstock.producer.patience import Patience
 from penstock.producer.reading.entries import decode_fields, position
@@ -69,7 +69,7 @@ class Transport:
         self._looks_ahead = max_queue_length is not None  # a caller without a limit wants to wait
         self._batcher = connections.batcher
         self._redis = connections.redis
-        self.caller = Caller(self.address, connections.calls, self._batcher.execute, queue)
+        self.caller = CallClient(self.address, connections.calls, self._batcher.execute, queue)
         self._served = ServedWatch(self._batcher.execute, queue)
         self._setup = Joined(self._set_up)  # else, while Redis is away, each caller would wait for all earlier failures
         self._is_set_up = False

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats
 
-Family = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
+_MetricFamily = CounterMetricFamily | GaugeMetricFamily | InfoMetricFamily
 
 _INFO = ("platform", "device_kind", "dtype", "kv_dtype", "attention", "matmul")
 
@@ -22,7 +22,7 @@ class EngineCollector(Collector):
         self.info: EngineInfo | None = None  # None: there is no model yet, or nothing is known of it
         self.memory: tuple[DeviceMemory, ...] = ()
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[_MetricFamily]:
         yield from self._totals()
         yield from self._gauges()
         yield from self._devices()
@@ -30,7 +30,7 @@ class EngineCollector(Collector):
             engine = {name: str(getattr(self.info, name)) for name in _INFO}
             yield InfoMetricFamily("penstock_engine", "What computes, and in which numbers; always 1.", engine)
 
-    def _gauges(self) -> Iterator[Family]:
+    def _gauges(self) -> Iterator[_MetricFamily]:
         stats, info = self.stats, self.info
         for name, text, value in (
             ("engine_running_sequences", "Sequences being generated.", stats.num_running),
@@ -51,7 +51,7 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"penstock_{name}", text, value)
         yield _by_kind(stats)
 
-    def _totals(self) -> Iterator[Family]:
+    def _totals(self) -> Iterator[_MetricFamily]:
         stats = self.stats
         for name, text, value in (
             ("engine_steps", "Steps of the engine.", stats.steps_total),
@@ -72,7 +72,7 @@ class EngineCollector(Collector):
         ):
             yield CounterMetricFamily(f"penstock_{name}", text, value)
 
-    def _devices(self) -> Iterator[Family]:
+    def _devices(self) -> Iterator[_MetricFamily]:
         """Yields the memory families, also without any samples, as on CPU."""
         used = GaugeMetricFamily("penstock_device_memory_used_bytes", "Of a GPU or TPU: in use.", labels=["device"])
         peak = GaugeMetricFamily("penstock_device_memory_peak_bytes", "That were ever in use.", labels=["device"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int, str], None]
+ShowProgress = Callable[[int, int, str], None]
 """Called with (done, total, current activity)."""
 
 
 def silent(done: int, total: int, what: str) -> None:
-    """A Progress that shows nothing."""
+    """Shows nothing."""
 
 
 BYTES = "bytes"

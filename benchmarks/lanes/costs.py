@@ -15,7 +15,7 @@ from penstock.protocol import keys, scripts
 from penstock.protocol.queue.enqueue import enqueue
 from penstock.protocol.redis.connection import RedisClient, connect, ensure_group, make_group
 from penstock.protocol.redis.pipeline import Command, execute, execute_one
-from penstock.protocol.scripts import Bill, Part
+from penstock.protocol.scripts import Bill, WorkerCapacity
 from penstock.worker.presence.heartbeat import BEATS_PER_READ
 
 QUEUE = "costs"
@@ -23,7 +23,7 @@ LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_bytes": 8 << 20}
 BODY = {"prompt": "x" * 1000, "max_tokens": "500", "tenant": "t1", "priority": "1", "timeout_s": "600"}
 CALLS, LONG_CALLS = 1500, 60
 RUNNING = 8  # requests of one worker, per charge
-PART = Part(slots=RUNNING, tokens_per_s=100.0, reply_tokens=500.0, token_bytes=4.0)  # of each worker
+PART = WorkerCapacity(slots=RUNNING, tokens_per_s=100.0, reply_tokens=500.0, token_bytes=4.0)  # of each worker
 _MEASURE = scripts.measure(QUEUE, every_ms=0, target_s=60.0, max_bytes=8 << 20)
 _SCRAPE: list[Command] = [
     ("HGETALL", keys.load(QUEUE)), ("XLEN", keys.dead(QUEUE)), ("XLEN", keys.malformed(QUEUE)),

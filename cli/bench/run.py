@@ -25,7 +25,7 @@ from penstock.producer import AsyncClient, PenstockError
 from penstock.protocol.queue.load import query_load
 from penstock.protocol.wire import ModelCard
 from penstock.serving import garbage
-from penstock.tools.bench.errors import ImpossibleLoad, NotServed, OtherModel
+from penstock.tools.bench.errors import ImpossibleLoad, NotServed, WrongModel
 from penstock.tools.bench.machine import describe_machine
 from penstock.tools.bench.on_service import run_on_service
 from penstock.tools.bench.options import LoadOptions
@@ -36,7 +36,7 @@ from penstock.tools.bench.summary import Summary
 from penstock.tools.bench.traffic import punctual
 from penstock.tools.bench.traffic.load import Load
 from penstock.worker.logs import configure_logs
-from penstock.worker.progress import Progress
+from penstock.worker.progress import ShowProgress
 from penstock.worker.settings import Settings, group_of
 from penstock.worker.settings_loading import flag
 
@@ -92,7 +92,7 @@ def bench_service(
     if not embedded:
         try:
             punctual.run(_with_workers(settings, client, flags.get("model"), waits=waits))
-        except (NotServed, OtherModel) as error:
+        except (NotServed, WrongModel) as error:
             hint = "; --wait waits for one" if isinstance(error, NotServed) else ""
             raise CommandFailed(f"{error}{hint}") from error
         return
@@ -173,7 +173,7 @@ class _Client:
             raise CommandFailed(f"--timeout must be above 0, not {self.timeout_s:g}", USAGE)
 
     async def measure(self, url: str, queue: str, vocab_size: int, described: dict[str, Any]) -> None:
-        async def measure(load: Load, progress: Progress) -> Recorder:
+        async def measure(load: Load, progress: ShowProgress) -> Recorder:
             return await run_on_service(
                 url, queue, load, progress, num_clients=self.num_clients, timeout_s=self.timeout_s
             )
@@ -199,7 +199,7 @@ async def measure_runs(
     described: dict[str, Any],
     loads: Sequence[Load],
     output: ReportOptions,
-    measure: Callable[[Load, Progress], Awaitable[Recorder]],
+    measure: Callable[[Load, ShowProgress], Awaitable[Recorder]],
 ) -> None:
     """Measures each of `loads` and reports.
 

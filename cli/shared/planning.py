@@ -40,7 +40,7 @@ _MAX_PROCESSES = 8  # by default: each takes some GiB of memory
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanOptions:
     """Options of the command besides settings."""
 
     topology: str
@@ -51,7 +51,7 @@ class Wanted:
     processes: int | None  # processes that compile; None: one per processor, up to a limit
 
 
-def run(settings: Settings, wanted: Wanted, *, as_json: bool) -> None:
+def run(settings: Settings, wanted: PlanOptions, *, as_json: bool) -> None:
     """Plans and prints; with a trace, simulates how the slices would serve it.
 
     Raises:
@@ -72,7 +72,7 @@ def run(settings: Settings, wanted: Wanted, *, as_json: bool) -> None:
         show_simulated(console(), simulated, str(wanted.trace))
 
 
-def _plan(settings: Settings, wanted: Wanted, trace: Trace | None) -> tuple[Plan, Simulated | None]:
+def _plan(settings: Settings, wanted: PlanOptions, trace: Trace | None) -> tuple[Plan, Simulated | None]:
     config = settings.engine_config()
     name = str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or ""
     model = planned_model(name, config.dtype, config.weights)

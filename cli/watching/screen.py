@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.cli.shared.redis import visible
 from penstock.cli.watching.board import Board
 from penstock.cli.watching.view import (
-    Rows,
+    RowSelection,
     duration,
     lanes_table,
     letters_table,
@@ -83,10 +83,10 @@ def page(snapshot: Snapshot) -> Group:
 def _sections(snapshot: Snapshot, board: Board | None) -> list[_Section]:
     """Without a board, as for `page`, tables have all their rows."""
 
-    def rows(name: str, most: int) -> Rows:
+    def rows(name: str, most: int) -> RowSelection:
         if board is None:
-            return Rows()
-        return Rows(most, board.selected if board.pane == name else None)
+            return RowSelection()
+        return RowSelection(most, board.selected if board.pane == name else None)
 
     workers, running, letters = snapshot.workers, snapshot.running, snapshot.letters
     untold = snapshot.num_running - len(running)

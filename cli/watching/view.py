@@ -22,7 +22,7 @@ _SELECTED = "reverse"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowSelection:
     """Selects the rows of a table that are shown.
 
     Args:
@@ -49,10 +49,10 @@ class Rows:
         return _SELECTED if place == self.selected else ""
 
 
-ALL = Rows()
+ALL = RowSelection()
 
 
-def workers_table(workers: Sequence[Worker], rows: Rows = ALL) -> Table:
+def workers_table(workers: Sequence[Worker], rows: RowSelection = ALL) -> Table:
     table = _table(rows.folds, "worker", "state", "model", "version", "device")
     for title in ("requests", "slots", "pages", "tokens/s", "heartbeat"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -99,7 +99,7 @@ def _beat(worker: Worker) -> str:
     return duration(worker.heartbeat_s)
 
 
-def running_table(running: Sequence[RunningRequest], rows: Rows = ALL) -> Table:
+def running_table(running: Sequence[RunningRequest], rows: RowSelection = ALL) -> Table:
     """Makes one row per request that a worker has."""
     table = _table(rows.folds, "request", "worker", "tenant", "phase")
     for title in ("age", "here for", "prompt", "tokens", "takeovers"):
@@ -146,7 +146,7 @@ def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
     return table
 
 
-def letters_table(letters: Sequence[DeadLetter], rows: Rows = ALL) -> Table:
+def letters_table(letters: Sequence[DeadLetter], rows: RowSelection = ALL) -> Table:
     """Makes one row per request that was given up."""
     table = _table(rows.folds, "dead letter", "request", "code", "worker")
     for title in ("given up", "crashes"):

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
 from penstock.gateway.http.observing import METHODS, PROBES
-from penstock.protocol.telemetry.recorder import Recorder, context_of, headers_of
+from penstock.protocol.telemetry.recorder import SpanRecorder, context_of, headers_of
 
 OTHER_METHOD = "_OTHER"
 """The conventions' name for a method that is not a known one."""
@@ -35,7 +35,7 @@ class Tracing:
 
     def __init__(self, app: ASGIApp, provider: TracerProvider) -> None:
         self._app = app
-        self._recorder = Recorder(provider)
+        self._recorder = SpanRecorder(provider)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PROBES:

@@ -8,15 +8,15 @@ from typing import Final, Generic, TypeVar
 
 from penstock.producer.blocking.loop_thread import LoopThread
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def drive(
     loop: LoopThread,
-    source: Iterable[Item],
-    consume: Callable[[AsyncIterable[Item]], AsyncIterator[Result]],
-) -> Iterator[Result]:
+    source: Iterable[_Item],
+    consume: Callable[[AsyncIterable[_Item]], AsyncIterator[_Result]],
+) -> Iterator[_Result]:
     """Yields what `consume` yields in the loop's thread, for an iterable that belongs to the caller's thread.
 
     The source may be tied to its thread, such as a database cursor, or a generator that makes blocking calls. It is
@@ -42,17 +42,17 @@ _WANT: Final = _Mark()
 _END: Final = _Mark()
 
 
-class _Exchange(Generic[Item, Result]):
+class _Exchange(Generic[_Item, _Result]):
     """The meeting point of the two sides. All methods run in the loop."""
 
-    def __init__(self, consume: Callable[[AsyncIterable[Item]], AsyncIterator[Result]], length: int | None) -> None:
+    def __init__(self, consume: Callable[[AsyncIterable[_Item]], AsyncIterator[_Result]], length: int | None) -> None:
         self._wanted = asyncio.Event()
-        self._items: asyncio.Queue[Item | _Mark] = asyncio.Queue()
+        self._items: asyncio.Queue[_Item | _Mark] = asyncio.Queue()
         feed = _Feed(self._given()) if length is None else _SizedFeed(self._given(), length)
         self._results = consume(feed)
-        self._next: asyncio.Task[Result | _Mark] | None = None
+        self._next: asyncio.Task[_Result | _Mark] | None = None
 
-    async def step(self) -> Result | _Mark:
+    async def step(self) -> _Result | _Mark:
         """Returns the next result, or a mark that an item is wanted or that the end is reached."""
         if self._next is None:
             self._next = asyncio.create_task(self._next_result())
@@ -67,7 +67,7 @@ class _Exchange(Generic[Item, Result]):
         done, self._next = self._next, None
         return done.result()
 
-    async def give(self, item: Item | _Mark) -> None:
+    async def give(self, item: _Item | _Mark) -> None:
         self._items.put_nowait(item)
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class _Exchange(Generic[Item, Result]):
         if isinstance(self._results, AsyncGenerator):
             await self._results.aclose()
 
-    async def _given(self) -> AsyncIterator[Item]:
+    async def _given(self) -> AsyncIterator[_Item]:
         while True:
             self._wanted.set()
             item = await self._items.get()
@@ -85,22 +85,22 @@ class _Exchange(Generic[Item, Result]):
                 return
             yield item
 
-    async def _next_result(self) -> Result | _Mark:
+    async def _next_result(self) -> _Result | _Mark:
         return await anext(self._results, _END)
 
 
-class _Feed(AsyncIterable[Item]):
-    def __init__(self, items: AsyncIterator[Item]) -> None:
+class _Feed(AsyncIterable[_Item]):
+    def __init__(self, items: AsyncIterator[_Item]) -> None:
         self._items = items
 
-    def __aiter__(self) -> AsyncIterator[Item]:
+    def __aiter__(self) -> AsyncIterator[_Item]:
         return self._items
 
 
-class _SizedFeed(_Feed[Item]):
+class _SizedFeed(_Feed[_Item]):
     """A feed of known length, so that progress can be shown against it."""
 
-    def __init__(self, items: AsyncIterator[Item], length: int) -> None:
+    def __init__(self, items: AsyncIterator[_Item], length: int) -> None:
         super().__init__(items)
         self._length = length
 

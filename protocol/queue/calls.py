@@ -13,7 +13,7 @@ _CALL = lua.load("penstock.protocol.queue", "call")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class CallOutcome:
     """Outcome of sending a call."""
 
     is_full: bool  # it was not added: too many wait
@@ -21,7 +21,7 @@ class Sent:
     is_served: bool
 
 
-async def send_call(execute: Execute, queue: str, fields: Mapping[str, str], *, max_waiting: int) -> Sent:
+async def send_call(execute: Execute, queue: str, fields: Mapping[str, str], *, max_waiting: int) -> CallOutcome:
     """Appends a call to those of `queue`, if fewer than `max_waiting` wait. A call that is sent twice is answered
     twice.
     """
@@ -29,7 +29,7 @@ async def send_call(execute: Execute, queue: str, fields: Mapping[str, str], *, 
     key_names = (keys.calls(queue), keys.serving(queue))
     command = lua.call(_CALL, key_names, (max_waiting, MAX_TIMEOUT_MS, keys.GROUP, *flat))
     entry, num_waiting, is_served = await execute(*command)
-    return Sent(entry is None, int(num_waiting), bool(is_served))
+    return CallOutcome(entry is None, int(num_waiting), bool(is_served))
 
 
 async def drop_answers(execute: Execute, queue: str, mailbox: str, last_id: str) -> None:

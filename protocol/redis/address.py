@@ -12,9 +12,9 @@ from penstock.protocol.errors import BadAddress
 from penstock.protocol.redis.hosts import is_host
 from penstock.protocol.redis.pem import check_certificates, check_pair
 
-Kind = Literal["single", "unix", "cluster", "sentinel"]
+_Kind = Literal["single", "unix", "cluster", "sentinel"]
 
-SCHEMES: Mapping[str, tuple[Kind, bool]] = {
+SCHEMES: Mapping[str, tuple[_Kind, bool]] = {
     "redis": ("single", False),
     "rediss": ("single", True),
     "unix": ("unix", False),
@@ -36,7 +36,7 @@ class Address:
     connections; None: they do not change.
     """
 
-    kind: Kind
+    kind: _Kind
     hosts: tuple[tuple[str, int], ...] = ()
     path: str = ""
     db: int = 0
@@ -132,7 +132,7 @@ def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
     return tuple(pairs)
 
 
-def _path(path: str, kind: Kind) -> dict[str, Any]:
+def _path(path: str, kind: _Kind) -> dict[str, Any]:
     parts = [unquote(part) for part in path.split("/") if part]
     found: dict[str, Any] = {}
     if kind == "sentinel":
@@ -150,7 +150,7 @@ def _path(path: str, kind: Kind) -> dict[str, Any]:
     return found
 
 
-def _options(query: str, kind: Kind, tls: bool) -> dict[str, Any]:
+def _options(query: str, kind: _Kind, tls: bool) -> dict[str, Any]:
     options: dict[str, Any] = {}
     pairs = parse_qsl(query, keep_blank_values=True)
     has_tls = tls or any(name == "sentinel_tls" and _as_ours(value) == "true" for name, value in pairs)

@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from penstock.protocol.redis.address import Address
 from penstock.protocol.redis.credentials import Credentials
 from penstock.protocol.redis.faults import may_be_elsewhere
-from penstock.protocol.redis.moves import Line, check_kept, line_of, nodes_of
+from penstock.protocol.redis.moves import RedisEndpoint, check_kept, line_of, nodes_of
 from penstock.protocol.redis.silence import Watched
 from penstock.protocol.redis.tls import Renewed
 
@@ -74,7 +74,7 @@ class _Lean(AbstractConnection):
         age: the bundle's age when the connection was last made.
     """
 
-    def __init__(self, *, line: Line, **options: Any) -> None:
+    def __init__(self, *, line: RedisEndpoint, **options: Any) -> None:
         super().__init__(**options)
         self.line = line
         self.age = 0
@@ -113,7 +113,7 @@ class _UnixConnection(_Lean, UnixDomainSocketConnection): ...
 
 
 class _Connection(_Lean, Watched):
-    def __init__(self, *, line: Line, **options: Any) -> None:
+    def __init__(self, *, line: RedisEndpoint, **options: Any) -> None:
         super().__init__(line=line, **options)
         self._made_with["line"] = line  # for another one like it
 

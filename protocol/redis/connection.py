@@ -19,7 +19,7 @@ from penstock.protocol.errors import ConnectionLost, PenstockError, ServerRefuse
 from penstock.protocol.redis.address import Address, check_files, parse_url
 from penstock.protocol.redis.clients import made
 from penstock.protocol.redis.faults import UNREACHABLE, Meaning, is_away, is_junk, may_pass, meaning_of
-from penstock.protocol.redis.moves import Line, Parser, connections_of
+from penstock.protocol.redis.moves import Parser, RedisEndpoint, connections_of
 
 RedisClient: TypeAlias = Redis | RedisCluster
 Fields: TypeAlias = dict[bytes, bytes]
@@ -196,7 +196,7 @@ def _client(url: str | Address, block_s: float | None = None, **common: Any) -> 
     address = parse_url(url) if isinstance(url, str) else url
     check_files(address)
     redis = made(address, block_s or 0.0, common)
-    line = Line(str(address), is_of_nodes=address.kind == "cluster", is_blocking=block_s is not None)
+    line = RedisEndpoint(str(address), is_of_nodes=address.kind == "cluster", is_blocking=block_s is not None)
     line.lead(redis)
     for options in _options_of(redis):
         options.update(line=line, parser_class=Parser)

@@ -101,7 +101,7 @@ class Witness:
 _bundles: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Bundle]] = WeakKeyDictionary()
 
 
-class Line:
+class RedisEndpoint:
     """Knowledge about a client that its connections share.
 
     Args:
@@ -146,9 +146,9 @@ class Parser(DefaultParser):  # type: ignore[misc, valid-type]
         super().on_connect(connection)
 
 
-def line_of(redis: Redis) -> Line:
+def line_of(redis: Redis) -> RedisEndpoint:
     """Returns the line of a client that is not a cluster's."""
-    line: Line = redis.connection_pool.connection_kwargs["line"]
+    line: RedisEndpoint = redis.connection_pool.connection_kwargs["line"]
     return line
 
 

@@ -75,7 +75,7 @@ def tune(connected: socket.socket) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Wait:
+class AnswerWait:
     """State of a connection's wait for an answer.
 
     Attributes:
@@ -90,7 +90,7 @@ class Wait:
         self.block_s = block_s
         self.since_s: float | None = None
         self.heard_s = 0.0
-        self.watch: Watch | None = None
+        self.watch: SilenceWatch | None = None
         self.limit_s = 0.0
 
     def begin(self) -> None:
@@ -108,7 +108,7 @@ class Wait:
 class _Parser(Parser):
     """Notes when an answer is due, and when any part of one arrives."""
 
-    def __init__(self, wait: Wait, socket_read_size: int) -> None:
+    def __init__(self, wait: AnswerWait, socket_read_size: int) -> None:
         super().__init__(socket_read_size)
         self._wait = wait
 
@@ -138,7 +138,7 @@ class Watched(Connection):
         self._made_with = {"deployment": deployment, **kwargs}
         self._deployment = deployment
         self._max_idle_s = max_idle_s
-        self.wait = Wait(block_s)
+        self.wait = AnswerWait(block_s)
         self.made_s = 0.0
         super().__init__(**{**kwargs, "parser_class": partial(_Parser, self.wait), "socket_keepalive_options": {}})
 
@@ -157,7 +157,7 @@ class Watched(Connection):
         if self._writer is not None:
             tune(self._writer.get_extra_info("socket"))
         self.made_s = self.wait.heard_s = time.monotonic()
-        self.wait.watch = Watch.of(self._deployment)
+        self.wait.watch = SilenceWatch.of(self._deployment)
         self.wait.watch.add(self)
 
     def should_reconnect(self) -> bool:
@@ -224,7 +224,7 @@ class Watched(Connection):
         return time.monotonic() - asked_s
 
 
-class Watch:
+class SilenceWatch:
     """Watches all connections of one event loop to one deployment. It does nothing while no answer is overdue.
 
     A server may keep one client waiting without delaying the others: `CLIENT PAUSE WRITE`, or a proxy with many servers
@@ -243,7 +243,7 @@ class Watch:
         self._learnt_s = self._closed_s = -math.inf
 
     @classmethod
-    def of(cls, deployment: str) -> Watch:
+    def of(cls, deployment: str) -> SilenceWatch:
         loop = asyncio.get_running_loop()
         key = (id(loop), deployment)
         watch = _watches.get(key)
@@ -349,4 +349,4 @@ class Watch:
             self._new_since_s = math.inf
 
 
-_watches: WeakValueDictionary[tuple[int, str], Watch] = WeakValueDictionary()
+_watches: WeakValueDictionary[tuple[int, str], SilenceWatch] = WeakValueDictionary()

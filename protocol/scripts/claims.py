@@ -86,7 +86,7 @@ class NotClaimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ClaimState:
     """The server's record of a request: its owner, and one entry of its reply."""
 
     owner: tuple[str, str] | None  # (epoch, instance) of the last claim
@@ -215,9 +215,9 @@ def find(queue: str, request_id: str, entry_id: str) -> Command:
     return call(_FIND, _request_keys(queue, request_id)[:2], (entry_id,))
 
 
-def parse_standing(answer: Any) -> Standing:
+def parse_standing(answer: Any) -> ClaimState:
     epoch, instance, *entry = answer  # without an entry if there is none: a nil in Lua ends the list
-    return Standing(
+    return ClaimState(
         owner=None if epoch is None or instance is None else (_text(epoch), _text(instance)),
         entry_id=entry[0].decode() if entry else None,
         fields=tuple(entry[1]) if len(entry) > 1 else (),

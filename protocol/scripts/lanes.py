@@ -31,7 +31,7 @@ BYTES_PER_SCRIPT = 8 << 20  # of bodies read per run, and one entry more
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkerCapacity:
     """Capacity of one worker, and averages of the requests that it ended recently. 0: not yet known."""
 
     slots: float  # requests at once; 0: it takes none
@@ -148,7 +148,7 @@ def sweep(queue: str, *, worker: str, count: int, max_body_bytes: int, max_bytes
     return call(_SWEEP, key_names, (*bounds, NEW_PER_SCRIPT, WISHES_PER_SCRIPT))
 
 
-def say(queue: str, *, worker: str, part: Part, every_ms: int) -> Command:
+def say(queue: str, *, worker: str, part: WorkerCapacity, every_ms: int) -> Command:
     """Reports the capacity of `worker`. Answers how many requests waited at the last look, and whether the next look is
     due.
 

@@ -17,7 +17,7 @@ from opentelemetry.trace import Span, SpanKind, TracerProvider
 from penstock.protocol.errors import RequestFailed, RequestRefused
 from penstock.protocol.reply import Chunk, Reply
 from penstock.protocol.telemetry import names
-from penstock.protocol.telemetry.recorder import Attributes, Recorder, headers_of, parent_of
+from penstock.protocol.telemetry.recorder import Attributes, SpanRecorder, headers_of, parent_of
 from penstock.protocol.wire import GenerateRequest
 
 LEFT = "left"
@@ -28,7 +28,7 @@ class ClientSpans:
     """Spans of one client."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
-        self._recorder = Recorder(provider)
+        self._recorder = SpanRecorder(provider)
 
     @contextmanager
     def sending(self, queue: str, request: GenerateRequest) -> Iterator[GenerateRequest]:

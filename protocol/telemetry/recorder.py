@@ -26,7 +26,7 @@ _W3C = TraceContextTextMapPropagator()
 _log = logging.getLogger("penstock.telemetry")
 
 
-class Recorder:
+class SpanRecorder:
     """Creates the spans of one process.
 
     Args:

@@ -128,14 +128,14 @@ _NO_NUMBERS = frozenset({bool, bytes})
 _PIECE = 256
 _LONG_PIECE = 4096
 
-Int = Annotated[int, BeforeValidator(no_boolean)]
+_Int = Annotated[int, BeforeValidator(no_boolean)]
 Float = Annotated[float, BeforeValidator(no_boolean)]
-Name = Annotated[str, Strict(), Field(pattern=f"^{ID_PATTERN.pattern}$")]
+_Name = Annotated[str, Strict(), Field(pattern=f"^{ID_PATTERN.pattern}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**63)]
-TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, WrapValidator(_in_pieces), BeforeValidator(from_json)]
+_TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, WrapValidator(_in_pieces), BeforeValidator(from_json)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 LogitBias = Annotated[dict[TokenId, Bias], WrapValidator(_piece_by_piece), BeforeValidator(from_json)]
-Texts = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)]
+_Texts = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)]
 Messages = Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -170,10 +170,10 @@ class GenerateRequest(WireModel):
     other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 
     v: Annotated[Literal[1], BeforeValidator(_number)] = 1
-    id: Name | None = None
+    id: _Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
-    prompt_token_ids: TokenIds | None = None
+    prompt_token_ids: _TokenIds | None = None
 
     tools: Annotated[tuple[ToolObject, ...], FAIL_FAST, Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
     tool_choice: ToolChoice | None = None
@@ -185,37 +185,37 @@ class GenerateRequest(WireModel):
 
     response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = None
     regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: Texts = ()
+    choice: _Texts = ()
     grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
 
-    n: Int = Field(1, ge=1, le=64)
-    max_tokens: Int = Field(256, ge=1, lt=2**63)
-    min_tokens: Int = Field(0, ge=0, lt=2**63)
+    n: _Int = Field(1, ge=1, le=64)
+    max_tokens: _Int = Field(256, ge=1, lt=2**63)
+    min_tokens: _Int = Field(0, ge=0, lt=2**63)
     temperature: Float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
     top_p: Float | None = Field(None, gt=0.0, le=1.0)
-    top_k: Int | None = Field(None, ge=0, lt=2**63)
+    top_k: _Int | None = Field(None, ge=0, lt=2**63)
     min_p: Float | None = Field(None, ge=0.0, le=1.0)
-    seed: Int | None = Field(None, ge=0, lt=2**63)
+    seed: _Int | None = Field(None, ge=0, lt=2**63)
     repetition_penalty: Float | None = Field(None, gt=0.0, le=100.0)
     presence_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: LogitBias = Field(default_factory=dict)
-    allowed_token_ids: TokenIds = ()
-    bad_token_ids: TokenIds = ()
-    stop: Texts = ()
-    stop_token_ids: TokenIds = ()
+    allowed_token_ids: _TokenIds = ()
+    bad_token_ids: _TokenIds = ()
+    stop: _Texts = ()
+    stop_token_ids: _TokenIds = ()
     ignore_eos: bool = False
-    logprobs: Int | None = Field(None, ge=0, le=20)
-    prompt_logprobs: Int | None = Field(None, ge=0, le=20)
+    logprobs: _Int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: _Int | None = Field(None, ge=0, le=20)
     echo: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
-    priority: Int = Field(0, ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)  # higher runs first
+    priority: _Int = Field(0, ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)  # higher runs first
     timeout_s: Float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
     keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: the worker's default
-    tenant: Name | None = None  # tenants share the capacity
-    affinity: Name | None = None  # requests with the same value go to one worker, as far as it has capacity
+    tenant: _Name | None = None  # tenants share the capacity
+    affinity: _Name | None = None  # requests with the same value go to one worker, as far as it has capacity
     cache_salt: Annotated[Text, Field(min_length=1, max_length=128)] | None = None  # shared prefixes have the same
     traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = None  # the trace that it is a part of
     tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = None  # what tracing systems add to that

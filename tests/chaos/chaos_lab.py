@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.local.embedded import EmbeddedServer
 from penstock.tools.chaos.checker import Problem, Verdict, check
 from penstock.tools.chaos.history import EventKind, History
-from penstock.tools.chaos.plan import ChaosOptions, Plan, RequestPlan
+from penstock.tools.chaos.plan import ChaosOptions, FaultPlan, RequestPlan
 from penstock.tools.chaos.run import Tempo, fake_truths, run_plan, worker_setup
 from penstock.tools.chaos.site import Site
 
@@ -55,7 +55,7 @@ def is_own(fields: dict[str, str]) -> bool:
 
 
 async def run_requests(server: EmbeddedServer, logs: Path, *requests: RequestPlan, workers: int = 2) -> Result:
-    plan = Plan(ChaosOptions(seed=0, requests=100, workers=workers), requests)
+    plan = FaultPlan(ChaosOptions(seed=0, requests=100, workers=workers), requests)
     setup = worker_setup(plan.options, QUICK, model="", logs=logs)
     history = await run_plan(plan, Site(server), setup, progress=lambda *_: None)
     return Result(history, check(history, fake_truths(history), recovery_limit_s=QUICK.recovery_limit_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.tools.chaos.checker import check
-from penstock.tools.chaos.history import Event, EventKind, History, Record, Seen
+from penstock.tools.chaos.history import ChaosEvent, EventKind, History, RequestRecord, Seen
 from penstock.tools.chaos.plan import RequestPlan
 from penstock.tools.chaos.reading import Truth
 
@@ -30,7 +30,7 @@ GOOD = [OWN, chunk("1-1", 0, "5,6", "ab"), own(2), chunk("2-1", 2, "7,8", "cd"),
 
 
 def faults(seen: list[Seen], request: RequestPlan | None = None, **more: object) -> list[str]:
-    record = Record(request or RequestPlan("r", "x", 4), entry_ids=["1-1"], seen=seen)
+    record = RequestRecord(request or RequestPlan("r", "x", 4), entry_ids=["1-1"], seen=seen)
     for name, value in more.items():
         setattr(record, name, value)
     history = History(records={"r": record})
@@ -84,7 +84,7 @@ CALLING = [OWN, said("1-1", 0, "5", "a", "b"), said("1-2", 1, "6", "", "c", BEGI
 
 
 def call_faults(*rest: Seen, request: RequestPlan | None = None) -> list[str]:
-    record = Record(request or RequestPlan("r", "x", 4), entry_ids=["1-1"], seen=[*CALLING, *rest])
+    record = RequestRecord(request or RequestPlan("r", "x", 4), entry_ids=["1-1"], seen=[*CALLING, *rest])
     verdict = check(History(records={"r": record}), {"r": (CALLS,)}, recovery_limit_s=1.0)
     return [problem.fault for problem in verdict.problems]
 
@@ -142,7 +142,9 @@ def test_two_queue_entries_for_one_request() -> None:
 
 def late(*events: tuple[EventKind, str, float]) -> list[str]:
     seen = [OWN, chunk("1-1", 0, "5,6", "ab"), own(2, at_s=5.0), chunk("2-1", 2, "7,8", "cd"), end("2-2")]
-    history = History({"r": Record(RequestPlan("r", "x", 4), seen=seen)}, [Event(*event) for event in events])
+    history = History(
+        {"r": RequestRecord(RequestPlan("r", "x", 4), seen=seen)}, [ChaosEvent(*event) for event in events]
+    )
     return [problem.fault for problem in check(history, {"r": (TRUTH,)}, recovery_limit_s=1.0).problems]
 
 

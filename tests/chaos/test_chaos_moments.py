@@ -9,7 +9,7 @@ from chaos_lab import run_requests
 from patience import WAIT_S
 
 from penstock.local.embedded import EmbeddedServer
-from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, Kind, RequestPlan, Side, Stage
+from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, FaultKind, RequestPlan, Side, Stage
 
 
 def victim(fault: Fault, max_tokens: int = 60, **more: object) -> RequestPlan:
@@ -71,7 +71,7 @@ async def test_ten_kills_in_one_long_generation(lasting_server: EmbeddedServer, 
 
 
 @pytest.mark.parametrize(("kind", "stage", "side"), LOSSES)
-async def test_loss(lasting_server: EmbeddedServer, tmp_path: Path, kind: Kind, stage: Stage, side: Side) -> None:
+async def test_loss(lasting_server: EmbeddedServer, tmp_path: Path, kind: FaultKind, stage: Stage, side: Side) -> None:
     fault = Fault(kind, stage, side, at_chunk=2, length_s=0.2)
     result = await run_requests(lasting_server, tmp_path, victim(fault), BYSTANDER)
     assert result.problems == []

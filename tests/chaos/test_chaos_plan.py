@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, Plan, calm_id, make_plan
+from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, ChaosOptions, FaultPlan, calm_id, make_plan
 
 
-def planned(plan: Plan) -> Counter[str]:
+def planned(plan: FaultPlan) -> Counter[str]:
     counts: Counter[str] = Counter()
     for request in plan.requests:
         if request.fault is not None:

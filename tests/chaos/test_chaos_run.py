@@ -10,7 +10,7 @@ from chaos_lab import wrongs
 from servers import SERVERS
 
 from penstock.local.embedded import EmbeddedServer
-from penstock.tools.chaos.history import Record
+from penstock.tools.chaos.history import RequestRecord
 from penstock.tools.chaos.plan import ChaosOptions, make_plan
 from penstock.tools.chaos.report import table
 from penstock.tools.chaos.run import run_chaos
@@ -54,7 +54,7 @@ async def test_short_run_with_the_model(tmp_path: Path, monkeypatch: pytest.Monk
     assert any(map(went_on_beside_an_ended_choice, outcome.history.records.values()))
 
 
-def went_on_inside_a_call(record: Record) -> bool:
+def went_on_inside_a_call(record: RequestRecord) -> bool:
     """Checks whether a worker took the request when its last output was a part of a call, and continued that call."""
     has_parts, was_taken = False, False
     for entry in record.seen:
@@ -67,7 +67,7 @@ def went_on_inside_a_call(record: Record) -> bool:
     return False
 
 
-def went_on_beside_an_ended_choice(record: Record) -> bool:
+def went_on_beside_an_ended_choice(record: RequestRecord) -> bool:
     """Checks whether a worker took the request when one of its choices had ended and another had not."""
     kinds = [entry.fields["type"] if "finish_reason" not in entry.fields else "ended" for entry in record.seen]
     return "ended" in kinds and "own" in kinds[kinds.index("ended") :]

@@ -24,7 +24,7 @@ from penstock.engine.kernels.tpu import (
     quantized_matmul,
 )
 from penstock.tools.plan import has_libtpu
-from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.topology import devices_of
 
 pytestmark = [
@@ -130,7 +130,7 @@ def test_delta_nets_compile_and_move_each_state_once(
     assert memory.temp_size_in_bytes <= 2**20  # no copy of the matrices
     if topology.startswith("tpu7x"):  # libtpu cannot print its programs
         return
-    traffic = Program(done.as_text()).traffic(cache_bytes=10**12)
+    traffic = HloModule(done.as_text()).traffic(cache_bytes=10**12)
     moved = 2 * num_written * sum(state.size // num_slots * state.dtype.itemsize for state in states)
     inputs = num_tokens * (2 * key_heads + 3 * value_heads) * size * 2
     assert 2.97 * moved <= traffic.kernel_bytes <= 3 * (1.02 * (moved + inputs) + 2**18)

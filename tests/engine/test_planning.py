@@ -19,8 +19,8 @@ from penstock.engine.models import FAMILIES, ModelConfig, active_parameters, mat
 from penstock.engine.models.hf.blocks import sliding
 from penstock.tools.plan import ALL_OPTIONS, PRESETS, as_dict, has_libtpu, plan, planned_model, preset
 from penstock.tools.plan.device.chips import CHIPS
-from penstock.tools.plan.device.hlo import Program, Traffic
-from penstock.tools.plan.device.roofline import Load, Programs, StepWork, collective_s, kv_token_bytes, step_flops
+from penstock.tools.plan.device.hlo import HloModule, Traffic
+from penstock.tools.plan.device.roofline import KernelWork, Programs, StepWork, collective_s, kv_token_bytes, step_flops
 from penstock.tools.plan.device.topology import devices_of
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
@@ -98,7 +98,7 @@ def logits_bytes(model: ModelConfig) -> int:
 
 
 def test_bytes_are_counted_from_hbm_operands_as_often_as_they_move() -> None:
-    traffic = Program(HLO).traffic(cache_bytes=1000 * 128 * 4)
+    traffic = HloModule(HLO).traffic(cache_bytes=1000 * 128 * 4)
     layer, x = 256 * 128 * 2, 8 * 128 * 4
     turn_reads = layer + x + x + x  # the layer's slice, the update, the reduced, the added
     turn_writes = x + x  # the update in place, the sum
@@ -107,7 +107,7 @@ def test_bytes_are_counted_from_hbm_operands_as_often_as_they_move() -> None:
     assert traffic.written_bytes == 4 * turn_writes + cache
     assert traffic.collectives == {"all-reduce": 4}
     assert traffic.cache_copies == 1  # the one that the text ends with
-    assert Program(HLO).loop_traffic(cache)[0].collectives == {"all-reduce": 1}
+    assert HloModule(HLO).loop_traffic(cache)[0].collectives == {"all-reduce": 1}
 
 
 def test_a_slice_that_is_prefetched_is_read_once() -> None:
@@ -118,7 +118,7 @@ def test_a_slice_that_is_prefetched_is_read_once() -> None:
   ROOT %out = f32[1,1024]{1,0} negate(%slice-done)
 }
 """
-    traffic = Program(text).traffic(cache_bytes=0)
+    traffic = HloModule(text).traffic(cache_bytes=0)
     assert (traffic.read_bytes, traffic.written_bytes) == (4096, 4096)
 
 
@@ -142,7 +142,7 @@ ENTRY %main (a: u8[12,64,128], b: s32[]) -> u8[1,64,128] {
   ROOT %layer = u8[1,64,128]{2,1,0:S(1)} fusion(%a, %b), kind=kLoop, calls=%one
 }
 """
-    assert Program(text).traffic(cache_bytes=0).hbm_bytes == 64 * 128
+    assert HloModule(text).traffic(cache_bytes=0).hbm_bytes == 64 * 128
 
 
 def test_the_experts_of_a_grouped_matmul_are_left_to_the_planner() -> None:
@@ -153,7 +153,7 @@ def test_the_experts_of_a_grouped_matmul_are_left_to_the_planner() -> None:
   ROOT %ragged-dot-none = f32[8,128]{1,0:S(1)} custom-call(%sizes, %rows, %all), custom_call_target="tpu_custom_call", frontend_attributes={ragged_dot_tiling="8,64,128"}
 }
 """  # noqa: E501
-    traffic = Program(text).traffic(cache_bytes=10**9)
+    traffic = HloModule(text).traffic(cache_bytes=10**9)
     assert (traffic.read_bytes, traffic.written_bytes, traffic.grouped_matmuls) == (8 * 64 * 2, 0, 1)
 
 
@@ -208,8 +208,8 @@ def test_a_step_takes_the_longer_of_its_roofline_and_of_cycles_and_kernels() -> 
     def us(backbone: Traffic, head: Traffic, flops: float = 0.0, num_steps: int = 1) -> float:
         work = StepWork(
             programs=Programs.of((backbone, head), 820_000, num_steps),
-            attention=Load(1_640_000, 2 * 918e6),  # by FLOPs
-            experts=Load(3_280_000, 1e6),  # by bytes
+            attention=KernelWork(1_640_000, 2 * 918e6),  # by FLOPs
+            experts=KernelWork(3_280_000, 1e6),  # by bytes
             flops=flops,
             collective_s=5e-6,
         )

@@ -11,7 +11,7 @@ from penstock.engine.models import FAMILIES
 from penstock.tools.plan import PRESETS, has_libtpu, plan, preset
 from penstock.tools.plan.device.chips import CHIPS
 from penstock.tools.plan.device.cycles import LayerCycles, layer_cycles
-from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.links import LinkTime
 from penstock.tools.plan.device.roofline import all_reduce_s, decode_step, kv_bytes_moved
 from penstock.tools.plan.device.topology import devices_of
@@ -60,7 +60,7 @@ ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {{
 
 
 def test_cycles_are_told_apart_by_what_they_are_for() -> None:
-    layer = layer_cycles(Program(TEXT), cache_bytes=0)
+    layer = layer_cycles(HloModule(TEXT), cache_bytes=0)
     assert layer == LayerCycles(matmul=1000, rest=30 + 5 * 100, num_rest=1 + 5, num_kernels=1, num_collectives=1)
     assert layer.rest_share == pytest.approx(530 / 1530)
 
@@ -68,12 +68,12 @@ def test_cycles_are_told_apart_by_what_they_are_for() -> None:
 def test_cycles_of_a_program_are_those_of_all_that_runs() -> None:
     """Loops count as often as they run; kernels and collectives have no cycles here."""
     search = 5 * 100
-    assert Program(TEXT).traffic(cache_bytes=10**6).cycles == search + 5 * (1000 + 30 + search)
+    assert HloModule(TEXT).traffic(cache_bytes=10**6).cycles == search + 5 * (1000 + 30 + search)
 
 
 def test_a_program_without_a_loop_has_no_layers() -> None:
     text = TEXT.replace("while(%zero), condition=%until, body=%search", "add(%zero, %zero)")
-    assert layer_cycles(Program(text.replace("while(%x), condition=%until, body=%layer", "negate(%x)")), 0) is None
+    assert layer_cycles(HloModule(text.replace("while(%x), condition=%until, body=%layer", "negate(%x)")), 0) is None
 
 
 IN_TWO_PARTS = {("Llama-3.1-8B", 512): 4, ("Llama-3.3-70B", 128): 5, ("Llama-3.3-70B", 512): 4}

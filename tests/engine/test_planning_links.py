@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.tools.plan.device.chips import CHIPS
-from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.links import link_time
 from penstock.tools.plan.device.roofline import all_reduce_s
 
@@ -51,7 +51,7 @@ ENTRY %main (x: {SUM}) -> {SUM} {{
 
 
 def test_what_runs_between_start_and_done_is_not_waited_for() -> None:
-    program = Program(TEXT)
+    program = HloModule(TEXT)
     (layer,) = program.loops()
     found = link_time(program, layer, CHIP, 8)
     assert found.seconds == pytest.approx(2 * SUM_S)
@@ -63,7 +63,7 @@ def test_what_runs_between_start_and_done_is_not_waited_for() -> None:
 
 
 def test_collectives_beside_the_program_are_counted_as_those_in_it() -> None:
-    traffic = Program(TEXT).traffic(cache_bytes=2**40)
+    traffic = HloModule(TEXT).traffic(cache_bytes=2**40)
     num_bytes = 512 * 8192 * 2
     assert traffic.collectives == {"all-reduce": 11}
     assert traffic.collective_bytes == 11 * num_bytes
@@ -71,5 +71,5 @@ def test_collectives_beside_the_program_are_counted_as_those_in_it() -> None:
 
 def test_links_of_one_collective_are_free_for_the_next() -> None:
     text = TEXT.replace(of(40e-6), of(400e-6))
-    (layer,) = Program(text).loops()
-    assert link_time(Program(text), layer, CHIP, 8).waited_s == pytest.approx(SUM_S - 30e-6, rel=1e-3)
+    (layer,) = HloModule(text).loops()
+    assert link_time(HloModule(text), layer, CHIP, 8).waited_s == pytest.approx(SUM_S - 30e-6, rel=1e-3)

@@ -9,7 +9,7 @@ from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES
 from penstock.tools.plan import PRESETS, has_libtpu, plan
-from penstock.tools.plan.device.hlo import Program
+from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.plan import Plan
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
@@ -27,7 +27,7 @@ STATED = """ENTRY %main (a: u8[8,256,128], x: bf16[16,256]) -> f32[16,256] {
 @pytest.mark.parametrize("cache_bytes", [2**30, 2**16])
 def test_a_kernel_reads_what_it_states_and_is_not_in_vmem(cache_bytes: int) -> None:
     """The stack of all layers' codes is as large as the cache."""
-    traffic = Program(STATED).traffic(cache_bytes)
+    traffic = HloModule(STATED).traffic(cache_bytes)
     weight, x, y = 256 * 128, 16 * 256 * 2, 16 * 256 * 4
     assert traffic.read_bytes == weight + (weight + x)
     assert traffic.written_bytes == y

@@ -12,7 +12,7 @@ from penstock.protocol import keys, scripts
 from penstock.protocol.queue.enqueue import Added, Full, Late, enqueue
 from penstock.protocol.queue.load import QueueLoad, query_load
 from penstock.protocol.redis.connection import RedisClient, ensure_group
-from penstock.protocol.scripts import Part
+from penstock.protocol.scripts import WorkerCapacity
 
 pytestmark = pytest.mark.every_server
 
@@ -35,9 +35,9 @@ async def wait_in_line(
         await redis.execute_command(*scripts.take("q", worker="w", count=0, **LIMITS))
 
 
-async def measure(redis: RedisClient, part: Part | None = None) -> None:
+async def measure(redis: RedisClient, part: WorkerCapacity | None = None) -> None:
     await redis.delete(keys.load("q"))
-    part = part or Part(slots=4, tokens_per_s=RATE, reply_tokens=40, token_bytes=4)
+    part = part or WorkerCapacity(slots=4, tokens_per_s=RATE, reply_tokens=40, token_bytes=4)
     await redis.execute_command(*scripts.say("q", worker="w", part=part, every_ms=1000))
     await redis.execute_command(*scripts.measure("q", every_ms=1000, target_s=60, max_bytes=10**6))
 
@@ -128,7 +128,7 @@ async def newest(redis: RedisClient) -> tuple[str, Any]:
 )
 async def test_where_nothing_is_known_nothing_is_refused(redis: RedisClient, unknown: str) -> None:
     await wait_in_line(redis, 20)
-    await measure(redis, Part(slots=4) if unknown == "no rate" else None)
+    await measure(redis, WorkerCapacity(slots=4) if unknown == "no rate" else None)
     match unknown:
         case "old":
             await redis.hincrby(keys.load("q"), "at_ms", -5500)

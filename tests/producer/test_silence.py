@@ -25,7 +25,7 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis import silence
 from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
 from penstock.protocol.redis.pipeline import execute_one
-from penstock.protocol.redis.silence import Wait, Watched, blocking
+from penstock.protocol.redis.silence import AnswerWait, Watched, blocking
 from penstock.protocol.redis.streams import read_streams
 
 NUM = 8
@@ -99,7 +99,7 @@ async def test_a_blocking_read_is_late_some_time_after_it_should_have_ended(prox
 
 
 def test_what_the_server_may_leave_unanswered_is_not_late() -> None:
-    command, read = Wait(0.0), Wait(20.0)
+    command, read = AnswerWait(0.0), AnswerWait(20.0)
     command.begin()
     read.begin()
     assert command.due_s(1.0) - (command.since_s or 0) == pytest.approx(silence.ANSWER_S)
@@ -155,7 +155,7 @@ async def test_a_death_teaches_patience_with_what_was_made_since(
         proxy.forget()
         async with asyncio.timeout(WAIT_S):
             await client.echo("x")
-        watch = silence.Watch.of(kwargs["deployment"])
+        watch = silence.SilenceWatch.of(kwargs["deployment"])
         dead.wait.begin()
         assert not reading.done()
         assert watch._late_s(old) == pytest.approx(old.wait.since_s + TEST_S + silence.LATE_S)

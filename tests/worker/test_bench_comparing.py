@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from penstock.tools.bench.comparing import intervals
-from penstock.tools.bench.comparing.comparison import Comparison, Row, compare
+from penstock.tools.bench.comparing.comparison import Comparison, ComparisonRow, compare
 from penstock.tools.bench.comparing.figures import STATISTICS, Sample
 from penstock.tools.bench.comparing.intervals import (
     CONFIDENCE,
@@ -34,7 +34,7 @@ from penstock.tools.bench.recorder import Recorder
 from penstock.tools.bench.result_file import Result
 
 
-def rows(found: Comparison) -> dict[str, Row]:
+def rows(found: Comparison) -> dict[str, ComparisonRow]:
     return {row.figure.name: row for row in found.rows}
 
 

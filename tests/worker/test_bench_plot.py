@@ -15,7 +15,7 @@ from penstock.tools.bench.summary import gaps_s
 
 pytest.importorskip("matplotlib")
 
-from penstock.tools.bench.plot import Drawn, comparison_figure, figure_of, write_comparison
+from penstock.tools.bench.plot import PlottedRun, comparison_figure, figure_of, write_comparison
 
 PANELS = {
     "output tokens per second": ("time since the start (s)", "output tokens per second (tok/s)"),
@@ -30,14 +30,14 @@ def legends(figure: Any) -> dict[str, list[str]]:
 
 
 def test_axes_have_names_and_units() -> None:
-    figure = figure_of([Drawn("the run", drawn(0))], "a run")
+    figure = figure_of([PlottedRun("the run", drawn(0))], "a run")
     assert {axes.get_title(): (axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes} == PANELS
     assert figure.get_suptitle() == "a run"
 
 
 def test_legends_name_the_run_and_its_percentiles() -> None:
     recorder = drawn(0)
-    found = legends(figure_of([Drawn("the run", recorder)], "a run"))
+    found = legends(figure_of([PlottedRun("the run", recorder)], "a run"))
     gaps_ms = [1000 * gap for line in recorder.timelines for gap in gaps_s(line)]
     assert found["between deliveries (ITL)"] == [
         "the run, 704 gaps",
@@ -48,7 +48,7 @@ def test_legends_name_the_run_and_its_percentiles() -> None:
 
 def test_percentiles_are_marked_where_they_are() -> None:
     recorder = drawn(0)
-    (itl,) = [axes for axes in figure_of([Drawn("x", recorder)], "").axes if "ITL" in axes.get_title()]
+    (itl,) = [axes for axes in figure_of([PlottedRun("x", recorder)], "").axes if "ITL" in axes.get_title()]
     marks = {line.get_label(): line.get_xydata()[0].tolist() for line in itl.lines[1:]}
     gaps_ms = [1000 * gap for line in recorder.timelines for gap in gaps_s(line)]
     assert list(marks.values()) == [
@@ -76,5 +76,5 @@ def test_a_comparison_lays_one_over_the_other_and_says_how_sure_it_is(tmp_path: 
 
 
 def test_a_run_without_answers_is_an_empty_plot() -> None:
-    figure = figure_of([Drawn("the run", drawn(0, num_failed=64))], "nothing came")
+    figure = figure_of([PlottedRun("the run", drawn(0, num_failed=64))], "nothing came")
     assert legends(figure)["time to first token (TTFT)"] == ["the run, 0 requests"]

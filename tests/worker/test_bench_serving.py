@@ -14,7 +14,7 @@ from penstock.producer import AsyncClient, ConnectionLost, QueueStatus
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.bench import serving
-from penstock.tools.bench.errors import NotServed, OtherModel
+from penstock.tools.bench.errors import NotServed, WrongModel
 from penstock.tools.bench.serving import require_served, served_model, while_served
 
 IDENTITY = Identity("r", "w" * 32, "t" * 32, None)
@@ -35,14 +35,14 @@ async def test_a_model_is_known_by_its_name_and_its_digests(redis_url: str) -> N
         assert card is not None
         for name in ("hub/fake", "fake", card.weights, card.digest):
             assert await served_model(client, "q", name) == card
-        with pytest.raises(OtherModel, match="serve hub/fake, not llama"):
+        with pytest.raises(WrongModel, match="serve hub/fake, not llama"):
             await served_model(client, "q", "llama")
 
 
 async def test_workers_that_do_not_name_their_model_are_not_taken_for_it(redis_url: str) -> None:
     async with AsyncClient(redis_url, queue="q") as client:
         assert await served_model(client, "q") is None
-        with pytest.raises(OtherModel, match="a model that they do not name, not fake"):
+        with pytest.raises(WrongModel, match="a model that they do not name, not fake"):
             await served_model(client, "q", "fake")
 
 

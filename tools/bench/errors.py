@@ -3,7 +3,7 @@
 BenchError             base
 ├── ImpossibleLoad     (also ValueError)  options that contradict each other, a value out of range, a wrong line
 ├── NotServed                             no worker serves the queue
-├── OtherModel                            the queue's workers serve another model than the one that was named
+├── WrongModel                            the queue's workers serve another model than the one that was named
 ├── BadResult          (also ValueError)  a file that holds no result of a benchmark
 └── NotComparable                         two results that are not of the same model, load or machine
 """
@@ -33,7 +33,7 @@ class NotServed(BenchError):
         self.served = tuple(served)
 
 
-class OtherModel(BenchError):
+class WrongModel(BenchError):
     """The workers say that they serve another model, or do not say which."""
 
     def __init__(self, queue: str, wanted: str, found: str | None) -> None:

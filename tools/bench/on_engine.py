@@ -12,10 +12,10 @@ from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.tools.bench.recorder import Recorder, Timeline, end, fail, note
 from penstock.tools.bench.traffic.datasets import Said
 from penstock.tools.bench.traffic.load import Load
-from penstock.worker.progress import Progress, silent
+from penstock.worker.progress import ShowProgress, silent
 
 
-class TextEncoder(Protocol):
+class PromptEncoder(Protocol):
     """Turns prompts into token ids; `engine.Engine.tokenizer` does."""
 
     def encode(self, text: str) -> Sequence[int]: ...
@@ -23,7 +23,7 @@ class TextEncoder(Protocol):
     def encode_chat(self, chat: Conversation) -> EncodedChat: ...
 
 
-def run_on_engine(engine: StepEngine, text: TextEncoder, load: Load, progress: Progress = silent) -> Recorder:
+def run_on_engine(engine: StepEngine, text: PromptEncoder, load: Load, progress: ShowProgress = silent) -> Recorder:
     """Drives `engine` until every request of `load` has ended.
 
     A request that arrives during a step waits for the end of the step, and that wait counts.
@@ -79,7 +79,7 @@ def _note(running: dict[str, Timeline], outputs: Sequence[Output], now_s: float)
             end(timeline, output.finish_reason, output.num_prompt_tokens, now_s)
 
 
-def _token_ids(text: TextEncoder, prompt: Said) -> tuple[int, ...]:
+def _token_ids(text: PromptEncoder, prompt: Said) -> tuple[int, ...]:
     if isinstance(prompt, str):
         return tuple(text.encode(prompt))
     ids = tuple(part for part in prompt if isinstance(part, int))

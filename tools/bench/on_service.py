@@ -14,14 +14,14 @@ from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.recorder import Recorder, Timeline, end, fail, note
 from penstock.tools.bench.traffic.datasets import BenchRequest
 from penstock.tools.bench.traffic.load import Load
-from penstock.worker.progress import Progress, silent
+from penstock.worker.progress import ShowProgress, silent
 
 
 async def run_on_service(
     url: str,
     queue: str,
     load: Load,
-    progress: Progress = silent,
+    progress: ShowProgress = silent,
     *,
     num_clients: int = 1,
     timeout_s: float | None = None,
@@ -49,7 +49,9 @@ async def run_on_service(
 
 
 class _Run:
-    def __init__(self, clients: Sequence[AsyncClient], load: Load, progress: Progress, timeout_s: float | None) -> None:
+    def __init__(
+        self, clients: Sequence[AsyncClient], load: Load, progress: ShowProgress, timeout_s: float | None
+    ) -> None:
         self._clients = clients
         self._load = load
         self._progress = progress

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.summary import Target
-from penstock.tools.bench.traffic.arrivals import Arrivals, Kind
+from penstock.tools.bench.traffic.arrivals import ArrivalKind, Arrivals
 from penstock.tools.bench.traffic.datasets import (
     SHARED_OUTPUTS,
     SHARED_PROMPTS,
@@ -47,7 +47,7 @@ class LoadOptions:
     trace_speed: float | None = None
     trace_block: int | None = None
     seed: int = 0
-    arrivals: Kind = "burst"
+    arrivals: ArrivalKind = "burst"
     rate: float | None = None
     concurrency: int | None = None
     temperature: float = 0.0

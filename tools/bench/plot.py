@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from penstock.tools.bench.comparing.comparison import Comparison, Row
+from penstock.tools.bench.comparing.comparison import Comparison, ComparisonRow
 from penstock.tools.bench.comparing.table import change_text, interval_text, p_text
 from penstock.tools.bench.recorder import Recorder, Timeline
 from penstock.tools.bench.report import Report
@@ -25,7 +25,7 @@ _COLOURS = ("tab:blue", "tab:orange")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class PlottedRun:
     """One run: its name in legends, and its recorder."""
 
     name: str
@@ -56,7 +56,7 @@ _LATENCIES = (
 def write_plot(report: Report, path: Path) -> None:
     """Writes a PNG: tokens per second over time, and how TTFT, ITL and end-to-end time are distributed."""
     name = f"run {report.median + 1} of {len(report.runs)}" if len(report.runs) > 1 else "the run"
-    _write(figure_of([Drawn(name, report.recorders[report.median])], report.title), path)
+    _write(figure_of([PlottedRun(name, report.recorders[report.median])], report.title), path)
 
 
 def write_comparison(found: Comparison, path: Path) -> None:
@@ -68,7 +68,7 @@ def comparison_figure(found: Comparison) -> Figure:
     """Makes `write_comparison`'s figure."""
     results = (found.first, found.second)
     drawn = [
-        Drawn(f"{place}: {result.path.name}", result.recorders[result.median])
+        PlottedRun(f"{place}: {result.path.name}", result.recorders[result.median])
         for place, result in zip(("first", "second"), results, strict=True)
     ]
     changes = {latency.name: _changes(found.rows, latency.name) for latency in _LATENCIES}
@@ -77,7 +77,7 @@ def comparison_figure(found: Comparison) -> Figure:
     return figure
 
 
-def figure_of(runs: Sequence[Drawn], title: str, notes: dict[str, str] | None = None) -> Figure:
+def figure_of(runs: Sequence[PlottedRun], title: str, notes: dict[str, str] | None = None) -> Figure:
     """Draws four panels with all of `runs` in each; `notes` are the titles of legends, by latency."""
     figure = Figure(figsize=(12, 8.5), layout="constrained")
     figure.suptitle(title, fontsize=11)
@@ -93,7 +93,7 @@ def _write(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]
 
 
-def _rate_over_time(axes: Any, runs: Sequence[Drawn]) -> None:
+def _rate_over_time(axes: Any, runs: Sequence[PlottedRun]) -> None:
     axes.set_title("output tokens per second")
     axes.set_xlabel("time since the start (s)")
     axes.set_ylabel("output tokens per second (tok/s)")
@@ -110,7 +110,7 @@ def _rate_over_time(axes: Any, runs: Sequence[Drawn]) -> None:
     axes.legend(fontsize=7, loc="upper right")
 
 
-def _distribution(axes: Any, latency: _Latency, runs: Sequence[Drawn]) -> None:
+def _distribution(axes: Any, latency: _Latency, runs: Sequence[PlottedRun]) -> None:
     axes.set_title(latency.title)
     axes.set_xlabel(latency.label)
     axes.set_ylabel(f"share of {latency.of_what} within that time")
@@ -129,13 +129,13 @@ def _distribution(axes: Any, latency: _Latency, runs: Sequence[Drawn]) -> None:
     axes.grid(alpha=0.3)
 
 
-def _changes(rows: Sequence[Row], latency: str) -> str:
+def _changes(rows: Sequence[ComparisonRow], latency: str) -> str:
     """Describes how p50 and p99 differ, one a line."""
     wanted = [row for row in rows if row.figure.latency == latency and row.figure.statistic in ("p50", "p99")]
     return "\n".join(_change(row) for row in wanted)
 
 
-def _change(row: Row) -> str:
+def _change(row: ComparisonRow) -> str:
     text = f"{row.figure.statistic} {change_text(row)}"
     if row.interval is None:
         return text

@@ -25,7 +25,7 @@ PREFIX = "random:"
 Dtype = Literal["float32", "bfloat16"]
 
 
-class Geometry(NamedTuple):
+class PresetSizes(NamedTuple):
     """Sizes of a Qwen3, or of its mixture if it has experts."""
 
     vocab_size: int
@@ -41,12 +41,14 @@ class Geometry(NamedTuple):
 
 
 GEOMETRIES = {
-    "nano": Geometry(512, 32, 64, 2, 2, 1, 16, True),  # for trying out a benchmark
-    "nano-moe": Geometry(512, 32, 32, 2, 2, 1, 16, True, 4, 2),
-    "tiny": Geometry(8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
-    "qwen06": Geometry(32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M
-    "moe": Geometry(32768, 2048, 768, 4, 32, 4, 128, True, 64, 8),  # 1.4G, in the widths of Qwen3-30B-A3B
-    "llama8": Geometry(128256, 4096, 14336, 32, 32, 8, 128, False),  # 8.0G, the sizes of Llama-3.1-8B: for accelerators
+    "nano": PresetSizes(512, 32, 64, 2, 2, 1, 16, True),  # for trying out a benchmark
+    "nano-moe": PresetSizes(512, 32, 32, 2, 2, 1, 16, True, 4, 2),
+    "tiny": PresetSizes(8192, 384, 2304, 8, 6, 2, 64, False),  # 31M parameters
+    "qwen06": PresetSizes(32768, 1024, 3072, 28, 16, 8, 128, True),  # 474M
+    "moe": PresetSizes(32768, 2048, 768, 4, 32, 4, 128, True, 64, 8),  # 1.4G, in the widths of Qwen3-30B-A3B
+    "llama8": PresetSizes(
+        128256, 4096, 14336, 32, 32, 8, 128, False
+    ),  # 8.0G, the sizes of Llama-3.1-8B: for accelerators
 }
 _MAX_POSITION = 2048
 _DEVIATION = 0.02
@@ -117,7 +119,7 @@ def _config(name: str, dtype: str) -> dict[str, Any]:
     return config | _expert_fields(geometry) if geometry.num_experts else config
 
 
-def _expert_fields(geometry: Geometry) -> dict[str, Any]:
+def _expert_fields(geometry: PresetSizes) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": geometry.num_experts,
         "num_experts_per_tok": geometry.experts_per_token, "moe_intermediate_size": geometry.intermediate,
@@ -125,7 +127,7 @@ def _expert_fields(geometry: Geometry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+def _shapes(geometry: PresetSizes) -> dict[str, tuple[int, ...]]:
     hidden = geometry.hidden
     layer = _attention_shapes(geometry) | _mlp_shapes(geometry)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (geometry.vocab_size, hidden)}
@@ -137,7 +139,7 @@ def _shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _attention_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+def _attention_shapes(geometry: PresetSizes) -> dict[str, tuple[int, ...]]:
     hidden, head_dim = geometry.hidden, geometry.head_dim
     q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
     return {
@@ -148,7 +150,7 @@ def _attention_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
 
 
-def _mlp_shapes(geometry: Geometry) -> dict[str, tuple[int, ...]]:
+def _mlp_shapes(geometry: PresetSizes) -> dict[str, tuple[int, ...]]:
     hidden, inner = geometry.hidden, geometry.intermediate
     parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     if not geometry.num_experts:

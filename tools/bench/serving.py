@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from penstock.producer import AsyncClient, ConnectionLost
 from penstock.protocol.tasks import end_tasks
 from penstock.protocol.wire import ModelCard
-from penstock.tools.bench.errors import NotServed, OtherModel
+from penstock.tools.bench.errors import NotServed, WrongModel
 
 LOOK_INTERVAL_S = 1.0  # Redis notifies nobody when a key lapses
 
@@ -39,11 +39,11 @@ async def served_model(client: AsyncClient, queue: str, wanted: str | None = Non
             the whole model (`ModelCard`).
 
     Raises:
-        OtherModel: they do not serve `wanted`. ConnectionLost, ServerRefused: Redis can't be reached, or refuses.
+        WrongModel: they do not serve `wanted`. ConnectionLost, ServerRefused: Redis can't be reached, or refuses.
     """
     card = await client.model_card()
     if wanted is not None and wanted not in _names(card):
-        raise OtherModel(queue, wanted, None if card is None else card.model)
+        raise WrongModel(queue, wanted, None if card is None else card.model)
     return card
 
 

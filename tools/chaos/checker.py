@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.tools.chaos.history import Event, History, Record, Seen
+from penstock.tools.chaos.history import ChaosEvent, History, RequestRecord, Seen
 from penstock.tools.chaos.plan import RequestPlan
 from penstock.tools.chaos.reading import ChoiceRead, Truth, stop_of, tokens_of
 
-Fault = Literal["lost", "doubled", "out of order", "wrong", "late"]
+_Anomaly = Literal["lost", "doubled", "out of order", "wrong", "late"]
 
-FAULTS: tuple[Fault, ...] = ("lost", "doubled", "out of order", "wrong", "late")
+FAULTS: tuple[_Anomaly, ...] = ("lost", "doubled", "out of order", "wrong", "late")
 
 
 Truths = Mapping[str, Sequence[Truth]]
@@ -24,7 +24,7 @@ Truths = Mapping[str, Sequence[Truth]]
 class Problem:
     """A broken promise."""
 
-    fault: Fault
+    fault: _Anomaly
     request_id: str
     text: str
 
@@ -41,7 +41,7 @@ class Verdict:
     def is_kept(self) -> bool:
         return not self.problems
 
-    def count(self, fault: Fault) -> int:
+    def count(self, fault: _Anomaly) -> int:
         return sum(problem.fault == fault for problem in self.problems)
 
 
@@ -69,7 +69,7 @@ def check(history: History, truths: Truths, *, recovery_limit_s: float) -> Verdi
 class _RecordCheck:
     """Checks P1 to P4 for one request."""
 
-    def __init__(self, record: Record, truths: Sequence[Truth], verdict: Verdict) -> None:
+    def __init__(self, record: RequestRecord, truths: Sequence[Truth], verdict: Verdict) -> None:
         self._record = record
         self._request: RequestPlan = record.request
         self._truths = truths
@@ -88,7 +88,7 @@ class _RecordCheck:
             self._check_choice(index, truth)
         self._check_stored()
 
-    def _say(self, fault: Fault, text: str) -> None:
+    def _say(self, fault: _Anomaly, text: str) -> None:
         self._verdict.problems.append(Problem(fault, self._request.id, text))
 
     def _look_at(self, entry: Seen) -> None:
@@ -132,7 +132,7 @@ class _RecordCheck:
             self._say("lost", f"choice {index} has no tokens {len(have)} to {offset} before chunk {entry.entry_id}")
         elif offset < len(have):
             known = have[offset : offset + len(tokens)]
-            fault: Fault = "doubled" if known == tokens[: len(known)] else "out of order"
+            fault: _Anomaly = "doubled" if known == tokens[: len(known)] else "out of order"
             self._say(fault, f"chunk {entry.entry_id} of choice {index} is at {offset}, {len(have)} tokens came before")
         for trouble in self._choices[index].add(entry.fields):
             self._say("out of order", f"chunk {entry.entry_id} of choice {index}: {trouble}")
@@ -208,11 +208,11 @@ class _RecordCheck:
         for entry_id in seen - stored:
             self._say("lost", f"entry {entry_id} was seen, but the stream does not hold it any more")
         for entry_id in stored - seen:
-            fault: Fault = "doubled" if self._end is not None else "lost"
+            fault: _Anomaly = "doubled" if self._end is not None else "lost"
             self._say(fault, f"the stream holds entry {entry_id}, which its reader did not see")
 
 
-def _check_recovery(record: Record, events: Sequence[Event], limit_s: float, verdict: Verdict) -> None:
+def _check_recovery(record: RequestRecord, events: Sequence[ChaosEvent], limit_s: float, verdict: Verdict) -> None:
     """Checks P5: after the worker that had a request was killed or frozen, another one takes the request soon.
 
     Time is counted from the last fault in between, as that may have hit the next worker.
@@ -230,7 +230,7 @@ def _check_recovery(record: Record, events: Sequence[Event], limit_s: float, ver
             owner, owned_s = entry.fields["worker"], entry.at_s
 
 
-def _was_hit(events: Sequence[Event], worker: str, start_s: float, end_s: float) -> bool:
+def _was_hit(events: Sequence[ChaosEvent], worker: str, start_s: float, end_s: float) -> bool:
     return any(
         event.worker == worker and event.kind in ("kill", "freeze") and start_s - 1.0 <= event.at_s <= end_s
         for event in events

@@ -15,7 +15,7 @@ from penstock.protocol.queue.enqueue import Added, enqueue
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.streams import stream_entries
 from penstock.protocol.wire import GenerateRequest
-from penstock.tools.chaos.history import History, Record, Seen
+from penstock.tools.chaos.history import History, RequestRecord, Seen
 from penstock.tools.chaos.plan import RequestPlan
 
 BLOCK_S = 1.0
@@ -106,7 +106,7 @@ class Clients:
         return [Seen(entry_id, fields) for entry_id, fields in page]
 
     async def _serve(self, request: RequestPlan) -> None:
-        record = self._history.records[request.id] = Record(request)
+        record = self._history.records[request.id] = RequestRecord(request)
         entry_ids = await asyncio.gather(*(self._enqueue(request) for _ in range(request.sends)))
         record.entry_ids += entry_ids
         await self._follow(record)
@@ -123,7 +123,7 @@ class Clients:
         )
         return answer.entry_id if isinstance(answer, Added) else ""
 
-    async def _follow(self, record: Record) -> None:
+    async def _follow(self, record: RequestRecord) -> None:
         key, last = keys.reply(self._queue, record.request.id), "0-0"
         cancel_key = keys.cancel(self._queue, record.request.id)
         num_tokens, is_cancelled = 0, False

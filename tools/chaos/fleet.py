@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.tools.chaos.history import Event, EventKind, History
+from penstock.tools.chaos.history import ChaosEvent, EventKind, History
 from penstock.tools.chaos.process import FakeWorker, ModelWorker, WorkerProcess
 from penstock.tools.chaos.proxy import Proxy, Watcher
 from penstock.tools.chaos.site import Site
@@ -158,7 +158,7 @@ class Fleet:
         return task
 
     def _note(self, kind: EventKind, slot: Slot) -> None:
-        self._history.events.append(Event(kind, slot.name, time.monotonic()))
+        self._history.events.append(ChaosEvent(kind, slot.name, time.monotonic()))
 
     def _spawn(self, slot: Slot) -> None:
         slot.generation += 1

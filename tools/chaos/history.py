@@ -20,7 +20,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """One request as its client saw it."""
 
     request: RequestPlan
@@ -34,7 +34,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ChaosEvent:
     """An event of a worker, or of the server (then `worker` is empty), at `at_s` (monotonic)."""
 
     kind: EventKind
@@ -55,8 +55,8 @@ class Wire:
 
 @dataclass(slots=True)
 class History:
-    records: dict[str, Record] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    records: dict[str, RequestRecord] = field(default_factory=dict)
+    events: list[ChaosEvent] = field(default_factory=list)
     wire: Wire = field(default_factory=Wire)
     left_in_queue: int = 0  # entries after the run
     dead_letters: int = 0

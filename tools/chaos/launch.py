@@ -10,15 +10,15 @@ from pathlib import Path
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.tools.chaos.plan import ChaosOptions
-from penstock.tools.chaos.run import Outcome, run_chaos
+from penstock.tools.chaos.run import ChaosOutcome, run_chaos
 from penstock.tools.chaos.site import Site
-from penstock.worker.progress import Progress
+from penstock.worker.progress import ShowProgress
 
 
-def launch(options: ChaosOptions, *, redis_url: str | None, model: str, progress: Progress) -> Outcome:
+def launch(options: ChaosOptions, *, redis_url: str | None, model: str, progress: ShowProgress) -> ChaosOutcome:
     """Runs chaos against the server at `redis_url`, or against a server of its own with an append-only file.
 
-    The workers' logs stay in `Outcome.logs` if a promise was broken, and are removed otherwise.
+    The workers' logs stay in `ChaosOutcome.logs` if a promise was broken, and are removed otherwise.
 
     Raises:
         ValueError: the URL is not of a single server without TLS.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from penstock.tools.chaos.fake_words import CALL
 
 EngineKind = Literal["fake", "model"]
-Kind = Literal["kill", "freeze", "restart", "drop", "cut", "delay"]
+FaultKind = Literal["kill", "freeze", "restart", "drop", "cut", "delay"]
 Stage = Literal["read", "claim", "chunk", "choice", "finish", "ack"]
 Side = Literal["before", "after"]
 
@@ -39,7 +39,7 @@ FREEZE_MOMENTS: tuple[tuple[Stage, Side], ...] = (
     ("finish", "before"),
     ("ack", "before"),
 )
-LOSSES: tuple[tuple[Kind, Stage, Side], ...] = (
+LOSSES: tuple[tuple[FaultKind, Stage, Side], ...] = (
     ("drop", "read", "after"),
     ("drop", "claim", "after"),
     ("drop", "chunk", "after"),
@@ -109,7 +109,7 @@ class Fault:
     delay     the command or answer takes `length_s`
     """
 
-    kind: Kind
+    kind: FaultKind
     stage: Stage
     side: Side
     at_chunk: int = 1  # stage `chunk`: counts the chunks seen since the last time
@@ -183,7 +183,7 @@ class ChaosOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     options: ChaosOptions
     requests: tuple[RequestPlan, ...]
 
@@ -210,7 +210,7 @@ def calm_id(request_id: str) -> str:
     return request_id if request_id.startswith("calm-") else f"calm-{request_id.partition('.')[0]}"
 
 
-def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> Plan:
+def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> FaultPlan:
     """Draws requests and faults. Frozen workers sleep for longer than `heartbeat_ttl_s`."""
     rng = random.Random(options.seed)
     faults = list(_faults(rng, options, heartbeat_ttl_s))
@@ -221,7 +221,7 @@ def make_plan(options: ChaosOptions, *, heartbeat_ttl_s: float) -> Plan:
     requests = [make(rng, place, by_place.get(place)) for place in range(options.requests)]
     if options.engine == "model":
         requests = [_formed(request, place, options) for place, request in enumerate(requests)]
-    return Plan(options, tuple(_laned(request, place) for place, request in enumerate(requests)))
+    return FaultPlan(options, tuple(_laned(request, place) for place, request in enumerate(requests)))
 
 
 def _faults(rng: random.Random, options: ChaosOptions, ttl_s: float) -> Iterator[Fault]:

@@ -20,7 +20,7 @@ class Truth:
 
 
 @dataclass(slots=True)
-class Call:
+class PartialCall:
     """A tool call, as far as it was read."""
 
     id: str
@@ -35,7 +35,7 @@ class ChoiceRead:
     tokens: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[PartialCall] = field(default_factory=list)
     stop: str = ""
 
     def add(self, fields: Mapping[str, str]) -> Iterator[str]:
@@ -53,7 +53,7 @@ class ChoiceRead:
     def add_call(self, id_: str | None, name: str | None, arguments: str) -> None:
         """Adds a part of a tool call; one with an id begins a new call."""
         if id_ is not None or not self.calls:
-            self.calls.append(Call(id_ or "", name or "", []))
+            self.calls.append(PartialCall(id_ or "", name or "", []))
         self.calls[-1].arguments.append(arguments)
 
     def truth(self, finish_reason: str, stop: str = "") -> Truth:

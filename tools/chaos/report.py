@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from penstock.tools.chaos.checker import FAULTS
 from penstock.tools.chaos.reading import tokens_of
-from penstock.tools.chaos.run import Outcome
+from penstock.tools.chaos.run import ChaosOutcome
 
 MAX_PROBLEMS = 20  # shown at most
 
 
-def table(outcome: Outcome) -> list[tuple[str, str]]:
+def table(outcome: ChaosOutcome) -> list[tuple[str, str]]:
     """Returns names and values."""
     history, verdict, wire = outcome.history, outcome.verdict, outcome.history.wire
     count = {kind: sum(event.kind == kind for event in history.events) for kind in ("kill", "freeze", "restart")}
@@ -33,7 +33,7 @@ def table(outcome: Outcome) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in rows]
 
 
-def as_text(outcome: Outcome) -> str:
+def as_text(outcome: ChaosOutcome) -> str:
     """Returns the table and the first problems, each with its request's plan."""
     rows = table(outcome)
     width = max(len(name) for name, _ in rows)

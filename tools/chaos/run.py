@@ -18,13 +18,13 @@ from penstock.tools.chaos.checker import Verdict, check
 from penstock.tools.chaos.client import BLOCK_S, Clients
 from penstock.tools.chaos.fake_engine import expected_speech, expected_tokens
 from penstock.tools.chaos.fleet import Fleet, WorkerSetup
-from penstock.tools.chaos.history import History, Record
-from penstock.tools.chaos.plan import ChaosOptions, Plan, RequestPlan, calm_id, make_plan
+from penstock.tools.chaos.history import History, RequestRecord
+from penstock.tools.chaos.plan import ChaosOptions, FaultPlan, RequestPlan, calm_id, make_plan
 from penstock.tools.chaos.proxy import Proxy
 from penstock.tools.chaos.reading import ChoiceRead, Truth, stop_of
 from penstock.tools.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.tools.chaos.site import Site
-from penstock.worker.progress import Progress
+from penstock.worker.progress import ShowProgress
 
 PATIENCE_S = 300.0  # workers that load on a busy machine take a minute before their first token
 FAKE_TTL_S = 1.0
@@ -62,14 +62,16 @@ class Tempo:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    plan: Plan
+class ChaosOutcome:
+    plan: FaultPlan
     history: History
     verdict: Verdict
     logs: Path
 
 
-async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: Progress) -> Outcome:
+async def run_chaos(
+    options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: ShowProgress
+) -> ChaosOutcome:
     """Makes the seed's plan, runs it, and checks the outcome.
 
     Args:
@@ -87,10 +89,10 @@ async def run_chaos(options: ChaosOptions, site: Site, *, model: str, logs: Path
     setup = worker_setup(options, tempo, model=model, logs=logs)
     history = await run_plan(plan, site, setup, progress=progress)
     truths = fake_truths(history) if options.engine == "fake" else model_truths(history)
-    return Outcome(plan, history, check(history, truths, recovery_limit_s=tempo.recovery_limit_s), logs)
+    return ChaosOutcome(plan, history, check(history, truths, recovery_limit_s=tempo.recovery_limit_s), logs)
 
 
-async def run_plan(plan: Plan, site: Site, setup: WorkerSetup, *, progress: Progress) -> History:
+async def run_plan(plan: FaultPlan, site: Site, setup: WorkerSetup, *, progress: ShowProgress) -> History:
     """Runs a plan and returns what was seen. Everything that it started has ended when it returns or raises.
 
     With the model, the same workers first run each request undisturbed, to learn what its reply must be.
@@ -161,7 +163,7 @@ def model_truths(history: History) -> dict[str, tuple[Truth, ...]]:
     return {id_: _said(history.records[calm_id(id_)], id_) for id_ in history.records}
 
 
-def _said(record: Record, request_id: str) -> tuple[Truth, ...]:
+def _said(record: RequestRecord, request_id: str) -> tuple[Truth, ...]:
     """Returns what `record` said, with the tool call ids of a request with this id."""
     choices = [ChoiceRead() for _ in range(record.request.n)]
     for entry in record.seen:
@@ -179,12 +181,12 @@ def _said(record: Record, request_id: str) -> tuple[Truth, ...]:
 
 async def _connect_clients(
     stack: AsyncExitStack,
-    plan: Plan,
+    plan: FaultPlan,
     site: Site,
     setup: WorkerSetup,
     history: History,
     direct: RedisClient,
-    progress: Progress,
+    progress: ShowProgress,
 ) -> Clients:
     proxy = Proxy(*site.host_and_port)
     await proxy.start(ClientWatcher(plan, history.wire))
@@ -198,7 +200,7 @@ async def _connect_clients(
     )
 
 
-def _tell(progress: Progress, plan: Plan, num_ended: int) -> None:
+def _tell(progress: ShowProgress, plan: FaultPlan, num_ended: int) -> None:
     num_calm = len(plan.undisturbed) if plan.options.engine == "model" else 0
     progress(num_ended, num_calm + len(plan.requests), "no chaos" if num_ended < num_calm else "chaos")
 

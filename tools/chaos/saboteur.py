@@ -18,8 +18,8 @@ from penstock.protocol.redis.faults import Meaning, meaning_of
 from penstock.protocol.redis.pipeline import script_hash
 from penstock.protocol.scripts import Claim
 from penstock.tools.chaos.fleet import Fleet, Slot
-from penstock.tools.chaos.history import Event, History, Wire
-from penstock.tools.chaos.plan import Fault, Plan, RequestPlan, Side, Stage
+from penstock.tools.chaos.history import ChaosEvent, History, Wire
+from penstock.tools.chaos.plan import Fault, FaultPlan, RequestPlan, Side, Stage
 from penstock.tools.chaos.proxy import Action, Command
 from penstock.tools.chaos.site import Site
 
@@ -66,7 +66,7 @@ class Saboteur:
         site: the server, which some faults restart.
     """
 
-    def __init__(self, plan: Plan, history: History, site: Site) -> None:
+    def __init__(self, plan: FaultPlan, history: History, site: Site) -> None:
         self._history = history
         self._wire = history.wire
         self._site = site
@@ -201,7 +201,7 @@ class Saboteur:
 
     async def _restart(self, away_s: float) -> None:
         await self._site.restart(away_s)
-        self._history.events.append(Event("restart", "", time.monotonic()))
+        self._history.events.append(ChaosEvent("restart", "", time.monotonic()))
 
     def _see_taken(self, slot: Slot, command: Command, answer: Any) -> None:
         if self._until_taken and _script(command) == _CLAIM and not isinstance(answer, ReplyError):
@@ -263,7 +263,7 @@ class ClientWatcher:
         wire: counts them.
     """
 
-    def __init__(self, plan: Plan, wire: Wire) -> None:
+    def __init__(self, plan: FaultPlan, wire: Wire) -> None:
         self._enqueues = {request.id.encode() for request in plan.requests if request.loses_enqueue}
         self._reads = {request.id.encode() for request in plan.requests if request.loses_read}
         self._wire = wire

@@ -24,7 +24,7 @@ from penstock.tools.plan.device.weights import device_bytes, held_bytes
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelLayout:
     deployment: Deployment
     chip: Chip
     num_devices: int  # in the slice
@@ -35,7 +35,7 @@ class Layout:
     compiler: Compiler
 
 
-def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
+def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> ModelLayout:
     """Lays a model out without compiling or loading weights; this takes seconds.
 
     Raises:
@@ -76,7 +76,7 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> Layout:
         pattern_length=max((len(run.pattern) for run in layer_runs(deployment.model) if run.repeats > 1), default=1),
         directory=config.compile_cache_dir,
     )
-    return Layout(deployment, chip, len(devices), spec, geometry, weight_bytes, lane_padding_bytes, compiler)
+    return ModelLayout(deployment, chip, len(devices), spec, geometry, weight_bytes, lane_padding_bytes, compiler)
 
 
 def _check_hosts(config: EngineConfig, chip: Chip, topology: str, num_devices: int) -> None:

@@ -19,7 +19,7 @@ from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.compiling import ALL_OPTIONS, WRITING, Bucket
 from penstock.tools.plan.device.roofline import Step, decode_step, prefill_step
 from penstock.tools.plan.device.weights import vocab_padding_bytes
-from penstock.tools.plan.layout import Layout, lay_out
+from penstock.tools.plan.layout import ModelLayout, lay_out
 from penstock.tools.plan.side_by_side import PlanInputs, compiled_by_processes, compiled_in_turn
 
 
@@ -231,7 +231,7 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
 class _Estimates:
     """Estimates of steps whose pages fit at once."""
 
-    def __init__(self, deployment: Deployment, chip: Chip, layout: Layout, buckets: tuple[Bucket, ...]) -> None:
+    def __init__(self, deployment: Deployment, chip: Chip, layout: ModelLayout, buckets: tuple[Bucket, ...]) -> None:
         self._deployment, self._chip, self._layout = deployment, chip, layout
         self._found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
 

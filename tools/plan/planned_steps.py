@@ -27,7 +27,7 @@ from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.tools.plan.device.roofline import (
-    Load,
+    KernelWork,
     Programs,
     StepWork,
     attention_flops,
@@ -77,7 +77,9 @@ class PlannedSteps:
         later = shape.num_steps // 2  # half-way through the steps, contexts are longer by this
         is_loop = shape.num_steps > 1
         pages = sum(self._kv_bytes(start + later) + (count - 1) * self._token_bytes for start, count in shape.chunks)
-        attention = Load(pages, self._key_flops * sum(self._mean_keys(start + later, n) for start, n in shape.chunks))
+        attention = KernelWork(
+            pages, self._key_flops * sum(self._mean_keys(start + later, n) for start, n in shape.chunks)
+        )
         links_s = self._waited_s(num_tokens, is_loop)
         if num_rows:
             links_s += logits_s(self._model, num_rows, self._devices, self._chip, is_drawn=True)
@@ -122,7 +124,7 @@ class PlannedSteps:
         sizes = [("backbone", num_tokens), *([("head", num_rows)] if num_rows else [])]
         return Programs.of([self._traffic[size] for size in sizes], weight_bytes)
 
-    def _expert_load(self, size: int, num_tokens: int, is_loop: bool) -> Load:
+    def _expert_load(self, size: int, num_tokens: int, is_loop: bool) -> KernelWork:
         """Returns the load of `num_tokens` tokens in a step of `size`."""
         traffic = self._traffic["loop" if is_loop else "backbone", size]
         return expert_load(self._deployment, num_tokens, traffic, self._loop_steps if is_loop else 1)

@@ -9,7 +9,7 @@ import time
 from penstock.engine.driver import EngineDriver
 from penstock.protocol import scripts
 from penstock.protocol.redis.connection import RedisClient
-from penstock.protocol.scripts import Part
+from penstock.protocol.scripts import WorkerCapacity
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.intake import Intake
@@ -68,8 +68,8 @@ class Measuring:
             num_waiting=num_waiting,
         )
 
-    def _part(self) -> Part:
+    def _part(self) -> WorkerCapacity:
         if self._intake.is_stopping:
-            return Part(slots=0)
+            return WorkerCapacity(slots=0)
         ended = self._requests.ended
-        return Part(self._capacity.slots, self._capacity.tokens_per_s, ended.reply_tokens, ended.token_bytes)
+        return WorkerCapacity(self._capacity.slots, self._capacity.tokens_per_s, ended.reply_tokens, ended.token_bytes)

@@ -47,14 +47,14 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PromiseRow:
     deadline: Cell
     cancel: Cell
     priority: Cell
     same_id: Cell
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(PromiseRow))
 _TITLES = {"deadline": "deadline", "cancel": "cancel", "priority": "priority", "same_id": "the same id sent again"}
 
 _SOON = Cell("2 s")
@@ -64,15 +64,15 @@ _JOINS = Cell("joins it")
 _PASSED = Cell("holds up no other, of any priority")
 
 
-def _row(deadline: Cell, cancel: Cell, priority: Cell | str, same_id: Cell = _JOINS) -> Row:
-    return Row(deadline, cancel, Cell(priority) if isinstance(priority, str) else priority, same_id)
+def _row(deadline: Cell, cancel: Cell, priority: Cell | str, same_id: Cell = _JOINS) -> PromiseRow:
+    return PromiseRow(deadline, cancel, Cell(priority) if isinstance(priority, str) else priority, same_id)
 
 
 def _none(reason: str) -> Cell:
     return Cell(reason, is_none=True)
 
 
-TABLE: Mapping[WaitingState, Row] = {
+TABLE: Mapping[WaitingState, PromiseRow] = {
     WaitingState.NEW: _row(_SOON, _SOON, "with its place, which it gets within 2 s, or when a worker has room"),
     WaitingState.IN_LANE: _row(_SOON, _SOON, "goes next by it"),
     WaitingState.AT_HOME: _row(_SOON, _SOON, "lower ones may go before it for `steal_after_ms`"),

@@ -18,7 +18,7 @@ from penstock.worker.publish import writes
 from penstock.worker.publish.ending import NOT_OURS, dead_letter, end_entry, kept_ms, unclaimed_end
 from penstock.worker.publish.journal import JournalError
 from penstock.worker.publish.removals import Removals
-from penstock.worker.publish.schedule import FlushSchedule, Pace
+from penstock.worker.publish.schedule import ChunkPace, FlushSchedule
 from penstock.worker.publish.writes import (
     AsideWrite,
     Burial,
@@ -66,14 +66,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class WriteRefused:
     """Redis refuses for good a write that nobody waits for: a dead letter, an acknowledgement."""
 
     write: Burial | AsideWrite | RefreshWrite
     error: Exception
 
 
-Verdict: TypeAlias = Drop | Fence | Bury | Finished | Refused
+Verdict: TypeAlias = Drop | Fence | Bury | Finished | WriteRefused
 
 
 class Outbox:
@@ -89,7 +89,7 @@ class Outbox:
         has_nodes: whether queue and reply may be on different servers.
     """
 
-    def __init__(self, config: WorkerConfig, requests: RequestTable, pace: Pace, *, has_nodes: bool) -> None:
+    def __init__(self, config: WorkerConfig, requests: RequestTable, pace: ChunkPace, *, has_nodes: bool) -> None:
         self.requests = requests
         self.retry_at_s = 0.0  # when writes that Redis did not take go out again (monotonic)
         self.is_stuck = False  # whether writes wait for Redis, also while they are retried
@@ -302,7 +302,7 @@ class Outbox:
             self.news.set()
         elif not isinstance(write, RefreshWrite):
             self._removals.settle(write)
-        return Refused(write, answer) if is_refused else None
+        return WriteRefused(write, answer) if is_refused else None
 
     def _confirm(self, write: ChunkWrite) -> None:
         write.choice.num_published += len(write.pending.token_ids)

@@ -17,7 +17,7 @@ from penstock.serving.readiness import Readiness
 from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.ending import observe_end, observe_letter, observe_loss, observe_refusal
-from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
+from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Verdict, WriteRefused
 from penstock.worker.publish.reconnect import Reconnects, look_back
 from penstock.worker.publish.writes import AsideWrite, Burial, Write, is_published
 from penstock.worker.redis import faults
@@ -161,7 +161,7 @@ class Publisher:
                     observe_letter(self._metrics, letter)
                 self._requests.note_end(live)
                 observe_end(self._metrics, live, end)
-            case Refused(write, error):
+            case WriteRefused(write, error):
                 observe_refusal(self._metrics, write, error)
 
     def _let_go(self, live: LiveRequest, why: str) -> None:

@@ -22,7 +22,7 @@ from penstock.protocol import scripts
 from penstock.protocol.redis.clients import is_looking_up
 from penstock.protocol.redis.connection import RedisClient, on_new_connections
 from penstock.protocol.redis.pipeline import execute
-from penstock.protocol.scripts import Standing
+from penstock.protocol.scripts import ClaimState
 from penstock.worker.publish.outbox import Drop, Fence
 from penstock.worker.redis import faults
 from penstock.worker.run.requests import LiveRequest, RequestTable
@@ -111,7 +111,7 @@ async def look_back(redis: RedisClient, requests: RequestTable) -> list[Drop | F
     return [verdict for verdict in found if verdict is not None]
 
 
-def judge(live: LiveRequest, newest: Standing) -> Drop | Fence | None:
+def judge(live: LiveRequest, newest: ClaimState) -> Drop | Fence | None:
     """Compares a running request with the server's state (`scripts.newest`), and returns what follows for its owner."""
     if newest.entry_id is None:
         return Drop(live, "gone")

@@ -10,7 +10,7 @@ from penstock.worker.publish import writes
 from penstock.worker.run.requests import LiveRequest
 
 
-class Pace(Protocol):
+class ChunkPace(Protocol):
     """Interval at which chunks are written."""
 
     @property
@@ -26,7 +26,7 @@ class FlushSchedule:
     Ends do not wait either, unless processors are short: then they go with the chunks of running requests.
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: ChunkPace) -> None:
         self.news = asyncio.Event()  # set when something is due earlier than `due_s` said
         self._pace = pace
         self._urgent: dict[LiveRequest, None] = {}

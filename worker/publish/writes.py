@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.pipeline import Command
 from penstock.protocol.redis.streams import pairs
-from penstock.protocol.scripts import Bill, Standing
+from penstock.protocol.scripts import Bill, ClaimState
 from penstock.protocol.wire import EndEntry, encode_reply
 from penstock.worker.publish.chunks import chunk_fields
 from penstock.worker.run.choices import ChoiceBuffer, Pending
@@ -38,7 +38,7 @@ class ChunkWrite:
         """Number n in the entry's id, `<epoch>-<n>`."""
         return int(self.entry_id.partition("-")[2])
 
-    def is_in(self, found: Standing) -> bool:
+    def is_in(self, found: ClaimState) -> bool:
         """Checks whether the entry that was found is this chunk: the id alone does not tell."""
         sent = tuple(str(part).encode() for part in self.command[_FIRST_FIELD:])
         return found.entry_id == self.entry_id and found.fields == sent

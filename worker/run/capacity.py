@@ -49,7 +49,7 @@ class Capacity:
         self.slots += share * (max(1, num_requests) - self.slots)
 
 
-class Ended:
+class RecentMeans:
     """Means over the requests that ended recently."""
 
     def __init__(self) -> None:

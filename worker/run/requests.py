@@ -22,10 +22,10 @@ from penstock.engine.request import FinishReason, Output
 from penstock.protocol import keys
 from penstock.protocol.scripts import Bill, Claim
 from penstock.protocol.wire import GenerateRequest, WireError
-from penstock.worker.run.capacity import Ended
+from penstock.worker.run.capacity import RecentMeans
 from penstock.worker.run.choices import ChoiceBuffer, outcome_of
 from penstock.worker.run.entries import QueueEntry
-from penstock.worker.run.tracing import UNTRACED, Trace
+from penstock.worker.run.tracing import UNTRACED, ClaimTrace
 from penstock.worker.tasks import Signal
 
 _T = TypeVar("_T")
@@ -169,7 +169,7 @@ class LiveRequest:
         self.finish_reason: FinishReason | None = None  # from ENDED on
         self.error: tuple[str, str] | None = None  # code and message
         self.is_dead = False  # whether its entry goes to the dead letters
-        self.trace: Trace = UNTRACED
+        self.trace: ClaimTrace = UNTRACED
 
     def resume(self, choices: list[ChoiceBuffer], timeout_s: float | None = None) -> None:
         """Continues where earlier claims' chunks end, until `timeout_s` after the enqueue."""
@@ -313,7 +313,7 @@ class RequestTable:
         self.parked: dict[str, Parked] = {}  # suspects, by entry
         self.alone: str | None = None  # entry of the suspect that runs alone, or is about to
         self.ending: set[str] = set()  # entries that the sweep found, on their way to their ends
-        self.ended = Ended()
+        self.ended = RecentMeans()
         self.must_recover = True  # whether entries may be pending here that are not in this table
         self.changed = Signal()  # fires when a request comes or goes, or the engine has output of one
 

@@ -29,11 +29,11 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, TraceFlags, T
 from penstock.protocol import keys
 from penstock.protocol.scripts import EarlierClaim
 from penstock.protocol.telemetry import names
-from penstock.protocol.telemetry.recorder import Attributes, Recorder, parent_of, within
+from penstock.protocol.telemetry.recorder import Attributes, SpanRecorder, parent_of, within
 from penstock.protocol.telemetry.sdk import chosen_ids
 from penstock.protocol.wire import EndEntry, WireError
 from penstock.worker.run.requests import LiveRequest
-from penstock.worker.run.tracing import UNTRACED, Trace
+from penstock.worker.run.tracing import UNTRACED, ClaimTrace
 
 CLAIM_LOST = "claim_lost"
 """Error of a claim whose worker died, froze or lost the request; the next claim reports it."""
@@ -55,18 +55,18 @@ class RequestSpans:
     """
 
     def __init__(self, provider: TracerProvider, queue: str, worker: str, model: str) -> None:
-        self.recorder = Recorder(provider)
+        self.recorder = SpanRecorder(provider)
         self._queue = queue
         self._worker = worker
         self._model = model
 
-    def begin(self, live: LiveRequest, taken_s: float) -> Trace:
+    def begin(self, live: LiveRequest, taken_s: float) -> ClaimTrace:
         """Begins the trace of a request that was just claimed; its entry was taken at `taken_s` (monotonic)."""
         with self.recorder.harmless:
             return self._begin(live, taken_s)
         return UNTRACED
 
-    def _begin(self, live: LiveRequest, taken_s: float) -> Trace:
+    def _begin(self, live: LiveRequest, taken_s: float) -> ClaimTrace:
         root = None
         parent = None if isinstance(live.asked, WireError) else parent_of(live.asked)
         if parent is None:
@@ -145,13 +145,13 @@ class RequestSpans:
         return {**names.of_request(live.asked, self._model), gen_ai.GEN_AI_RESPONSE_MODEL: self._model}
 
 
-class RequestTrace(Trace):
+class RequestTrace(ClaimTrace):
     """Traces one claim of a request."""
 
     __slots__ = ("_live", "_phase", "_process", "_recorder", "_root")
 
     def __init__(
-        self, recorder: Recorder, live: LiveRequest, root: Span | None, process: Span, claimed_ns: int
+        self, recorder: SpanRecorder, live: LiveRequest, root: Span | None, process: Span, claimed_ns: int
     ) -> None:
         self._recorder = recorder
         self._live = live

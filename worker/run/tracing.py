@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.protocol.wire import EndEntry
 
 
-class Trace:
+class ClaimTrace:
     """Traces one claim of a request. This class records nothing, for untraced requests. Nothing is called per token."""
 
     __slots__ = ()
@@ -26,4 +26,4 @@ class Trace:
         """Another claim has the request, or its reply is gone."""
 
 
-UNTRACED = Trace()
+UNTRACED = ClaimTrace()

@@ -14,7 +14,7 @@ from penstock.engine.request import Output, ToolCallDelta
 from penstock.protocol.scripts import Claim
 from penstock.protocol.wire import GenerateRequest, WireError
 from penstock.worker.config import WorkerConfig
-from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Refused, Verdict
+from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Verdict, WriteRefused
 from penstock.worker.publish.writes import (
     AsideWrite,
     Burial,
@@ -276,7 +276,7 @@ class Bench:
                 self.requests.let_go(live)
             case Drop(live=live) | Fence(live=live):
                 self.requests.let_go(live)
-            case Refused():
+            case WriteRefused():
                 pass
 
     def flush(self, execute: Callable[[Write], Any] | None = None) -> list[Write]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.run.capacity import HALF_LIFE_S, LATEST, Capacity, Ended
+from penstock.worker.run.capacity import HALF_LIFE_S, LATEST, Capacity, RecentMeans
 
 
 def look(capacity: Capacity, now_s: float, num_tokens: int, *, waiting: int = 5, running: int = 3) -> None:
@@ -60,7 +60,7 @@ def test_two_looks_at_one_time_teach_nothing() -> None:
 
 
 def test_means_of_those_that_ended() -> None:
-    ended = Ended()
+    ended = RecentMeans()
     assert (ended.reply_tokens, ended.token_bytes) == (0, 0)
     ended.add(entry_bytes=400, prompt_tokens=100, reply_tokens=10)
     assert (ended.reply_tokens, ended.token_bytes) == (10, 4)
@@ -72,6 +72,6 @@ def test_means_of_those_that_ended() -> None:
 
 
 def test_a_request_that_had_no_prompt_divides_nothing() -> None:
-    ended = Ended()
+    ended = RecentMeans()
     ended.add(entry_bytes=400, prompt_tokens=0, reply_tokens=10)
     assert (ended.reply_tokens, ended.token_bytes) == (10, 0)

@@ -15,7 +15,7 @@ from redis import exceptions
 from penstock.engine.request import Output, ToolCallDelta
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Bill
-from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Refused
+from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, WriteRefused
 from penstock.worker.publish.writes import (
     AsideWrite,
     Burial,
@@ -168,7 +168,7 @@ def test_a_letter_that_redis_refuses_is_told_and_its_entry_leaves_all_the_same(b
     bench.outbox.news.clear()
     (letter,) = bench.flush(lambda _: WRONG_TYPE)
     assert bench.outbox.news.is_set()
-    assert bench.verdicts[1:] == [Refused(letter, WRONG_TYPE)]  # type: ignore[arg-type]
+    assert bench.verdicts[1:] == [WriteRefused(letter, WRONG_TYPE)]  # type: ignore[arg-type]
     bench.drain()
     assert bench.server.pending == set()
     assert bench.server.letters == []

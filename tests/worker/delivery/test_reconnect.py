@@ -21,7 +21,7 @@ from penstock.engine.request import Output
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.redis.pipeline import execute
-from penstock.protocol.scripts import Bill, Claim, Standing
+from penstock.protocol.scripts import Bill, Claim, ClaimState
 from penstock.protocol.tasks import end_tasks
 from penstock.protocol.wire import GenerateRequest
 from penstock.serving.readiness import Readiness
@@ -139,7 +139,7 @@ def test_verdicts(owner: tuple[str, str] | None, last: str | None, verdict: str)
     """The request is of epoch 3, and its chunk 2 was confirmed; chunk 3 may have been written without an answer."""
     claim = Claim(3, "i", False, False, 0, 0, 1, 0, 0, 0)
     live: Any = SimpleNamespace(claim=claim, reply=SimpleNamespace(last_number=2))
-    assert reconnect.judge(live, Standing(owner, last)) == VERDICTS[verdict](live)
+    assert reconnect.judge(live, ClaimState(owner, last)) == VERDICTS[verdict](live)
 
 
 async def test_what_a_cluster_client_connects_to_look_at_the_topology_waits_for_nothing(redis_cluster_url: str) -> None:

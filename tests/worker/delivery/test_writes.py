@@ -8,7 +8,7 @@ import pytest
 from delivery_lab import make_live
 
 from penstock.engine.request import Output, ToolCallDelta
-from penstock.protocol.scripts import Bill, Standing
+from penstock.protocol.scripts import Bill, ClaimState
 from penstock.protocol.wire import decode_reply
 from penstock.worker.publish import writes
 from penstock.worker.publish.ending import end_entry
@@ -80,13 +80,13 @@ def test_chunks_are_numbered_and_counted_as_unsettled() -> None:
 )
 def test_a_chunk_is_known_by_its_id_and_all_its_fields(entry_id: str, text: bytes, is_in: bool) -> None:
     found = (b"type", b"chunk", b"index", b"0", b"offset", b"0", b"text", text, b"tokens", b"1")
-    assert take_one().is_in(Standing(OWNER, entry_id, found)) == is_in
+    assert take_one().is_in(ClaimState(OWNER, entry_id, found)) == is_in
 
 
 def test_a_chunk_of_any_text_knows_itself() -> None:
     chunk = take_one("ä日\n")
     fields = tuple(str(part).encode() for part in chunk.command[4:])
-    assert chunk.is_in(Standing(OWNER, "5-1", fields))
+    assert chunk.is_in(ClaimState(OWNER, "5-1", fields))
 
 
 def test_a_probe_asks_for_the_chunk_that_was_refused() -> None:

@@ -13,7 +13,7 @@ from script_calls import run
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.faults import is_stale_id
-from penstock.protocol.scripts import Claim, EarlierClaim, NotClaimed, Standing
+from penstock.protocol.scripts import Claim, ClaimState, EarlierClaim, NotClaimed
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -135,7 +135,7 @@ async def test_finish_asks_for_the_instance_and_for_what_was_written_last(raw: R
 
 
 async def test_standing_names_the_owner_and_the_entry(raw: RedisClient) -> None:
-    assert scripts.parse_standing(await run(raw, scripts.newest("q", "r"))) == Standing(None, None)
+    assert scripts.parse_standing(await run(raw, scripts.newest("q", "r"))) == ClaimState(None, None)
     claimed = await claim(raw)
     await raw.xadd(keys.reply("q", "r"), {"type": "chunk", "text": "a"}, id=f"{claimed.epoch}-1")
     newest = scripts.parse_standing(await run(raw, scripts.newest("q", "r")))

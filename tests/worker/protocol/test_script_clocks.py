@@ -114,7 +114,7 @@ async def test_what_is_at_home_with_a_full_worker_is_not_left_to_it_after_a_step
 async def test_what_a_dead_worker_can_do_counts_no_longer_after_a_step_back(
     shifted: ShiftedServer, raw: RedisClient
 ) -> None:
-    part = scripts.Part(slots=4, tokens_per_s=100.0, reply_tokens=30.0, token_bytes=4.0)
+    part = scripts.WorkerCapacity(slots=4, tokens_per_s=100.0, reply_tokens=30.0, token_bytes=4.0)
     measure = scripts.measure("q", every_ms=1000, target_s=60.0, max_bytes=10**6)
     await run(raw, scripts.say("q", worker="w", part=part, every_ms=1000))
     await run(raw, measure)

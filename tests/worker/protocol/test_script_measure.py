@@ -11,12 +11,12 @@ from script_calls import STREAM, give_up_as_before, run
 
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient
-from penstock.protocol.scripts import Part
+from penstock.protocol.scripts import WorkerCapacity
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
 LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
-USUAL = Part(slots=4, tokens_per_s=100, reply_tokens=30, token_bytes=4)
+USUAL = WorkerCapacity(slots=4, tokens_per_s=100, reply_tokens=30, token_bytes=4)
 
 
 async def add(redis: RedisClient, count: int = 1, *, at_ms: int | None = None, **fields: object) -> list[str]:
@@ -35,13 +35,13 @@ async def look(redis: RedisClient, *, target_s: float = 10, max_bytes: int = 10*
     return int(await run(redis, scripts.measure("q", every_ms=1000, target_s=target_s, max_bytes=max_bytes)))
 
 
-async def say(redis: RedisClient, part: Part = USUAL, *, worker: str = "w") -> tuple[int, bool]:
+async def say(redis: RedisClient, part: WorkerCapacity = USUAL, *, worker: str = "w") -> tuple[int, bool]:
     num_waiting, is_due = await run(redis, scripts.say("q", worker=worker, part=part, every_ms=1000))
     return num_waiting, bool(is_due)
 
 
 async def measured(
-    redis: RedisClient, part: Part = USUAL, *, worker: str = "w", target_s: float = 10, max_bytes: int = 10**6
+    redis: RedisClient, part: WorkerCapacity = USUAL, *, worker: str = "w", target_s: float = 10, max_bytes: int = 10**6
 ) -> dict[str, str]:
     """Measures as if nobody had looked for a while."""
     await say(redis, part, worker=worker)
@@ -129,7 +129,7 @@ async def test_what_has_no_place_waits_too(raw: RedisClient) -> None:
 
 async def test_entries_that_nobody_has_read(raw: RedisClient) -> None:
     await add(raw, 3)
-    found = await measured(raw, Part(4, 100))
+    found = await measured(raw, WorkerCapacity(4, 100))
     assert (found["waiting"], found["bands"], found["oldest_ms"], found["wanted_workers"]) == ("3", "", "0", "1")
     await raw.xgroup_destroy(STREAM, keys.GROUP)
     assert (await measured(raw))["waiting"] == "3"
@@ -166,28 +166,28 @@ async def test_a_clock_that_was_set_back_stops_no_look(raw: RedisClient) -> None
 
 
 async def test_a_fleet_is_the_sum_of_what_its_workers_say(raw: RedisClient) -> None:
-    await measured(raw, Part(4, 100, 30, 4), worker="a")
-    await measured(raw, Part(8, 200, 50, 2), worker="b")
-    found = await measured(raw, Part(6), worker="new")
+    await measured(raw, WorkerCapacity(4, 100, 30, 4), worker="a")
+    await measured(raw, WorkerCapacity(8, 200, 50, 2), worker="b")
+    found = await measured(raw, WorkerCapacity(6), worker="new")
     fleet = {name: found[name] for name in ("workers", "slots", "rate", "worker_rate", "reply_tokens", "token_bytes")}
     assert fleet == {  # the new one is taken to be like the others
         "workers": "3", "slots": "18", "rate": "450", "worker_rate": "150", "reply_tokens": "40", "token_bytes": "3",
     }  # fmt: skip
-    assert (await measured(raw, Part(0, 100), worker="a"))["workers"] == "2"  # it drains
+    assert (await measured(raw, WorkerCapacity(0, 100), worker="a"))["workers"] == "2"  # it drains
     await raw.hset(
         keys.workers("q"), mapping={"b": "1 8 200 50 2", "wrong": "x", "worse": "1 4 x 3 4"}
     )  # it said nothing for long
-    found = await measured(raw, Part(6), worker="new")
+    found = await measured(raw, WorkerCapacity(6), worker="new")
     known = found["workers"], found["worker_rate"], found["reply_tokens"], found["token_bytes"]
     assert known == ("1", "200", "50", "2")  # as was known last
     assert sorted(await raw.hkeys(keys.workers("q"))) == [b"a", b"new"]
     await add(raw)
     for worker in ("new", "newer", "newest"):
         await raw.hset(keys.load("q"), "worker_rate", 0)
-        found = await measured(raw, Part(6), worker=worker)
+        found = await measured(raw, WorkerCapacity(6), worker=worker)
     assert (found["workers"], found["wanted_workers"]) == ("3", "1")  # no more than there are requests
     await add(raw, 8)
-    assert (await measured(raw, Part(6), worker=worker))["wanted_workers"] == "3"  # those that there are
+    assert (await measured(raw, WorkerCapacity(6), worker=worker))["wanted_workers"] == "3"  # those that there are
 
 
 async def test_of_a_large_fleet_some_are_asked_for_all(raw: RedisClient) -> None:
@@ -233,15 +233,15 @@ async def test_a_hash_that_is_none_is_written_over(raw: RedisClient) -> None:
         (100, 0, USUAL, 10, 5),  # 4150 tokens, 1000 in 10 s
         (100, 0, USUAL, 100, 1),
         (100, 8, USUAL, 10, 7),  # beside what runs
-        (2, 0, Part(4, 1, 30, 4), 1, 2),  # no more than there are requests
-        (100, 0, Part(4), 10, 1),  # nothing is known of its speed
-        (100, 9, Part(4), 10, 3),
-        (3, 0, Part(0), 10, 1),  # none but one that drains
-        (0, 9, Part(0), 10, 1),
+        (2, 0, WorkerCapacity(4, 1, 30, 4), 1, 2),  # no more than there are requests
+        (100, 0, WorkerCapacity(4), 10, 1),  # nothing is known of its speed
+        (100, 9, WorkerCapacity(4), 10, 3),
+        (3, 0, WorkerCapacity(0), 10, 1),  # none but one that drains
+        (0, 9, WorkerCapacity(0), 10, 1),
     ],
 )
 async def test_wanted_workers(
-    raw: RedisClient, waiting: int, running: int, part: Part, target_s: float, expected: int
+    raw: RedisClient, waiting: int, running: int, part: WorkerCapacity, target_s: float, expected: int
 ) -> None:
     await add(raw, running + waiting)
     assert len(await take(raw, running)) == running

@@ -12,7 +12,7 @@ from script_calls import owned, run
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.faults import is_junk, is_no_group
-from penstock.protocol.scripts import Bill, Claim, LetterLimits, Part
+from penstock.protocol.scripts import Bill, Claim, LetterLimits, WorkerCapacity
 from penstock.protocol.wire import Envelope
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
@@ -27,8 +27,9 @@ CLAIM = Claim(5, "i", False, False, 0, 0, 1, 0, 0, 0)
 GIVEN: dict[str, Any] = {
     "queue": "q", "request_id": "x", "worker": "w", "instance": "i", "ttl_ms": 10**6, "epoch": 5, "handbacks": 1,
     "fields": ("type", "end"), "count": 4, "max_body_bytes": 10**6, "max_bytes": 10**6, "after": "0-0", "lowest": 0,
-    "room": 1, "digest": "d", "stream": keys.requests("q"), "consumer": "gone", "part": Part(4), "every_ms": 1,
-    "target_s": 1.0, "rest_ms": 100, "workers": ("w", "v"), "text": "{}", "listed_ms": 1000, "letters": keys.dead("q"),
+    "room": 1, "digest": "d", "stream": keys.requests("q"), "consumer": "gone", "part": WorkerCapacity(4),
+    "every_ms": 1, "target_s": 1.0, "rest_ms": 100, "workers": ("w", "v"), "text": "{}", "listed_ms": 1000,
+    "letters": keys.dead("q"),
     "limits": LetterLimits(10, 10**6, 10**6), "claim": CLAIM, "last_number": 0, "status": "done",
     "entries": [(1, ("type", "end"))], "envelope": Envelope(id="c", mailbox="m", timeout_ms=1000), "idle_ms": 1,
     "in_hand": (), "is_serving": True, "must_match": True, "card": {"worker": "w", "digest": "d"},

@@ -31,7 +31,7 @@ from penstock.tools.bench.summary import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One figure of both sides. None: a side has none, or too few values to say how certain the change is."""
 
     figure: Figure
@@ -70,7 +70,7 @@ class Comparison:
     """
 
     pairs: tuple[tuple[Result, Result], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     unit: Literal["pairs", "runs", "requests"]
     is_paired: bool
     obstacles: tuple[tuple[str, Any, Any], ...]
@@ -103,7 +103,7 @@ class Comparison:
             "does not know how runs differ; rates have none. Measure with --repeats for that, and for p"
         )
 
-    def worse_by(self, limit: float) -> list[Row]:
+    def worse_by(self, limit: float) -> list[ComparisonRow]:
         """Returns the figures that are certainly worse by more than `limit`."""
         return [row for row in self.rows if row.is_worse_by(limit)]
 
@@ -154,13 +154,13 @@ def _in_the_way(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any,
     return tuple(each for place, each in enumerate(found) if each not in found[:place])
 
 
-def _by_pairs(pairs: Sequence[tuple[Result, Result]], has_target: bool) -> Iterator[Row]:
+def _by_pairs(pairs: Sequence[tuple[Result, Result]], has_target: bool) -> Iterator[ComparisonRow]:
     for figure in figures(has_target):
         of_files = [[_mean(_of_runs(result, figure), figure) for result in side] for side in zip(*pairs, strict=True)]
         yield _tested(figure, _whole(of_files[0]), _whole(of_files[1]), by_pairs)
 
 
-def _by_runs(first: Result, second: Result, has_target: bool) -> Iterator[Row]:
+def _by_runs(first: Result, second: Result, has_target: bool) -> Iterator[ComparisonRow]:
     for figure in figures(has_target):
         yield _tested(figure, _of_runs(first, figure), _of_runs(second, figure), by_runs)
 
@@ -170,14 +170,14 @@ def _tested(
     first: Sequence[float] | None,
     second: Sequence[float] | None,
     by: Callable[[Sequence[float], Sequence[float]], Interval],
-) -> Row:
+) -> ComparisonRow:
     interval = None
     if first is not None and second is not None:
         if figure.kind == "share":
             interval = by(first, second)
         elif min(*first, *second) > 0:  # the change of a ratio is a difference of logarithms
             interval = by(np.log(first).tolist(), np.log(second).tolist()).through(math.expm1)
-    return Row(figure, _mean(first, figure), _mean(second, figure), interval)
+    return ComparisonRow(figure, _mean(first, figure), _mean(second, figure), interval)
 
 
 def _of_runs(result: Result, figure: Figure) -> list[float] | None:
@@ -197,7 +197,7 @@ def _mean(values: Sequence[float] | None, figure: Figure) -> float | None:
     return float(np.mean(values) if figure.kind == "share" or min(values) == 0 else np.exp(np.mean(np.log(values))))
 
 
-def _by_requests(first: Result, second: Result, has_target: bool, is_paired: bool) -> Iterator[Row]:
+def _by_requests(first: Result, second: Result, has_target: bool, is_paired: bool) -> Iterator[ComparisonRow]:
     results = (first, second)
     runs = [(result, result.median, result.runs[result.median]) for result in results]
     intervals: dict[str, Interval | None] = {}
@@ -210,7 +210,7 @@ def _by_requests(first: Result, second: Result, has_target: bool, is_paired: boo
             names = [f"{figure.latency} {each}" for each in statistics] if figure.latency else [figure.name]
             intervals |= dict(zip(names, found, strict=True))
         values = [figure.of_run(result, place, run) for result, place, run in runs]
-        yield Row(figure, values[0], values[1], intervals.get(figure.name))
+        yield ComparisonRow(figure, values[0], values[1], intervals.get(figure.name))
 
 
 def _described(result: Result) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _named(found: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
     return [{"field": name, "first": one, "second": other} for name, one, other in found]
 
 
-def _row_fields(row: Row) -> dict[str, Any]:
+def _row_fields(row: ComparisonRow) -> dict[str, Any]:
     interval = row.interval
     return {
         "figure": row.figure.name,

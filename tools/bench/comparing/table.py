@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from penstock.tools.bench.comparing.comparison import Comparison, Row
+from penstock.tools.bench.comparing.comparison import Comparison, ComparisonRow
 
 _COLOURS = {"better": "green", "worse": "red", "": ""}
 
@@ -29,7 +29,7 @@ def as_table(found: Comparison) -> Group:
     return Group(table, *(Text(line) for line in _notes(found)))
 
 
-def value_text(row: Row, value: float | None) -> str:
+def value_text(row: ComparisonRow, value: float | None) -> str:
     if value is None:
         return "-"
     if row.figure.kind == "share":
@@ -37,17 +37,17 @@ def value_text(row: Row, value: float | None) -> str:
     return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def change_text(row: Row) -> str:
+def change_text(row: ComparisonRow) -> str:
     return "-" if row.change is None else _points(row.change) + _unit(row)
 
 
-def interval_text(row: Row) -> str:
+def interval_text(row: ComparisonRow) -> str:
     if row.interval is None:
         return "-"
     return f"{_points(row.interval.low)} to {_points(row.interval.high)}{_unit(row)}"
 
 
-def p_text(row: Row) -> str:
+def p_text(row: ComparisonRow) -> str:
     if row.interval is None or row.interval.p is None:
         return "-"
     return f"{row.interval.p:.3f}" if row.interval.p >= 0.001 else "< 0.001"
@@ -57,7 +57,7 @@ def _points(change: float) -> str:
     return f"{100 * change:+.1f}"
 
 
-def _unit(row: Row) -> str:
+def _unit(row: ComparisonRow) -> str:
     return " points" if row.figure.kind == "share" else " %"
 
 

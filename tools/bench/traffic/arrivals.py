@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.tools.bench.errors import ImpossibleLoad
 
-Kind = Literal["burst", "constant", "poisson", "closed"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+ArrivalKind = Literal["burst", "constant", "poisson", "closed"]
+KINDS: tuple[ArrivalKind, ...] = get_args(ArrivalKind)
 
 
 class Process(Protocol):
@@ -54,7 +54,7 @@ class Arrivals:
         ImpossibleLoad: `rate` or `concurrency` is missing, out of range, or means nothing to this kind.
     """
 
-    kind: Kind = "burst"
+    kind: ArrivalKind = "burst"
     rate: float | None = None
     concurrency: int | None = None
 
@@ -79,7 +79,7 @@ class Arrivals:
         return self.kind if self.concurrency is None else f"{self.kind}, {self.concurrency} at a time"
 
 
-def _require(option: str, value: float | None, kind: Kind, kinds: tuple[Kind, ...]) -> None:
+def _require(option: str, value: float | None, kind: ArrivalKind, kinds: tuple[ArrivalKind, ...]) -> None:
     if kind in kinds and value is None:
         raise ImpossibleLoad(f"--arrivals {kind} needs {option}")
     if kind not in kinds and value is not None:

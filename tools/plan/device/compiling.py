@@ -28,7 +28,7 @@ from penstock.engine.execution.steps import LayerCaches, Steps
 from penstock.engine.models import LayerCache
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.cycles import LayerCycles, layer_cycles
-from penstock.tools.plan.device.hlo import Program, Traffic
+from penstock.tools.plan.device.hlo import HloModule, Traffic
 from penstock.tools.plan.device.links import LinkTime, link_time
 
 ALL_OPTIONS = "head, all options"
@@ -116,7 +116,7 @@ class Compiler:
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         memory: Any = compiled.memory_analysis()
         text = printed(lowered, compiled, self.device, overlaps=self.steps.overlaps(num_tokens))
-        program = Program(text) if text else None
+        program = HloModule(text) if text else None
         is_stacked = kind == "backbone" and self.steps.is_stacked
         bucket = Bucket(
             kind=kind,
@@ -137,7 +137,7 @@ class Compiler:
         _keep(path, bucket)
         return bucket
 
-    def _layer_collectives(self, kind: str, program: Program) -> dict[str, float]:
+    def _layer_collectives(self, kind: str, program: HloModule) -> dict[str, float]:
         if kind not in WRITING:
             return {}
         loops = program.loop_traffic(self._array_bytes, depth=1 if kind == "backbone" else 2)  # steps, then layers

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.tools.plan.device.hlo import Instruction, Program, Run
+from penstock.tools.plan.device.hlo import HloModule, Instruction, Run
 
 _MATMULS = {"dot", "convolution"}
 
@@ -36,7 +36,7 @@ class LayerCycles:
         return self.rest / (self.matmul + self.rest) if self.matmul or self.rest else 0.0
 
 
-def layer_cycles(program: Program, cache_bytes: int) -> LayerCycles | None:
+def layer_cycles(program: HloModule, cache_bytes: int) -> LayerCycles | None:
     """Returns the cycles of the loop whose body takes longest in a stacked step; None if layers are in no loop.
 
     `cache_bytes` is the size of the KV cache's largest array on one device.
@@ -47,7 +47,7 @@ def layer_cycles(program: Program, cache_bytes: int) -> LayerCycles | None:
     return longest if longest is not None and longest.matmul else None
 
 
-def _of(program: Program, runs: Iterable[Run]) -> LayerCycles:
+def _of(program: HloModule, runs: Iterable[Run]) -> LayerCycles:
     matmul = rest = num_rest = num_kernels = num_collectives = 0
     for run in runs:
         cycles = run.times * run.instruction.cycles
@@ -62,7 +62,7 @@ def _of(program: Program, runs: Iterable[Run]) -> LayerCycles:
     return LayerCycles(matmul, rest, num_rest, num_kernels, num_collectives)
 
 
-def _is_matmul(program: Program, instruction: Instruction) -> bool:
+def _is_matmul(program: HloModule, instruction: Instruction) -> bool:
     if instruction.opcode in _MATMULS:
         return True
     held = (inner for called in program.called(instruction) for inner in called.instructions.values())

@@ -58,7 +58,7 @@ _HOST = {"send", "recv", "infeed", "outfeed", "send-done", "recv-done"}
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class BufferShape:
     num_bytes: int
     is_in_hbm: bool
 
@@ -67,7 +67,7 @@ class Array:
 class Instruction:
     name: str
     opcode: str
-    results: tuple[Array, ...]
+    results: tuple[BufferShape, ...]
     operands: tuple[str, ...]
     attributes: str
     is_root: bool
@@ -182,7 +182,7 @@ class Traffic:
         return self.read_bytes + self.written_bytes
 
 
-class Program:
+class HloModule:
     """The text of an optimised HLO module, from `compiled.as_text()`."""
 
     def __init__(self, text: str) -> None:
@@ -406,10 +406,10 @@ def _number(pattern: re.Pattern[str], text: str, start: int) -> int:
     return 0 if found is None else int(found[1])
 
 
-def _arrays(text: str) -> Iterator[Array]:
+def _arrays(text: str) -> Iterator[BufferShape]:
     for kind, dims, layout in _SHAPE.findall(text):
         size = math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
-        yield Array(size * _item_bits(kind) // 8, "S(" not in layout)
+        yield BufferShape(size * _item_bits(kind) // 8, "S(" not in layout)
 
 
 def _item_bits(kind: str) -> int:

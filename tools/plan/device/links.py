@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.tools.plan.device.chips import Chip
-from penstock.tools.plan.device.hlo import Computation, Instruction, Program
+from penstock.tools.plan.device.hlo import Computation, HloModule, Instruction
 from penstock.tools.plan.device.roofline import all_reduce_s
 
 
@@ -24,7 +24,7 @@ class LinkTime:
         return 1 - self.waited_s / self.seconds if self.seconds else 0.0
 
 
-def link_time(program: Program, computation: Computation, chip: Chip, num_devices: int) -> LinkTime:
+def link_time(program: HloModule, computation: Computation, chip: Chip, num_devices: int) -> LinkTime:
     """Returns the link time of `computation` with its loops, for collectives over `num_devices`; skips branches."""
     schedule = _Schedule(program, chip, num_devices)
     schedule.run(computation)
@@ -34,7 +34,7 @@ def link_time(program: Program, computation: Computation, chip: Chip, num_device
 class _Schedule:
     """One run of a computation, on a virtual clock."""
 
-    def __init__(self, program: Program, chip: Chip, num_devices: int) -> None:
+    def __init__(self, program: HloModule, chip: Chip, num_devices: int) -> None:
         self.links_s = self.waited_s = 0.0
         self._program, self._chip, self._num_devices = program, chip, num_devices
         self._now_s = self._links_free_s = 0.0

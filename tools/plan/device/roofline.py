@@ -52,7 +52,7 @@ from penstock.tools.plan.device.weights import grouped_matmul_bytes, step_weight
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class KernelWork:
     """Work of the kernels of one kind in a step, on each device."""
 
     num_bytes: float = 0.0  # to and from HBM
@@ -82,7 +82,7 @@ class Programs:
 
     num_bytes: float  # to and from HBM
     cycles: float  # of XLA's code; 0: not known for all programs
-    kernels: Load
+    kernels: KernelWork
 
     @classmethod
     def of(cls, programs: Sequence[Traffic], weight_bytes: int, num_steps: int = 1) -> Programs:
@@ -92,11 +92,11 @@ class Programs:
         """
         is_counted = bool(programs) and all(program.hbm_bytes for program in programs)
         if not is_counted:
-            return cls(weight_bytes, 0.0, Load())
+            return cls(weight_bytes, 0.0, KernelWork())
         return cls(
             sum(program.hbm_bytes for program in programs) / num_steps,
             sum(program.cycles for program in programs) / num_steps if all(p.cycles for p in programs) else 0.0,
-            Load(
+            KernelWork(
                 sum(program.kernel_bytes for program in programs) / num_steps,
                 sum(program.kernel_flops for program in programs) / num_steps,
             ),
@@ -108,8 +108,8 @@ class StepWork:
     """The work of one step, on each device."""
 
     programs: Programs
-    attention: Load  # of pages
-    experts: Load  # of grouped matmuls, for experts that have rows
+    attention: KernelWork  # of pages
+    experts: KernelWork  # of grouped matmuls, for experts that have rows
     flops: float  # of all matmuls, attention's and experts' included
     collective_s: float
 
@@ -174,7 +174,7 @@ def decode_step(
     keys_seen = batch * _mean_keys(model, lambda window: min(context, window))
     work = StepWork(
         programs=Programs.of((backbone, head), weights),
-        attention=Load(batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices),
+        attention=KernelWork(batch * kv_bytes_moved(deployment, context), attention_flops(model, keys_seen) / devices),
         experts=expert_load(deployment, batch, backbone),
         flops=step_flops(model, batch, batch, keys_seen) / devices,
         collective_s=(collective_s(model, batch, devices, chip) if waited_s is None else waited_s)
@@ -202,8 +202,8 @@ def prefill_step(
     keys_seen = _mean_keys(model, lambda window: _pairs(num_tokens, window))
     work = StepWork(
         programs=Programs.of(programs, weights),
-        attention=Load(kv_bytes, attention_flops(model, keys_seen) / devices),
-        experts=expert_load(deployment, num_tokens, programs[0]) if programs else Load(),
+        attention=KernelWork(kv_bytes, attention_flops(model, keys_seen) / devices),
+        experts=expert_load(deployment, num_tokens, programs[0]) if programs else KernelWork(),
         flops=step_flops(model, num_tokens, 1, keys_seen) / devices,
         collective_s=(collective_s(model, num_tokens, devices, chip) if waited_s is None else waited_s)
         + logits_s(model, 1, devices, chip),
@@ -215,16 +215,16 @@ def _step(work: StepWork, chip: Chip, num_tokens: int, context: int, ideal_bytes
     return Step(num_tokens, context, ideal_bytes, round(work.num_bytes), work.flops, work.time(chip))
 
 
-def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> Load:
+def expert_load(deployment: Deployment, num_tokens: int, program: Traffic, num_steps: int = 1) -> KernelWork:
     """Returns the grouped matmuls' load for `num_tokens` in a step, one of `num_steps` in a dispatch of `program`."""
     plain, quantized = program.grouped_matmuls // num_steps, program.quantized_grouped_matmuls // num_steps
     if not plain and not quantized:
-        return Load()
+        return KernelWork()
     model = deployment.model
     of_experts = partial(grouped_matmul_bytes, model, num_tokens, deployment.placement)
     num_bytes = of_experts(plain) + of_experts(quantized, quantized=True)
     chosen = matmul_parameters(model, lambda mixture: mixture.num_chosen) - matmul_parameters(model, lambda _: 0)
-    return Load(num_bytes, 2 * chosen * num_tokens / _devices(deployment))
+    return KernelWork(num_bytes, 2 * chosen * num_tokens / _devices(deployment))
 
 
 def kv_token_bytes(model: ModelConfig, kv_dtype: str) -> int:
