@@ -9,12 +9,12 @@ CONSTRAINTS := $(wildcard constraints/py*.txt)
 # The images and the extras that they hold; of `make image`, which one.
 IMAGES := cpu=worker,gateway,otel tpu=worker,tpu,otel cuda=worker,cuda,otel gateway=gateway,otel
 IMAGE := cpu
-FOLDERS := chaos deploy docs e2e engine examples gateway producer worker
 RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version 3.12 --python-platform x86_64-manylinux_2_40 \
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command "make image-requirements"
 
-.PHONY: help demo test $(FOLDERS:%=test-%) test-slow test-clients test-prometheus test-upgrade lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
+.PHONY: help demo test test-slow test-clients test-prometheus test-upgrade lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
+  test-chaos test-deploy test-docs test-e2e test-engine test-examples test-gateway test-producer test-worker \
   constraints image-requirements manifests sbom image clean distclean
 
 help:  ## show this list
@@ -29,7 +29,7 @@ test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones;
 	@echo "running the tests; this takes about half an hour on two cores"
 	@$(PYTEST)
 
-$(FOLDERS:%=test-%): .venv/dev.stamp
+test-chaos test-deploy test-docs test-e2e test-engine test-examples test-gateway test-producer test-worker: .venv/dev.stamp
 	@$(PYTEST) tests/$(@:test-%=%)
 
 test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server

@@ -19,7 +19,7 @@ ROOT_COMMAND: Any = typer.main.get_command(app)  # of a click that is typer's ow
 SHELL = re.compile(r"^(?:\$ )?(?:docker compose run --rm operator|\.venv/bin/penstock|penstock) (.*)$")
 ENDS_A_COMMAND = frozenset("|&;><")
 MAKE = re.compile(r"(?:[A-Z_]+=\S+ )*make ((?:[\w=-]+ ?)*)")
-TARGETS = frozenset(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = frozenset(" ".join(re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)).split())
 MODULE = re.compile(r"python -m ((?:benchmarks|docs|penstock)[\w.]*)")
 
 

@@ -144,21 +144,24 @@ def on_its_own(part: Schema, root: Schema, of: str) -> Schema:
         InvalidRequest: a reference leads nowhere; `of` says whose schema it is.
     """
     names: dict[str, str] = {}
+    references: list[str] = []  # those with a name, in order
 
     def renamed(schema: Schema) -> Schema:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return schema
-        return schema | {"$ref": f"#/$defs/{names.setdefault(reference, str(len(names)))}"}
+        if reference not in names:
+            names[reference] = str(len(names))
+            references.append(reference)
+        return schema | {"$ref": f"#/$defs/{names[reference]}"}
 
     made: Schema = _edited({key: value for key, value in part.items() if key not in _DEFINITIONS}, renamed)
     shared: Schema = {}
-    while len(shared) < len(names):
-        for reference, name in [*names.items()][len(shared) :]:
-            place = pointed(root, reference)
-            if place is None:
-                raise InvalidRequest(f"{of}: {reference!r:.80} is not in it")
-            shared[name] = _edited(place, renamed)
+    for reference in references:  # grows meanwhile
+        place = pointed(root, reference)
+        if place is None:
+            raise InvalidRequest(f"{of}: {reference!r:.80} is not in it")
+        shared[names[reference]] = _edited(place, renamed)
     draft = {key: root[key] for key in ("$schema",) if key in root}
     return draft | made | ({"$defs": shared} if shared else {})
 
