@@ -31,7 +31,7 @@ LAUNCHER = Path("tests/deploy/fleet_process.py")  # in a tree, for one whose mod
 
 CHANGES = {  # what a next version may add within version 1 of the wire, and send and write at once
     "requests.py": [
-        ("    tenant: Name | None = None", "    hint: Name | None = None\n    tenant: Name | None = None"),
+        ("    tenant: _Name | None = None", "    hint: _Name | None = None\n    tenant: _Name | None = None"),
         ('{"request": self.model_dump_json(', '{"request": self.model_copy(update={"hint": "new"}).model_dump_json('),
     ],
     "replies.py": [
