@@ -16,7 +16,7 @@ from forwarding import Trickling
 from gateway_harness import running_gateway
 from nodes import proxied_nodes, sentinel
 from patience import WAIT_S, slow
-from worker_harness import running_worker
+from worker_harness import eventually, running_worker
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Client
@@ -64,6 +64,7 @@ async def test_pieces_of_any_size_make_whole_streams(
         AsyncClient(url, queue="q") as client,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{before_gateway.port}", timeout=WAIT_S) as http,
     ):
+        await eventually(client.queues)  # a worker takes requests before it is on the list that gateways read
         events = Events()
         called, *are_whole, _ = await asyncio.gather(
             client.generate("x", max_tokens=TOKENS),
