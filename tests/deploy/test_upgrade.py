@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from fakes import eventually
-from fleets import ROOT, Workers, environment, start_gateway, workers_of
+from fleets import ROOT, Worker, environment, start_gateway, workers_of
 from patience import WAIT_S
 from rolling_load import CLIENTS, two_versions, under_load
 from worker_harness import is_queue_empty, read_reply
@@ -31,7 +31,8 @@ from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
 
 pytestmark = pytest.mark.upgrade
 
-NUM_REQUESTS, NUM_TOKENS, NUM_KILLS = 48, 40, 6
+NUM_KILLS = 6
+NUM_REQUESTS, NUM_TOKENS = 20, 200  # for each kill and version: more than the workers have slots, and 2 s at least
 CLIENT = Path(__file__).parent / "fleet_client.py"
 
 
@@ -67,32 +68,35 @@ async def test_a_fleet_is_updated_under_load_and_back(
 async def test_a_mixed_fleet_is_killed_in_the_middle(
     redis_url: str, redis: RedisClient, tmp_path: Path, trees: dict[str, Path]
 ) -> None:
-    """Two workers and a client of each version. Each kill takes one that has begun replies, of each version in turn."""
-    asked = {version: requests_of(version) for version in trees}
+    """Two workers of each version. Each kill takes one that has begun replies, of each version in turn."""
+    waves = [{version: requests_of(version, wave) for version in trees} for wave in range(NUM_KILLS)]
     async with AsyncExitStack() as stack:
-        fleets = {
-            version: await stack.enter_async_context(
-                workers_of(version, tree, redis, redis_url, tmp_path, heartbeat_ttl_s=2.0)
-            )
+        fleets = [
+            await stack.enter_async_context(workers_of(version, tree, redis, redis_url, tmp_path, heartbeat_ttl_s=2.0))
             for version, tree in trees.items()
-        }
-        clients = [asyncio.create_task(replies_to(asked[version], trees[version], redis_url)) for version in trees]
-        await kill_in_turn(redis, list(fleets.values()), clients)
-        replies = dict(zip(trees, await asyncio.gather(*clients), strict=True))
-    for version, requests in asked.items():
-        for request, choices in zip(requests, replies[version], strict=True):
-            assert choices == expected(request), request["id"]
-    owners = [(await read_reply(redis, request["id"])).owners for requests in asked.values() for request in requests]
+        ]
+        serving = [[await fleet.start(), await fleet.start()] for fleet in fleets]
+        asked = []
+        for number, wave in enumerate(waves):
+            clients = [asyncio.create_task(replies_to(wave[version], trees[version], redis_url)) for version in trees]
+            workers = serving[number % 2]
+            await kill(redis, workers.pop(0))
+            workers.append(await fleets[number % 2].start())
+            for version, replies in zip(trees, await asyncio.wait_for(asyncio.gather(*clients), WAIT_S), strict=True):
+                asked += zip(wave[version], replies, strict=True)
+    for request, choices in asked:
+        assert choices == expected(request), request["id"]
+    owners = [(await read_reply(redis, request["id"])).owners for request, _ in asked]
     took_over = {pair for names in owners for pair in itertools.pairwise(name.partition("-")[0] for name in names)}
     assert took_over >= {("old", "new"), ("new", "old")}
     await eventually(lambda: is_queue_empty(redis))
     assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
 
 
-def requests_of(version: str) -> list[dict[str, Any]]:
+def requests_of(version: str, wave: int) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"{version}{number}", "prompt": f"{version} {number}", "seed": number, "n": 1 + number % 2,
+            "id": f"{version}{wave}-{number}", "prompt": f"{version} {number}", "seed": number, "n": 1 + number % 2,
             "max_tokens": NUM_TOKENS, "tenant": f"tenant{number % 3}", "priority": number % 4 - 1, "timeout_s": 600,
         }
         for number in range(NUM_REQUESTS)
@@ -118,16 +122,10 @@ async def replies_to(requests: list[dict[str, Any]], tree: Path, url: str) -> li
     return replies
 
 
-async def kill_in_turn(redis: RedisClient, fleets: list[Workers], clients: list[asyncio.Task[Any]]) -> None:
-    """Keeps two workers of each version running until enough have been killed; those left go on to the end."""
-    serving = [[await fleet.start(), await fleet.start()] for fleet in fleets]
-    for number in range(NUM_KILLS):
-        fleet, workers = fleets[number % 2], serving[number % 2]
-        victim = workers.pop(0)
-        await eventually(partial(has_begun, redis, victim.name))
-        victim.kill()
-        workers.append(await fleet.start())
-    await asyncio.wait_for(asyncio.wait(clients), WAIT_S)
+async def kill(redis: RedisClient, worker: Worker) -> None:
+    """Kills a worker that has begun a reply and not ended it."""
+    await eventually(partial(has_begun, redis, worker.name))
+    worker.kill()
 
 
 async def has_begun(redis: RedisClient, worker: str) -> bool:
