@@ -135,15 +135,11 @@ class Pace:
         lengths = list(decoding)
         if not num_prompts or self.times is None:
             return PromptBudget(None, 0.0, 0, 0)
-        share = LONGEST_STEPS
+        share, decoding_s, sampling_s = 1.0, 0.0, 0.0
         if lengths:
             share = max(self.prefill_share, PROMPT_WEIGHT * num_prompts / len(lengths))
-        if share >= 1:
-            share = LONGEST_STEPS
-        left_s, sampling_s = share * self.times.longest_s, 0.0
-        if lengths:
-            sampling_s = self.times.sampling_s(len(lengths))
-            left_s += self.times.decoding_s(len(lengths), 0) - sampling_s
+            decoding_s, sampling_s = self.times.decoding_s(len(lengths), 0), self.times.sampling_s(len(lengths))
+        left_s = decoding_s - sampling_s + (share if share < 1 else LONGEST_STEPS) * self.times.longest_s
         return PromptBudget(self.times, left_s, len(lengths), 0, sampling_s)
 
 
