@@ -156,13 +156,37 @@ class Gateway:
         assert await asyncio.wait_for(self.process.wait(), WAIT_S) == 0
 
 
-async def start_gateway(tree: Path, url: str) -> Gateway:
-    """Starts a gateway; returns once it is ready."""
-    port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        *dies_with_parent(), sys.executable, "-m", "penstock", "gateway", "--redis-url", url, "--port", str(port),
-        "--log-level", "warning", env=environment(tree), cwd=tree, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    gateway = Gateway(port, process)
-    await eventually(gateway.is_ready)
-    return gateway
+@dataclass
+class Gateways:
+    """Gateways of any version."""
+
+    redis_url: str
+    _started: list[Gateway] = field(default_factory=list)
+
+    async def start(self, tree: Path) -> Gateway:
+        """Returns once the gateway is ready."""
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            *dies_with_parent(), sys.executable, "-m", "penstock", "gateway", "--redis-url", self.redis_url,
+            "--port", str(port), "--log-level", "warning", env=environment(tree), cwd=tree, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        gateway = Gateway(port, process)
+        self._started.append(gateway)
+        await eventually(gateway.is_ready)
+        return gateway
+
+    async def kill_all(self) -> None:
+        for gateway in self._started:
+            if gateway.process.returncode is None:
+                gateway.process.kill()
+                await gateway.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def gateways_at(redis_url: str) -> AsyncIterator[Gateways]:
+    """Kills at the end what still runs: a gateway that outlived its test would serve the next one's queues."""
+    gateways = Gateways(redis_url)
+    try:
+        yield gateways
+    finally:
+        await gateways.kill_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fakes import eventually
-from fleets import ROOT, next_version, start_gateway
+from fleets import ROOT, next_version
 from rolling_load import CLIENTS, two_versions, under_load
 from worker_harness import is_queue_empty
 
@@ -36,9 +36,9 @@ async def test_nothing_is_lost_and_no_error_is_seen(redis_url: str, redis: Redis
             await go_on()
             await fleet.roll_workers(new.start)  # workers before clients that use what is new: docs/wire.md
             await go_on()
-            await fleet.roll_gateways(lambda: start_gateway(trees["new"], redis_url))
+            await fleet.roll_gateways(trees["new"])
             await go_on()
-            await fleet.roll_gateways(lambda: start_gateway(trees["old"], redis_url))  # and all the way back
+            await fleet.roll_gateways(trees["old"])  # and all the way back
             await go_on()
             assert await answer_to_the_new_field(redis, "between") is None
             await fleet.roll_workers(old.start)

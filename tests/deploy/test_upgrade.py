@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from fakes import eventually
-from fleets import ROOT, Worker, environment, start_gateway, workers_of
+from fleets import ROOT, Worker, environment, workers_of
 from patience import WAIT_S
 from rolling_load import CLIENTS, two_versions, under_load
 from worker_harness import is_queue_empty, read_reply
@@ -54,9 +54,9 @@ async def test_a_fleet_is_updated_under_load_and_back(
             await go_on()
             await fleet.roll_workers(new.start)
             await go_on()
-            await fleet.roll_gateways(lambda: start_gateway(trees["new"], redis_url))
+            await fleet.roll_gateways(trees["new"])
             await go_on()
-            await fleet.roll_gateways(lambda: start_gateway(trees["old"], redis_url))
+            await fleet.roll_gateways(trees["old"])
             await go_on()
             await fleet.roll_workers(old.start)
             await go_on()
