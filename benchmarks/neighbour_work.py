@@ -31,6 +31,7 @@ class Site(NamedTuple):
     redis_url: str
     queue: str
     model: str
+    word: str  # id of a token that has text: a stream of it alone has no token without an event
     gateway_url: str
     metrics_urls: tuple[str, ...]  # of the worker and the gateway
 

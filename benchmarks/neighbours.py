@@ -110,7 +110,7 @@ class Watch:
 
     async def stream(self, site: Site, place: int, started: Callable[[], None]) -> None:
         body = {"model": site.model, "prompt": [place + 1] * 8, "max_tokens": CONTEXT // 2, "stream": True,
-                "ignore_eos": True, "temperature": 0}  # fmt: skip
+                "ignore_eos": True, "logit_bias": {site.word: 100}}  # fmt: skip
         url = f"{site.gateway_url}/v1/completions"
         async with httpx.AsyncClient(timeout=None) as http, http.stream("POST", url, json=body) as answer:
             answer.raise_for_status()
@@ -191,10 +191,12 @@ async def _site(stack: AsyncExitStack, arguments: argparse.Namespace) -> Site:
     gateway_url = await stack.enter_async_context(local_gateway(server.url, metrics_port=gateways_port))
     async with httpx.AsyncClient() as http:
         name = (await http.get(f"{gateway_url}/v1/models")).json()["data"][0]["id"]
+        tokens = (await http.post(f"{gateway_url}/tokenize", json={"model": name, "prompt": "word"})).json()["tokens"]
     return Site(
         server.url,
         QUEUE,
         name,
+        str(tokens[-1]),
         gateway_url,
         tuple(f"http://127.0.0.1:{each}/metrics" for each in (port, gateways_port)),
     )

@@ -31,7 +31,7 @@ class FlushSchedule:
         self._pace = pace
         self._urgent: dict[LiveRequest, None] = {}
         self._waiting: dict[LiveRequest, None] = {}
-        self._flushed_at_s = 0.0
+        self._last_flush_s = 0.0  # of those waiting, the earliest; if none waits, of anything
 
     @property
     def is_empty(self) -> bool:
@@ -39,8 +39,8 @@ class FlushSchedule:
 
     @property
     def next_flush_s(self) -> float:
-        """When output that is not urgent goes (monotonic)."""
-        return self._flushed_at_s + self._pace.interval_s
+        """When output that is not urgent goes (monotonic): an interval after the first of these replies was flushed."""
+        return self._last_flush_s + self._pace.interval_s
 
     def due_s(self) -> float | None:
         """Returns when to write next (monotonic); None: nothing to write."""
@@ -64,9 +64,7 @@ class FlushSchedule:
             self._urgent[live] = None
             self.news.set()
         elif live.has_ended or (live.reply.has_begun and writes.has_any_news(live)):
-            if not self._waiting:
-                self.news.set()
-            self._waiting[live] = None
+            self._wait(live)
 
     def take(self, now_s: float) -> list[LiveRequest]:
         """Takes the requests that are due now."""
@@ -74,12 +72,21 @@ class FlushSchedule:
         if now_s >= self.next_flush_s or not self._waiting:
             due |= self._waiting
             self._waiting = {}
-            self._flushed_at_s = now_s
+            self._last_flush_s = now_s
+        for live in due:
+            live.reply.flushed_at_s = now_s
         return [live for live in due if not live.is_gone]
+
+    def _wait(self, live: LiveRequest) -> None:
+        """Lets a request wait for the next flush. Flushes without it, of ends or removals, do not put that off."""
+        if not self._waiting or live.reply.flushed_at_s < self._last_flush_s:
+            self._last_flush_s = live.reply.flushed_at_s
+            self.news.set()
+        self._waiting[live] = None
 
     def _note_end(self, live: LiveRequest, others: Iterable[LiveRequest]) -> None:
         if not self._pace.is_stretched:
             live.reply.is_urgent = True
         elif all(other.has_ended for other in others):  # the engine has nothing left to do
-            self._flushed_at_s = 0.0
+            live.reply.flushed_at_s = self._last_flush_s = 0.0
             self.news.set()

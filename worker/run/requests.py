@@ -87,6 +87,7 @@ class ReplyCursor:
 
     key: str
     refreshed_at_s: float  # monotonic: when its time to live was last set
+    flushed_at_s: float = 0.0  # monotonic: when output was last taken to be written
     next_number: int = 1  # n of the next entry `<epoch>-<n>`
     last_number: int = 0  # n of the last one that Redis has confirmed
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them

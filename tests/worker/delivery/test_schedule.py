@@ -25,10 +25,10 @@ def generate(live: LiveRequest, text: str, *, ends: bool = False) -> LiveRequest
     return live
 
 
-def begun() -> LiveRequest:
+def begun(flushed_at_s: float = NOW_S) -> LiveRequest:
     """A request whose first text is written."""
     live = make_live()
-    live.reply.has_begun = True
+    live.reply.has_begun, live.reply.flushed_at_s = True, flushed_at_s
     return live
 
 
@@ -73,6 +73,36 @@ def test_what_follows_waits_for_the_next_flush(schedule: FlushSchedule) -> None:
     assert schedule.due_s() == schedule.next_flush_s == NOW_S + 10
     assert schedule.take(NOW_S + 9.9) == []
     assert schedule.take(NOW_S + 10) == [live]
+
+
+def test_a_flush_without_a_reply_does_not_put_its_next_one_off(schedule: FlushSchedule) -> None:
+    """Removals go with such a flush; beside a stream of short requests they would double each gap of a long one."""
+    live = begun()
+    assert schedule.take(NOW_S + 9) == []
+    schedule.add(generate(live, "a"))
+    assert schedule.due_s() == NOW_S + 10
+    assert schedule.take(NOW_S + 10) == [live]
+
+
+def test_replies_are_flushed_together_when_the_first_of_them_is_due(schedule: FlushSchedule) -> None:
+    early, late = begun(NOW_S - 3), begun()
+    schedule.add(generate(late, "a"))
+    schedule.news.clear()
+    schedule.add(generate(early, "a"))
+    assert schedule.news.is_set()
+    assert schedule.due_s() == NOW_S + 7
+    assert schedule.take(NOW_S + 7) == [late, early]
+    schedule.add(generate(late, "b"))
+    assert schedule.due_s() == NOW_S + 17
+
+
+def test_what_follows_a_first_text_waits_from_then_on(schedule: FlushSchedule) -> None:
+    live = generate(make_live(), "a")
+    schedule.add(live)
+    assert schedule.take(NOW_S + 4) == [live]
+    live.reply.has_begun = True
+    schedule.add(generate(live, "b"))
+    assert schedule.due_s() == NOW_S + 14
 
 
 def test_a_token_without_text_waits_for_one_that_has_some(schedule: FlushSchedule) -> None:
