@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import test_engine_parity
-import test_gguf_models
 import test_models_divided
 import test_models_parity
 import test_quantized_checkpoints
@@ -58,18 +57,30 @@ def _families() -> Iterator[str]:
     logits, tokens = _counts(test_models_parity.CASES), _counts(test_engine_parity.MODELS)
     divided: dict[str, set[str]] = {}
     for layouts, config in test_models_divided.MODELS.values():
-        divided.setdefault(str(config["family"]), set()).update(layouts.split(","))
+        for layout in layouts.split(","):
+            divided.setdefault(layout, set()).add(str(config["family"]))
     quantized = _counts(test_quantized_parallel.MODELS) + _counts(test_quantized_checkpoints.OTHERS)
     quantized += _counts(test_engine_parity.QUANTIZED)
-    gguf = _counts(test_gguf_models.CASES)
-    yield "| family | geometries whose logits agree | models whose 64 tokens do | over devices | quantized | GGUF |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    for name in FAMILIES:
-        found_layouts = divided.get(name, set())
-        devices = [kind for kind, layout in (("tensor", "2"), ("expert", "1x2")) if layout in found_layouts]
-        counts = [found[name] or "" for found in (logits, tokens, quantized, gguf)]
-        cells = (*counts[:2], ", ".join(devices), *counts[2:])
-        yield f"| `{name}` | {' | '.join(map(str, cells))} |"
+    few, many = min(logits.values()), max(logits.values())
+    yield "| what agrees | in |"
+    yield "| --- | --- |"
+    yield f"| logits of {few} to {many} geometries, {logits.total()} in all | {_named(logits)} |"
+    yield f"| 64 tokens | {_named(tokens)} |"
+    yield f"| tensors over devices | {_named(divided['2'])} |"
+    yield f"| experts over devices | {_named(divided['1x2'])} |"
+    yield f"| quantized checkpoints | {_named(quantized)} |"
+
+
+def _named(found: Iterable[str]) -> str:
+    """Returns the families that were found, or those that were not where they are fewer."""
+    there = set(found)
+    has, lacks = (
+        [f"`{name}`" for name in FAMILIES if name in there],
+        [f"`{name}`" for name in FAMILIES if name not in there],
+    )
+    if not lacks:
+        return "all families"
+    return ", ".join(has) if len(has) <= len(lacks) else f"all families but {', '.join(lacks)}"
 
 
 def _formats() -> Iterator[str]:
@@ -80,7 +91,11 @@ def _formats() -> Iterator[str]:
     yield "| --- | --- |"
     for method, names in methods.items():
         yield f"| `{method}` | {', '.join(names)} |"
-    yield f"| GGUF | architectures {', '.join(ARCHITECTURES)} |"
+    named = (
+        f"`{name}`" if name == each.model_type else f"`{name}` (`{each.model_type}`)"
+        for name, each in ARCHITECTURES.items()
+    )
+    yield f"| GGUF | architectures {', '.join(named)} |"
 
 
 def _platforms() -> Iterator[str]:
