@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 from any_json import mutations, values
+from documented_fields import DOCS, listed_for, written
 from gateway_harness import CARD
 from hypothesis import given
 from hypothesis import strategies as st
@@ -238,18 +238,11 @@ async def test_a_gateway_outlives_what_is_in_any_field(
         assert (await asked.post(path, body)).status_code == 200
 
 
-DOCS = "".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
-
-
 @pytest.mark.parametrize("policy", [CHAT_POLICY, COMPLETION_POLICY], ids=NAMES)
 def test_the_docs_list_every_field(policy: Policy) -> None:
     whose = "chat" if policy is CHAT_POLICY else "completions"
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in DOCS.splitlines() if line[:3] == "| `"]
-    listed = {(row[0].strip("`"), row[2]): row[3:] for row in rows if len(row) > 2 and row[1] in (whose, "both")}
-    for name, reason in policy.ignored.items():
-        assert (name, reason) in listed
-    for name, (reason, neutral) in policy.refused.items():
-        assert listed[name, reason] == [" or ".join(f"`{json.dumps(value)}`" for value in neutral)]
-    assert len(listed) == len(policy.ignored) + len(policy.refused)
+    ignored: dict[tuple[str, str], str | None] = dict.fromkeys(policy.ignored.items())
+    refused = {(name, reason): written(neutral) for name, (reason, neutral) in policy.refused.items()}
+    assert listed_for(whose) == ignored | refused
     for name in policy.honoured:
         assert f"`{name}`" in DOCS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 from any_json import mutations, values
+from documented_fields import DOCS, listed_for, written
 from gateway_harness import CARD
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,15 +168,9 @@ async def test_a_gateway_outlives_what_is_in_any_field(redis: RedisClient, redis
         assert (await asked.post("say it")).status_code == 200
 
 
-DOCS = "".join((Path(__file__).parents[3] / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
-
-
 def test_the_docs_list_every_field() -> None:
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in DOCS.splitlines() if line[:3] == "| `"]
-    listed = {(row[0].strip("`"), row[2]): row[3:] for row in rows if len(row) > 2 and row[1] in ("responses", "all")}
-    for name, reason in RESPONSE_POLICY.ignored.items():
-        assert (name, reason) in listed
-    for name, (reason, neutral) in RESPONSE_POLICY.refused.items():
-        assert listed[name, reason] == [" or ".join(f"`{json.dumps(value)}`" for value in neutral)]
+    ignored: dict[tuple[str, str], str | None] = dict.fromkeys(RESPONSE_POLICY.ignored.items())
+    refused = {(name, reason): written(neutral) for name, (reason, neutral) in RESPONSE_POLICY.refused.items()}
+    assert listed_for("responses") == ignored | refused
     for name in RESPONSE_POLICY.honoured:
         assert f"`{name}`" in DOCS
