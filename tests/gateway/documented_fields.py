@@ -14,7 +14,7 @@ _WIDER = {"both": ("chat", "completions"), "all": ("chat", "completions", "respo
 
 
 def listed_for(api: str) -> dict[tuple[str, str], str | None]:
-    """Returns the values that ask for nothing, as the page writes them, by field and reason; None of an ignored field."""
+    """Returns, by field and reason, the values that ask for nothing as the page writes them; None if it is ignored."""
     found: dict[tuple[str, str], str | None] = {}
     for line in (ROOT / "docs" / "gateway-fields.md").read_text().splitlines():
         if line.startswith("| `"):
