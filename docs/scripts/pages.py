@@ -147,8 +147,8 @@ def page(name: str) -> Page:
 
 
 def all_pages() -> list[str]:
-    """Returns the pages for people: those of the root, of docs/, and those beside their subject."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
-    folders = ("deploy", "examples", "benchmarks", "tests")
+    """Returns the pages for people: those of the root, of docs/ and its folders, and those beside their subject."""
+    found = [*ROOT.glob("*.md")]
+    folders = ("docs", "deploy", "examples", "benchmarks", "tests")
     found += [path for folder in folders for path in ROOT.glob(f"{folder}/**/*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)

@@ -1,4 +1,4 @@
-"""MkDocs hooks for the pages of the site other than docs/*.md.
+"""MkDocs hooks for the pages of the site that do not lie in docs/.
 
 README.md is its first page, CHANGELOG.md its last, and the reference is made of docstrings. Each file of the repository
 that a page links to becomes a page too, so every link can be followed and is checked, without a website. At the end all
@@ -27,7 +27,12 @@ from docs.scripts import pages
 from docs.scripts.pages import ROOT
 from docs.scripts.reference import SECTIONS, page_of
 
-_SOURCES = {"README.md": "index.md", "CHANGELOG.md": "changes.md"}
+_SOURCES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
+    "CHANGELOG.md": "changes.md",
+}
 _REPOSITORY = "repository"
 _LOADING = {
     "audio": "src", "embed": "src", "iframe": "src", "img": "src", "link": "href", "script": "src", "source": "src",
@@ -104,7 +109,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         _add(files, config, path, place)
     for name, section in SECTIONS.items():
         files.append(File.generated(config, f"reference/{name}.md", content=page_of(section)))
-    waiting = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("docs/*.md"), *(ROOT / name for name in _SOURCES))]
+    waiting = [
+        str(path.relative_to(ROOT)) for path in (*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in _SOURCES))
+    ]
     while waiting:
         for path in _linked_from(waiting.pop()):
             place = _sources.place_of(path)

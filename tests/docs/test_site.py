@@ -25,17 +25,18 @@ needs_mkdocs = pytest.mark.skipif(
 )
 
 
-def in_nav(entries: list[dict[str, Any]]) -> list[str]:
+def in_nav(entries: list[Any]) -> list[str]:
+    """Returns the pages of a part of the nav. An entry is a page, or a title with a page or a part."""
     found: list[str] = []
     for entry in entries:
-        for value in entry.values():
+        for value in [entry] if isinstance(entry, str) else entry.values():
             found += in_nav(value) if isinstance(value, list) else [value]
     return found
 
 
 def test_every_page_is_in_the_nav_once() -> None:
-    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
-    made = ["index.md", "changes.md", *(f"reference/{name}.md" for name in SECTIONS)]
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")]
+    made = ["index.md", "contributing.md", "reporting.md", "changes.md", *(f"reference/{name}.md" for name in SECTIONS)]
     assert Counter(in_nav(CONFIG["nav"])) == Counter([*pages, *made])
 
 
