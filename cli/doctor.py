@@ -68,7 +68,7 @@ def _model(settings: Settings) -> list[Finding]:
         return [Finding("model", "warn", "none is set, and penstock worker needs one", fix)]
     from penstock.cli.checks.model import check_model  # loads the engine, which a light install lacks
 
-    return [*check_model(settings.model, settings.dtype), *_tpu(settings)]
+    return [*check_model(settings.model, settings.engine_config().dtype), *_tpu(settings)]
 
 
 def _tpu(settings: Settings) -> list[Finding]:

@@ -1,21 +1,24 @@
 """The settings of a worker that operators can set.
 
 A setting has one name everywhere: `max_num_seqs` in the TOML file is `PENSTOCK_MAX_NUM_SEQS` in the environment and
-`--max-num-seqs` on the command line. `WorkerConfig` and `EngineConfig`, which are made from the settings, check ranges.
+`--max-num-seqs` on the command line. `EngineConfig` declares those of the engine. It and `WorkerConfig`, which are made
+from the settings, check ranges.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import structlog
-from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from penstock.engine.config import EngineConfig
+from penstock.engine.setting import declared
 from penstock.engine.text.response.formats import FORMATS, why_no_format
 from penstock.protocol.redis.address import check_files, parse_url
 from penstock.protocol.redis.credentials import Rereadable
@@ -44,12 +47,8 @@ def _setting(group: str, text: str, default: Any, **more: Any) -> Any:
     return Field(default, description=text, json_schema_extra={"group": group}, **more)
 
 
-_DEFAULTS = {field.name: field.default for config in (EngineConfig, WorkerConfig) for field in fields(config)}
-
-
-def _engine(name: str, text: str) -> Any:
-    """Makes a field of EngineConfig, with its default."""
-    return _setting("Engine", text, _DEFAULTS[name])
+_ENGINE = declared(EngineConfig)
+_DEFAULTS = {field.name: field.default for field in fields(WorkerConfig)}
 
 
 def _worker(name: str, text: str, group: str = "Worker") -> Any:
@@ -57,8 +56,8 @@ def _worker(name: str, text: str, group: str = "Worker") -> Any:
     return _setting(group, text, _DEFAULTS[name])
 
 
-class Settings(Rereadable):
-    """All settings, made by `load_settings` and immutable."""
+class _Queue(Rereadable):
+    """What a worker serves, and with which model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
@@ -76,84 +75,40 @@ class Settings(Rereadable):
         "A Hugging Face checkpoint (folder or hub id) or a GGUF file; `demo` is the model that ships with Penstock.",
         None,
     )
-    dtype: str = _engine("dtype", "Type of weights and activations: auto (as on disk), float32, bfloat16 or float16.")
-    weights: str = _engine(
-        "weights",
-        "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint that is "
-        "not: int8, int4 or fp8.",
+
+
+def _engine_fields() -> Mapping[str, Any]:
+    """Returns the fields that `EngineConfig` declares: of its types, as they are written, and with its defaults."""
+    return {
+        name: (_as_written(name, field.type), _setting("Engine", field.setting.text, field.default))
+        for name, field in _ENGINE.items()
+    }
+
+
+def _as_written(name: str, kind: Any) -> Any:
+    """Widens a type: `none` is written for None, and a number of bytes may have a unit."""
+    if name.endswith("_bytes"):
+        kind = ByteSize | None if type(None) in get_args(kind) else ByteSize
+    return Annotated[kind, _OrNone] if type(None) in get_args(kind) else kind
+
+
+if TYPE_CHECKING:  # the engine's fields are made when the program starts; types know them by `engine_config`
+    _WithEngine = _Queue
+else:
+    _WithEngine = create_model("_WithEngine", __base__=_Queue, __module__=__name__, **_engine_fields())
+
+
+class Settings(_WithEngine):
+    """All settings, made by `load_settings` and immutable."""
+
+    chat_format: str = _setting(
+        "Engine",
+        _ENGINE["chat_format"].setting.text.replace("the formats", ", ".join(FORMATS)),
+        _ENGINE["chat_format"].default,
     )
-    activations: str = _engine(
-        "activations",
-        "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes "
-        "activations token by token.",
-    )
-    max_model_len: Annotated[int | None, _OrNone] = _engine(
-        "max_model_len", "Prompt and generated tokens of one sequence together; none: the model's own limit."
-    )
-    max_num_seqs: int = _engine("max_num_seqs", "Sequences that run at once.")
-    max_batch_tokens: int = _engine(
-        "max_batch_tokens", "Tokens that one step computes at most, a power of two from 16."
-    )
-    page_size: Annotated[int | None, _OrNone] = _engine(
-        "page_size", "Tokens per page of the KV cache; none: what suits the device."
-    )
-    num_pages: Annotated[int | None, _OrNone] = _engine(
-        "num_pages", "Pages of the KV cache, of each kind that the model has; none: as many as kv_cache_bytes holds."
-    )
-    kv_cache_bytes: Annotated[ByteSize | None, _OrNone] = _engine(
-        "kv_cache_bytes",
-        "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is unknown.",
-    )
-    state_slots: Annotated[int | None, _OrNone] = _engine(
-        "state_slots",
-        "Slots for states of layers that keep such (short convolutions), of running sequences and of prefixes in all; "
-        "none: one for each of max_num_seqs, and as many for prefixes as the pages have use for.",
-    )
-    kv_cache_dtype: str = _engine(
-        "kv_cache_dtype",
-        "Type of keys and values in the KV cache: auto (what the checkpoint says, if the attention has it, else "
-        "unquantized), unquantized, or 8 bits with scales. The latter are int8, for native, fused or xla, and "
-        "float8_e4m3fn, for fused or xla.",
-    )
-    decode_steps: Annotated[int | None, _OrNone] = _engine(
-        "decode_steps",
-        "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, whichever warm-up measures "
-        "to be quicker.",
-    )
-    speculation: str = _engine(
-        "speculation",
-        "Who guesses tokens ahead, to be verified several at once where that pays: ngram (what followed the last "
-        "tokens where the prompt or the reply had them before) or off. Replies are the same.",
-    )
-    max_draft_tokens: int = _engine("max_draft_tokens", "Guessed tokens of one sequence that a step verifies at most.")
-    prefix_caching: bool = _engine("prefix_caching", "Keep the pages of finished prompts for prompts that begin alike.")
-    prefill_share: float = _engine(
-        "prefill_share",
-        "How much prompts may add to a step in which sequences decode, as a share of the longest step (one of "
-        "max_batch_tokens). Less makes streams even, more makes first tokens early; 1: all of it.",
-    )
-    tensor_parallel: int = _engine(
-        "tensor_parallel",
-        "Devices that one copy of the model is split over; with expert_parallel, each group of them.",
-    )
-    expert_parallel: int = _engine(
-        "expert_parallel",
-        "Groups of tensor_parallel devices that the experts are divided over; all else is split over all of them.",
-    )
-    attention: str = _engine(
-        "attention",
-        "How attention is computed: auto, xla, native (C++ built on this machine, for CPU), triton (for GPU), fused or "
-        "ragged (for TPU).",
-    )
-    matmul: str = _engine("matmul", "How matmuls are computed: auto, xla, native (C++ built on this machine, for CPU).")
-    chat_format: str = _engine(
-        "chat_format",
-        "How answers in chats are read, for reasoning and tool calls: auto (by the chat template), none, or one "
-        f"of {', '.join(FORMATS)}.",
-    )
-    compile_cache_dir: Annotated[Path | None, _OrNone] = Field(
+    compile_cache_dir: Annotated[Path | None, _OrNone] = Field(  # a service keeps what it compiles
         default_factory=_cache_dir,
-        description="Where compiled programs are kept, so that the next start is quick; none: nowhere.",
+        description=_ENGINE["compile_cache_dir"].setting.text,
         json_schema_extra={"group": "Engine", "default": "~/.cache/penstock/compile"},
     )
 

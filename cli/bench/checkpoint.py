@@ -19,19 +19,19 @@ def resolved(settings: Settings) -> tuple[Settings, int, str]:
     Raises:
         CommandFailed: no model is named, or it can't be loaded.
     """
-    model = settings.model
+    model, dtype = settings.model, settings.engine_config().dtype
     if model is None:
         raise CommandFailed(
             f"no model is given: {flag('model')} wants a checkpoint, {DEMO_MODEL} or {PREFIX}tiny", USAGE
         )
     try:
         if model.startswith(PREFIX):
-            dtype = "float32" if settings.dtype == "auto" else settings.dtype
+            written = "float32" if dtype == "auto" else dtype
             with shown("writing a random model"):
-                directory = preset_dir(model.removeprefix(PREFIX), dtype, preset_root())
+                directory = preset_dir(model.removeprefix(PREFIX), written, preset_root())
         else:
             directory = MODEL_DIR if model == DEMO_MODEL else resolve(model)
-        config = read_model_config(directory, settings.dtype)
+        config = read_model_config(directory, dtype)
     except (ImpossibleLoad, CheckpointError, ConfigError) as error:
         raise CommandFailed(str(error), USAGE) from error
     return settings.model_copy(update={"model": str(directory)}), config.vocab_size, f"{model} {config.dtype}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from penstock.engine import ConfigError, EngineConfig
+from penstock.engine.setting import Setting, declared
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,26 @@ def test_contradictory_settings_are_refused(config: dict[str, Any], names: str) 
 def test_a_share_that_is_none_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=f"prefill_share must be 0 to 1, not {value}"):
         EngineConfig(prefill_share=value)
+
+
+def test_every_field_declares_what_it_means() -> None:
+    assert list(declared(EngineConfig)) == [field.name for field in fields(EngineConfig)]
+    assert [name for name, field in declared(EngineConfig).items() if not field.setting.text.endswith(".")] == []
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, field.setting) for name, field in declared(EngineConfig).items()])
+def test_a_setting_is_refused_by_name_outside_its_declared_range(name: str, setting: Setting) -> None:
+    wrong: list[Any] = []
+    if setting.least is not None:
+        wrong.append(setting.least - 1)
+    wrong += [most + 1 for most in (setting.most, setting.sane) if most is not None]
+    wrong += ["x", ""] if setting.one_of else []
+    for value in wrong:
+        with pytest.raises(ConfigError, match=rf"^{name} must be .*, not {value!r}$") as caught:
+            EngineConfig(**{name: value})
+        assert caught.value.settings == (name,)
+    for value in setting.one_of:
+        assert getattr(EngineConfig(**{name: value}), name) == value
 
 
 def test_the_defaults_are_consistent_and_the_smallest_step_is_allowed() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from fakes import eventually
@@ -26,6 +26,7 @@ import penstock
 from penstock.cli.shared.programs import load_settings
 from penstock.engine import ConfigError, EngineConfig, Output, Request
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.setting import declared
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.local import llm as module
@@ -552,10 +553,15 @@ def test_what_the_model_asks_for_and_does_not_get_is_warned_of() -> None:
 # --- options, imports
 
 
+def test_options_have_the_types_that_the_engine_declares_and_bytes_and_paths_may_be_text() -> None:
+    types = {name: field.type for name, field in declared(EngineConfig).items()}
+    text = {name: kind | str for name, kind in types.items() if name.endswith("_bytes") or Path in get_args(kind)}
+    assert get_type_hints(EngineOptions) == types | text
+
+
 def test_options_are_the_engine_settings_of_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     names = {field.name for field in fields(EngineConfig)}
-    assert set(EngineOptions.__annotations__) == names
     settings = load_settings({})
     assert settings.compile_cache_dir is not None
     defaults = {name: getattr(settings, name) for name in names}
