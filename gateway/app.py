@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from penstock.gateway import health
-from penstock.gateway.abandonment.watch import AbandonmentWatch
+from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.admission.guard import KeyGuard
 from penstock.gateway.admission.shares import Shares
 from penstock.gateway.anthropic.errors import error_body
@@ -34,11 +34,11 @@ from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
-from penstock.gateway.keys.keeper import Keeper
+from penstock.gateway.keys.manager import KeyManager
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.openai.unserved import ROUTES as UNSERVED_ROUTES
-from penstock.gateway.operations.desk import Desk
+from penstock.gateway.operations.queue_admin import QueueAdmin
 from penstock.gateway.operations.routes import ROUTES as OPERATIONS_ROUTES
 from penstock.gateway.page.routes import page_routes
 from penstock.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
@@ -108,29 +108,29 @@ async def _connected(
     async with (
         client,
         Store(settings.address(), answer_timeout_s=settings.redis_timeout_s) as store,
-        Store(settings.address(operator_url), answer_timeout_s=settings.redis_timeout_s) as desk,
-        _standing(settings, directory, client, store, desk) as standing,
-        Keeper(store, client, interruptions, standing, is_key_required=settings.require_key) as keeper,
+        Store(settings.address(operator_url), answer_timeout_s=settings.redis_timeout_s) as operator_store,
+        _standing(settings, directory, client, store, operator_store) as standing,
+        KeyManager(store, client, interruptions, standing, is_key_required=settings.require_key) as key_manager,
         AbandonmentWatch(store, client, standing, settings.abandon_after_s) as watch,
     ):
         ledger = Ledger(store, max_share=settings.max_store_share, max_bytes=settings.max_store_bytes)
         records, news = Records(store, ledger), asyncio.Event()
-        app.state.desk = Desk(desk, settings.queues)
+        app.state.queue_admin = QueueAdmin(operator_store, settings.queues)
         app.state.gateway = gateway = Gateway(
-            settings, client, directory, store, interruptions, keeper, ledger, records, watch, news, standing
+            settings, client, directory, store, interruptions, key_manager, ledger, records, watch, news, standing
         )
         async with BatchRunner(gateway):
             yield
 
 
 def _standing(
-    settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, desk: Store
+    settings: GatewaySettings, directory: Directory, client: AsyncClient, store: Store, operator_store: Store
 ) -> RedisHealth:
     """Watches the process's connections, except the operator's, whose user has its own password."""
     connections = connections_of(client)
     clients = [*connections.clients, store.redis]
     if settings.operator_redis_url is None:
-        clients.append(desk.redis)
+        clients.append(operator_store.redis)
     standing = RedisHealth(store, directory, clients, settings.refused_drain_after_s)
     connections.reader.hear = standing.hear
     return standing

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection
 
-from penstock.gateway.abandonment.watch import AbandonmentWatch
+from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.directory import Directory
 from penstock.gateway.http.interruptions import Interruptions
-from penstock.gateway.keys.keeper import Keeper
+from penstock.gateway.keys.manager import KeyManager
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store.connection import Store
@@ -30,7 +30,7 @@ class Gateway:
     directory: Directory
     store: Store
     interruptions: Interruptions
-    keeper: Keeper
+    key_manager: KeyManager
     ledger: Ledger
     records: Records
     watch: AbandonmentWatch

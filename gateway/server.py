@@ -127,7 +127,7 @@ class GatewayServer(_Server):
         Redis.
         """
         try:
-            caller = await self.app.state.gateway.keeper.ring.check(None)
+            caller = await self.app.state.gateway.key_manager.cache.check(None)
         except ApiError:
             return  # there are keys
         except PenstockError as error:

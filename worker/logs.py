@@ -14,7 +14,7 @@ import structlog
 
 from penstock.serving import log_lines
 from penstock.serving.log_lines import LogLines, Rank
-from penstock.worker.introduction import STARTED, as_table
+from penstock.worker.startup_report import STARTED, as_table
 
 LogFormat = Literal["json", "console", "auto"]
 

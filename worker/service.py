@@ -34,12 +34,12 @@ from penstock.worker.errors import Aborted, EngineFailed, WorkerError
 from penstock.worker.health.server import HealthApp, HealthServer
 from penstock.worker.intake.measured_grammars import MeasuredGrammars
 from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
-from penstock.worker.introduction import NO_COMPILER_HINT, STARTED, describe, device_of
 from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence.reservation import Reservation
 from penstock.worker.redis import faults
 from penstock.worker.redis.permissions import check_permissions
 from penstock.worker.session import Session
+from penstock.worker.startup_report import NO_COMPILER_HINT, STARTED, describe, device_of
 from penstock.worker.tasks import Shared
 from penstock.worker.watch.reporting import Reporting
 

@@ -12,8 +12,8 @@ from penstock.gateway.admission.tenancy import tenancy
 from penstock.gateway.context import caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import EventWriter, ServerSentEvent
-from penstock.gateway.keys.keeper import Keeper
 from penstock.gateway.keys.limits import Limiter, LimitUsage, OverLimit, RequestLease
+from penstock.gateway.keys.manager import KeyManager
 from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.tabs import Order, Tab
@@ -119,9 +119,9 @@ class RequestAdmission:
     """Admission of one HTTP request. Without limits it does nothing."""
 
     def __init__(
-        self, keeper: Keeper | None = None, limits: KeyLimits | None = None, lease: RequestLease | None = None
+        self, key_manager: KeyManager | None = None, limits: KeyLimits | None = None, lease: RequestLease | None = None
     ) -> None:
-        self._keeper = keeper
+        self._key_manager = key_manager
         self._limits = limits or KeyLimits()
         self._lease = lease
         self._meters: list[Meter] = []
@@ -141,15 +141,17 @@ class RequestAdmission:
             ConnectionLost, ServerRefused: Redis is away or refuses.
         """
         orders = await self._orders(sent, max_model_len)
-        if orders and self._keeper is not None and self._lease is not None:
+        if orders and self._key_manager is not None and self._lease is not None:
             try:
-                usage = await self._keeper.settling.open(self._keeper.limiter, self._lease, self._limits, orders)
+                usage = await self._key_manager.settling.open(
+                    self._key_manager.limiter, self._lease, self._limits, orders
+                )
             except OverLimit as error:
                 self._tokens = error.usage
                 raise
             self._tokens = usage
         tabs = {order.tab.request_id: order.tab for order in orders}
-        settling = None if self._keeper is None else self._keeper.settling
+        settling = None if self._key_manager is None else self._key_manager.settling
         meters = [Meter(self, settling, tabs.get(each.request_id)) for each in sent]
         self._meters += meters
         self._num_open += len(meters)
@@ -159,9 +161,9 @@ class RequestAdmission:
         """Returns the orders of requests that use something: a reply that has ended was charged to whoever asked
         first.
         """
-        if self._keeper is None or self._lease is None or not has_tabs(self._limits):
+        if self._key_manager is None or self._lease is None or not has_tabs(self._limits):
             return []
-        key_id, settling = self._lease.key_id, self._keeper.settling
+        key_id, settling = self._lease.key_id, self._key_manager.settling
         orders = [order_for(key_id, each, max_model_len) for each in sent]
         shared = [order.tab for order in orders if order.tab.is_shared]
         have_ended = await asyncio.gather(*(settling.settle_ended(tab) for tab in shared))
@@ -175,8 +177,8 @@ class RequestAdmission:
             self._begin_to_finish()
 
     def _begin_to_finish(self) -> asyncio.Task[None] | None:
-        if self._keeper is not None and self._finishing is None:
-            self._finishing = asyncio.create_task(self._finish(self._keeper.limiter))
+        if self._key_manager is not None and self._finishing is None:
+            self._finishing = asyncio.create_task(self._finish(self._key_manager.limiter))
         return self._finishing
 
     async def _finish(self, limiter: Limiter) -> None:

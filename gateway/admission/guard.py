@@ -19,9 +19,9 @@ from penstock.gateway.http.addresses import client_network
 from penstock.gateway.http.answers import error_response
 from penstock.gateway.http.interruptions import Interruption, Interruptions
 from penstock.gateway.http.observing import PROBES
+from penstock.gateway.keys.cache import Presented, expired
 from penstock.gateway.keys.limits import OverLimit
 from penstock.gateway.keys.records import KeyLimits
-from penstock.gateway.keys.ring import Presented, expired
 from penstock.gateway.page import routes as page
 from penstock.producer import PenstockError
 
@@ -68,7 +68,7 @@ class KeyGuard:
 async def _presented(connection: HTTPConnection) -> Presented | None:
     if connection.scope["path"] in OPEN_PATHS:  # not `url.path`, which depends on headers too
         return None
-    return await gateway_of(connection).keeper.ring.check(_sent_key(connection))
+    return await gateway_of(connection).key_manager.cache.check(_sent_key(connection))
 
 
 def _sent_key(connection: HTTPConnection) -> str | None:
@@ -94,9 +94,9 @@ async def _admission(scope: Scope, presented: Presented | None) -> RequestAdmiss
     if presented is None or presented.key.limits == KeyLimits() or not _makes_work(scope):
         return RequestAdmission()
     connection, key = HTTPConnection(scope), presented.key
-    keeper = gateway_of(connection).keeper
-    lease = await keeper.limiter.admit(key.id, key.limits, joined_id(connection, key.id))
-    return RequestAdmission(keeper, key.limits, lease)
+    key_manager = gateway_of(connection).key_manager
+    lease = await key_manager.limiter.admit(key.id, key.limits, joined_id(connection, key.id))
+    return RequestAdmission(key_manager, key.limits, lease)
 
 
 def _makes_work(scope: Scope) -> bool:

@@ -133,7 +133,7 @@ class Answering:
         """Reads a reply. It is charged once to the owner's tokens per minute, even after a takeover."""
         if self._key is None or not has_tabs(self._key.limits):
             return await read_whole(place.client.stream(request), each)
-        settling, limits = self._gateway.keeper.settling, self._key.limits
+        settling, limits = self._gateway.key_manager.settling, self._key.limits
         sent = OutgoingRequest(place.queue, request.id or "", request, is_shared=True, is_at_once=False)
         order = order_for(self._key.id, sent, place.card.max_model_len)
         await settling.reserve(self._key.id, limits, [order])

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import structlog
 
+from penstock.gateway.batches.batch_run import BatchRun
 from penstock.gateway.batches.leases import BatchLease, Leases
-from penstock.gateway.batches.running import BatchRun
 from penstock.gateway.batches.stopping import REDIS_DELAY_S
 from penstock.gateway.batches.stored import LeaseLost
 from penstock.gateway.context import Gateway

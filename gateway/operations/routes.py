@@ -20,7 +20,7 @@ from starlette.routing import Route
 from penstock.gateway.context import Caller, caller_of
 from penstock.gateway.errors import RETRY_AFTER_S, ApiError, invalid_value
 from penstock.gateway.http.body import read_json
-from penstock.gateway.operations.desk import Desk
+from penstock.gateway.operations.queue_admin import QueueAdmin
 from penstock.protocol.wire import ID_PATTERN
 
 PREFIX = "/operations/"
@@ -59,13 +59,13 @@ B = TypeVar("B", bound=_Body)
 
 async def list_queues(asked: Request) -> Response:
     caller = _operator(asked)
-    names = [name for name in await _desk_of(asked).queues() if _may_see(caller, name)]
+    names = [name for name in await _admin_of(asked).queues() if _may_see(caller, name)]
     return JSONResponse({"queues": names}, headers=_PRIVATE)
 
 
 async def show_queue(asked: Request) -> Response:
     _, queue = _operator_of_queue(asked)
-    snapshot = await _desk_of(asked).look(queue)
+    snapshot = await _admin_of(asked).look(queue)
     return JSONResponse(snapshot.to_document(), headers=_PRIVATE)
 
 
@@ -73,7 +73,7 @@ async def drain(asked: Request) -> Response:
     caller, queue = _operator_of_queue(asked)
     body = await _read(asked, DrainBody)
     async with _audited(caller, queue, "drain", body.worker):
-        await _desk_of(asked).drain(queue, body.worker)
+        await _admin_of(asked).drain(queue, body.worker)
     return _done("drain", body.worker)
 
 
@@ -81,7 +81,7 @@ async def cancel(asked: Request) -> Response:
     caller, queue = _operator_of_queue(asked)
     body = await _read(asked, CancelBody)
     async with _audited(caller, queue, "cancel", body.id):
-        await _desk_of(asked).cancel(queue, body.id)
+        await _admin_of(asked).cancel(queue, body.id)
     return _done("cancel", body.id)
 
 
@@ -89,7 +89,7 @@ async def replay(asked: Request) -> Response:
     caller, queue = _operator_of_queue(asked)
     body = await _read(asked, ReplayBody)
     async with _audited(caller, queue, "replay", body.letter):
-        new_id = await _desk_of(asked).replay(queue, body.letter)
+        new_id = await _admin_of(asked).replay(queue, body.letter)
     return _done("replay", body.letter, new_id)
 
 
@@ -140,7 +140,7 @@ def _operator_of_queue(asked: Request) -> tuple[Caller, str]:
     does not serve it (404).
     """
     caller, queue = _operator(asked), asked.path_params["queue"]
-    if not (_may_see(caller, queue) and ID_PATTERN.fullmatch(queue) and _desk_of(asked).serves(queue)):
+    if not (_may_see(caller, queue) and ID_PATTERN.fullmatch(queue) and _admin_of(asked).serves(queue)):
         raise ApiError(404, f"there is no queue {queue[:128]!r} here", code="not_found")
     return caller, queue
 
@@ -156,10 +156,10 @@ async def _read(asked: Request, kind: type[B]) -> B:
         raise invalid_value(error) from None
 
 
-def _desk_of(asked: Request) -> Desk:
-    desk = asked.app.state.desk
-    assert isinstance(desk, Desk)  # noqa: S101  the application's lifespan has set it
-    return desk
+def _admin_of(asked: Request) -> QueueAdmin:
+    admin = asked.app.state.queue_admin
+    assert isinstance(admin, QueueAdmin)  # noqa: S101  the application's lifespan has set it
+    return admin
 
 
 _QUEUE = f"{PREFIX}queues/{{queue}}"

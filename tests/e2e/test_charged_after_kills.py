@@ -35,8 +35,8 @@ from penstock.tools.chaos.process import ModelWorker
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.admission import to_engine_request
 from penstock.worker.intake.preparation import Preparer
-from penstock.worker.introduction import STARTED
 from penstock.worker.service import WorkerService
+from penstock.worker.startup_report import STARTED
 
 QUEUE = "q"
 COMPLETIONS = "/v1/completions"

@@ -21,7 +21,7 @@ from worker_process import WorkerProcess
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text
-from penstock.worker.introduction import STARTED
+from penstock.worker.startup_report import STARTED
 
 QUEUE = "q"
 NUM_TOKENS = 120

@@ -18,7 +18,7 @@ from worker_process import WorkerProcess
 
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text
-from penstock.worker.introduction import STARTED
+from penstock.worker.startup_report import STARTED
 
 NUM_TOKENS = 100
 NUM_RESPONSES = 8

@@ -9,7 +9,7 @@ import pytest
 from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
 from gateway_harness import standing_with
 
-from penstock.gateway.abandonment.watch import AbandonmentWatch
+from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.local.embedded import EmbeddedServer

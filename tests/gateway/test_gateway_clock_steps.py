@@ -10,7 +10,7 @@ from clocks import ShiftedServer
 from fakes import eventually
 from gateway_harness import standing_with
 
-from penstock.gateway.abandonment.watch import AbandonmentWatch
+from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.batches.leases import BatchLease, Leases
 from penstock.gateway.keys.limits import Limiter, OverLimit
 from penstock.gateway.keys.published import Published

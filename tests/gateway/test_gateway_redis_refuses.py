@@ -64,11 +64,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
     monkeypatch.setitem(Limiter.__init__.__kwdefaults__, "lease_s", 0.3)
     for name in (
-        "keys.limits.RETRY_S", "keys.settling.RETRY_S", "abandonment.watch.RETRY_S", "batches.runner.RETRY_S",
+        "keys.limits.RETRY_S", "keys.settling.RETRY_S", "abandonment.readers.RETRY_S", "batches.runner.RETRY_S",
         "batches.runner.REDIS_DELAY_S",
-        "batches.stopping.REDIS_DELAY_S", "batches.results.FULL_WAIT_S", "keys.ring.MAX_AGE_S", "directory.MAX_AGE_S",
-        "operations.desk.MAX_AGE_S", "store.ledger.LIMIT_MAX_AGE_S", "standing.LOOK_EVERY_S", "standing.MAX_AGE_S",
-        "standing.HOLD_S",
+        "batches.stopping.REDIS_DELAY_S", "batches.results.FULL_WAIT_S", "keys.cache.MAX_AGE_S", "directory.MAX_AGE_S",
+        "operations.queue_admin.MAX_AGE_S", "store.ledger.LIMIT_MAX_AGE_S", "standing.LOOK_EVERY_S",
+        "standing.MAX_AGE_S", "standing.HOLD_S",
     ):  # fmt: skip
         monkeypatch.setattr(f"penstock.gateway.{name}", 0.005)
     for name in ("reading.reader.MAX_BACKOFF_S", "reading.reader.WAKE_RETRY_S", "calls.MAX_BACKOFF_S"):

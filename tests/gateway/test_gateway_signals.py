@@ -23,7 +23,7 @@ from uvicorn.lifespan.on import LifespanOn
 from watched import ended
 
 from penstock import stopping
-from penstock.gateway.abandonment.watch import AbandonmentWatch
+from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.processes import ABORT, ABORTED, _Processes

@@ -18,7 +18,7 @@ from patience import WAIT_S
 from test_page import in_node
 from worker_harness import eventually, read_reply, read_until, running_worker, send
 
-from penstock.gateway.operations import desk, routes
+from penstock.gateway.operations import queue_admin, routes
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
 from penstock.protocol.operations.collector import look
@@ -160,14 +160,14 @@ async def test_limits_are_for_what_makes_work(redis_url: str) -> None:
 
 async def test_many_pages_are_one_look(redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = bearer(await new_key(redis_url, admin=True))
-    monkeypatch.setattr(desk, "MAX_AGE_S", WAIT_S)
+    monkeypatch.setattr(queue_admin, "MAX_AGE_S", WAIT_S)
     taken = []
 
     async def counted(*arguments: Any) -> Any:
         taken.append(arguments)
         return await look(*arguments)
 
-    monkeypatch.setattr(desk, "look", counted)
+    monkeypatch.setattr(queue_admin, "look", counted)
     async with asking(redis_url) as http:
         for _ in range(5):
             assert (await http.get(QUEUE, headers=headers)).status_code == 200
@@ -230,9 +230,9 @@ async def test_what_has_no_line_in_the_log_is_not_done(
 ) -> None:
     """Nobody reads the log, and everything that may wait for it does."""
     done: list[str] = []
-    monkeypatch.setattr(desk.Desk, "drain", lambda *_: done.append("drain"))
-    monkeypatch.setattr(desk.Desk, "cancel", lambda *_: done.append("cancel"))
-    monkeypatch.setattr(desk.Desk, "replay", lambda *_: done.append("replay"))
+    monkeypatch.setattr(queue_admin.QueueAdmin, "drain", lambda *_: done.append("drain"))
+    monkeypatch.setattr(queue_admin.QueueAdmin, "cancel", lambda *_: done.append("cancel"))
+    monkeypatch.setattr(queue_admin.QueueAdmin, "replay", lambda *_: done.append("replay"))
     reading = threading.Event()
     lines = LogLines(lambda data: reading.wait(WAIT_S) and len(data), lambda count: None)
     configure_logs("info", "json", lines=lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from test_introduction import INFO
+from test_startup_report import INFO
 
 from penstock import __version__
 from penstock.engine.loading.identity import Identity

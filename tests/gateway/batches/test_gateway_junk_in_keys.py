@@ -77,7 +77,9 @@ class Routes:
 
 @pytest.fixture
 async def routes(redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Routes]:
-    monkeypatch.setattr("penstock.gateway.keys.ring.MAX_AGE_S", 0.0)  # a key that was harmed is known when it is mended
+    monkeypatch.setattr(
+        "penstock.gateway.keys.cache.MAX_AGE_S", 0.0
+    )  # a key that was harmed is known when it is mended
     secret = await new_key(
         redis_url, limits={"requests_per_minute": 10**6, "tokens_per_minute": 10**9, "max_concurrent": 100}
     )

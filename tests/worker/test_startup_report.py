@@ -9,8 +9,8 @@ import structlog
 
 from penstock import __version__
 from penstock.engine import EngineInfo
-from penstock.worker.introduction import STARTED, as_table, describe
 from penstock.worker.logs import configure_logs
+from penstock.worker.startup_report import STARTED, as_table, describe
 
 INFO = EngineInfo(
     num_parameters=1_720_000, dtype="float32", kv_dtype="float32", kv_cache_tokens=16_608, kv_cache_bytes=41 << 20,

@@ -38,7 +38,7 @@ class _Looked:
     at_s: float = 0.0  # on the process's clock
 
 
-class Desk:
+class QueueAdmin:
     """Looks at queues and acts on them.
 
     Args:

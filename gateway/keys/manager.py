@@ -7,18 +7,18 @@ from types import TracebackType
 from typing import Self
 
 from penstock.gateway.http.interruptions import Interruptions
+from penstock.gateway.keys.cache import KeyCache, revoked
 from penstock.gateway.keys.limits import Limiter
 from penstock.gateway.keys.published import Published, published
-from penstock.gateway.keys.ring import KeyRing, revoked
+from penstock.gateway.keys.revocations import RevocationWatch
 from penstock.gateway.keys.settling import Settling
 from penstock.gateway.keys.store import KeyStore
-from penstock.gateway.keys.watch import RevocationWatch
 from penstock.gateway.standing import RedisHealth
 from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient
 
 
-class Keeper:
+class KeyManager:
     """Use it with `async with`: meanwhile it renews leases, settles tabs and listens for revocations.
 
     Args:
@@ -38,7 +38,7 @@ class Keeper:
         *,
         is_key_required: bool,
     ) -> None:
-        self.ring = KeyRing(KeyStore(store.execute), is_required=is_key_required)
+        self.cache = KeyCache(KeyStore(store.execute), is_required=is_key_required)
         self._store = store
         self._client = client
         self.settling = Settling(store.execute, self._published, standing)
@@ -51,7 +51,7 @@ class Keeper:
         return await published(self._store.execute, self._client, queue, request_id)
 
     def _on_revoked(self, key_id: str) -> None:
-        self.ring.forget(key_id)
+        self.cache.forget(key_id)
         self._interruptions.end_key(key_id, revoked(key_id))
 
     async def __aenter__(self) -> Self:

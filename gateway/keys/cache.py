@@ -38,7 +38,7 @@ class Presented:
     expires_in_s: float | None
 
 
-class KeyRing:
+class KeyCache:
     """Caches and checks keys.
 
     Args:

@@ -22,8 +22,8 @@ from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.files.bodies import BodyLost
 from penstock.gateway.files.stored import FileStore
+from penstock.gateway.keys.cache import expired, revoked
 from penstock.gateway.keys.records import ApiKey
-from penstock.gateway.keys.ring import expired, revoked
 from penstock.gateway.keys.store import KeyStore
 from penstock.protocol.tasks import end_tasks
 
