@@ -94,7 +94,7 @@ def no_kept_compilations() -> Iterator[None]:
     """Disables look-ups and storing within the context, whatever directory is set. One at a time: it is global."""
     name = "jax_enable_compilation_cache"
     with _switching:
-        was_on = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+        was_on = getattr(jax.config, name)
         jax.config.update(name, False)  # type: ignore[no-untyped-call]
         reset_cache()  # otherwise jax keeps what the process's first compilation found
         try:

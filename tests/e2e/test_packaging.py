@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 from packages import PACKAGES
+from packaging.requirements import Requirement
 
 import penstock
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = sorted((ROOT / "constraints").glob("py*.txt"))
-
-
+IMAGES = sorted((ROOT / "constraints").glob("image-*.txt"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors", ".html", ".css", ".mjs"}
 
@@ -225,3 +225,17 @@ def test_constraints_are_exact_and_name_no_place(path: Path) -> None:
     everything = [*PROJECT["dependencies"], *(r for extra in PROJECT["optional-dependencies"].values() for r in extra)]
     needed = {re.split(r"[\[<>=; ]", requirement)[0].lower() for requirement in everything}
     assert needed - pinned == {"torch"}
+
+
+@pytest.mark.parametrize("path", [*CONSTRAINTS, *IMAGES], ids=lambda path: path.stem)
+def test_each_pin_is_within_what_is_declared(path: Path) -> None:
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==([0-9][\w.]*)", path.read_text(), re.MULTILINE))
+    everything = [*PROJECT["dependencies"], *(r for extra in PROJECT["optional-dependencies"].values() for r in extra)]
+    for requirement in map(Requirement, everything):
+        version = pinned.get(requirement.name.lower())
+        assert version is None or version in requirement.specifier, f"{requirement}, pinned {version}"
+
+
+def test_the_cuda_extra_stays_below_a_jax_that_may_lack_triton() -> None:
+    (jax,) = map(Requirement, PROJECT["optional-dependencies"]["cuda"])
+    assert any(each.operator == "<" for each in jax.specifier)

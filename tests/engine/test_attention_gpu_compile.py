@@ -22,7 +22,7 @@ from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.steps import Steps, _compute_hidden
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import QKV, AttentionOptions, ModelConfig
-from penstock.engine.sharding.placement import place
+from penstock.engine.sharding.placement import DATA, TENSOR, Placement, place
 from penstock.tools.plan import preset
 
 needs_plugin = pytest.mark.skipif(not h100.devices(), reason="JAX's plugin for CUDA is not at hand (docs/gpu.md)")
@@ -58,7 +58,8 @@ def arguments(
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_triton_takes_any_heads_types_windows_and_caps(geometry: tuple[int, int, int, int], dtype: str) -> None:
     attend = jax.jit(partial(TritonAttention(), options=WINDOW_AND_CAP), donate_argnums=1)
-    lowered = attend.trace(*arguments(*geometry, dtype)).lower(lowering_platforms=("cuda",))
+    with jax.sharding.use_abstract_mesh(h100.abstract_mesh("all")):
+        lowered = attend.trace(*arguments(*geometry, dtype)).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton") == 4
 
 
@@ -70,7 +71,8 @@ def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
     steps = Steps(abstract_model(model, placement, stacked=False), attention, geometry, placement)
     heads = model.attentions[0]
     cache = attention.abstract_cache(KVCacheSpec(2, 100, 64, heads.num_kv_heads, heads.head_dim, "bfloat16"))
-    step = partial(_compute_hidden, steps._rebuild, attention, geometry, 16)
+    on_h100 = ShardedAttention(TritonAttention(), Placement(h100.abstract_mesh(DATA, TENSOR)))  # type: ignore[arg-type]
+    step = partial(_compute_hidden, steps._rebuild, on_h100, geometry, 16)
     flat = jax.ShapeDtypeStruct((geometry.step_layout(16).size,), "int32", sharding=placement.sharding())
     last = jax.ShapeDtypeStruct((geometry.max_rows,), "int32", sharding=placement.sharding())
     lowered = jax.jit(step).trace(steps.params, cache, last, flat).lower(lowering_platforms=("cuda",))
@@ -81,7 +83,9 @@ def test_a_whole_step_of_llama_lowers_for_cuda() -> None:
 def test_triton_takes_sinks(geometry: tuple[int, int, int, int]) -> None:
     attend = jax.jit(partial(TritonAttention(), options=WINDOW_AND_CAP), donate_argnums=1)
     sinks = jax.ShapeDtypeStruct((geometry[0],), "bfloat16")
-    lowered = attend.trace(*arguments(*geometry, "bfloat16"), sinks=sinks).lower(lowering_platforms=("cuda",))
+    with jax.sharding.use_abstract_mesh(h100.abstract_mesh("all")):
+        traced = attend.trace(*arguments(*geometry, "bfloat16"), sinks=sinks)
+        lowered = traced.lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("xla.gpu.triton") == 4
 
 
