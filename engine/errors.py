@@ -3,6 +3,7 @@
 EngineError
 ├── ConfigError            a setting or a checkpoint's config that the engine cannot honour
 ├── CheckpointError        a tensor that is missing, unexpected or misshapen; a file that is not there
+├── KernelLayoutError      C++ kernels and Python that disagree on what they pass each other
 └── RequestError           a request that is refused; the engine goes on
     ├── PromptTooLong      more prompt tokens than the model, the page pool or a limit can hold
     └── InvalidRequest     a value out of range, an unknown token id, a duplicate id
@@ -36,6 +37,10 @@ class ConfigError(EngineError):
 
 class CheckpointError(EngineError):
     """A checkpoint on disk that does not hold what its configuration promises."""
+
+
+class KernelLayoutError(EngineError):
+    """The C++ kernels and Python disagree on what they pass each other: one side was changed alone."""
 
 
 class RequestError(EngineError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from penstock.engine.attention.contract import (
     PLAIN,
@@ -14,6 +13,7 @@ from penstock.engine.attention.contract import (
     scale_arrays,
 )
 from penstock.engine.kernels.cpu import ATTENTION, ATTENTION_INT8
+from penstock.engine.kernels.cpu.layout import BATCH
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 _WORD_BYTES = 4
@@ -58,16 +58,21 @@ class NativeAttention(AttentionBackend):
         kv_scales: KVScales | None = None,
     ) -> tuple[jax.Array, LayerCache]:
         del kv_scales
-        target = ATTENTION if len(cache) == 2 else ATTENTION_INT8
-        out_types = [jax.typeof(array) for array in (qkv.q, *cache)]
-        aliases = {len(qkv) + i: 1 + i for i in range(len(cache))}
-        call = jax.ffi.ffi_call(target, out_types, input_output_aliases=aliases)
-        new = (jnp.zeros((0,), qkv.q.dtype) if part is None else part for part in qkv[1:])
-        out, *written = call(
-            qkv.q, *new, *cache, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
-            jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
-            scale=np.float32(options.scale_for(qkv.q.shape[-1])),
-            window=np.int64(options.sliding_window or 0),
-            soft_cap=np.float32(options.soft_cap or 0),
-        )  # fmt: skip
+        kernel = ATTENTION if len(cache) == 2 else ATTENTION_INT8
+        k, v = (jnp.zeros((0,), qkv.q.dtype) if part is None else part for part in qkv[1:])
+        pages = zip(("keys", "values", "key_scales", "value_scales"), cache, strict=False)
+        out, *written = kernel(
+            {
+                "q": qkv.q,
+                "k": k,
+                "v": v,
+                **dict(pages),
+                **{name: getattr(batch, name) for name in BATCH},
+                "sinks": jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+            },
+            {"out": jax.typeof(qkv.q)},
+            scale=options.scale_for(qkv.q.shape[-1]),
+            window=options.sliding_window or 0,
+            soft_cap=options.soft_cap or 0,
+        )
         return out, tuple(written)

@@ -4,7 +4,7 @@ Nothing needs a compiler to install or to run: without one, and without shipped 
 """
 
 from penstock.engine.kernels.cpu.compilation import NativeUnavailableError, find_compiler
-from penstock.engine.kernels.cpu.library import (
+from penstock.engine.kernels.cpu.layout import (
     ATTENTION,
     ATTENTION_INT8,
     GROUP_ROWS,
@@ -15,11 +15,8 @@ from penstock.engine.kernels.cpu.library import (
     ROUTE,
     SUM_ROWS,
     SURVEY,
-    NativeLibrary,
-    load_library,
-    panel_width,
-    value_or_empty,
 )
+from penstock.engine.kernels.cpu.library import NativeLibrary, load_library, panel_width, value_or_empty
 from penstock.engine.kernels.cpu.shipping import shipped_library
 
 __all__ = [

@@ -71,9 +71,8 @@ ffi::Error RunOfTypes(ffi::ThreadPool& pool, const Call& call, Arrays& arrays, f
   });
 }
 
-Call CallOf(Arrays& arrays, const ffi::Buffer<ffi::S32>& slots, const ffi::Buffer<ffi::S32>& kv_lens,
-            const ffi::Buffer<ffi::S32>& page_indices, const ffi::Buffer<ffi::S32>& cu_q_lens,
-            const ffi::Buffer<ffi::S32>& num_seqs, const ffi::Buffer<ffi::F32>& sinks, Options options) {
+Call CallOf(Arrays& arrays, const S32& slots, const S32& kv_lens, const S32& page_indices,
+            const S32& cu_q_lens, const S32& num_seqs, const F32& sinks, Options options) {
   const auto q = arrays.q.dimensions(), keys = arrays.keys->dimensions();
   if (sinks.element_count() > 0) options.sinks = sinks.typed_data();
   return {{q[1], keys[1], q[2], keys[3], page_indices.dimensions()[1]},
@@ -82,13 +81,7 @@ Call CallOf(Arrays& arrays, const ffi::Buffer<ffi::S32>& slots, const ffi::Buffe
           options, q[0], arrays.k.element_count() > 0};
 }
 
-ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                           ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::Buffer<ffi::S32> slots,
-                           ffi::Buffer<ffi::S32> kv_lens, ffi::Buffer<ffi::S32> page_indices,
-                           ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs,
-                           ffi::Buffer<ffi::F32> sinks,  // one for each query head, or none
-                           ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> new_keys,
-                           ffi::Result<ffi::AnyBuffer> new_values, float scale, int64_t window, float soft_cap) {
+ffi::Error RaggedAttention(PENSTOCK_PARAMETERS(RaggedAttention)) {
   if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data())
     return ffi::Error::Internal("the KV cache was copied: it must be donated");
   Arrays arrays{q, k, v, out, new_keys, new_values};
@@ -97,15 +90,7 @@ ffi::Error RaggedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffe
   return RunOfTypes(pool, call, arrays, nullptr, nullptr);
 }
 
-ffi::Error RaggedAttentionInt8(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                               ffi::AnyBuffer keys, ffi::AnyBuffer values, ffi::AnyBuffer key_scales,
-                               ffi::AnyBuffer value_scales, ffi::Buffer<ffi::S32> slots,
-                               ffi::Buffer<ffi::S32> kv_lens, ffi::Buffer<ffi::S32> page_indices,
-                               ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> num_seqs,
-                               ffi::Buffer<ffi::F32> sinks, ffi::Result<ffi::AnyBuffer> out,
-                               ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_values,
-                               ffi::Result<ffi::AnyBuffer> new_key_scales, ffi::Result<ffi::AnyBuffer> new_value_scales,
-                               float scale, int64_t window, float soft_cap) {
+ffi::Error RaggedAttentionInt8(PENSTOCK_PARAMETERS(RaggedAttentionInt8)) {
   if (keys.untyped_data() != new_keys->untyped_data() || values.untyped_data() != new_values->untyped_data() ||
       key_scales.untyped_data() != new_key_scales->untyped_data() ||
       value_scales.untyped_data() != new_value_scales->untyped_data())
@@ -113,56 +98,13 @@ ffi::Error RaggedAttentionInt8(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyB
   Arrays arrays{q, k, v, out, new_keys, new_values};
   const Call call = CallOf(arrays, slots, kv_lens, page_indices, cu_q_lens, num_seqs, sinks,
                            {scale, window, soft_cap, nullptr});
-  return RunOfTypes(pool, call, arrays, static_cast<float*>(new_key_scales->untyped_data()),
-                    static_cast<float*>(new_value_scales->untyped_data()));
+  return RunOfTypes(pool, call, arrays, new_key_scales->typed_data(), new_value_scales->typed_data());
 }
 
 }  // namespace
+
+PENSTOCK_DEFINE_KERNEL(RaggedAttention);
+PENSTOCK_DEFINE_KERNEL(RaggedAttentionInt8);
+
 }  // namespace attention
 }  // namespace penstock
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRaggedAttention, penstock::attention::RaggedAttention,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("window")
-                                  .Attr<float>("soft_cap"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRaggedAttentionInt8, penstock::attention::RaggedAttentionInt8,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("window")
-                                  .Attr<float>("soft_cap"));

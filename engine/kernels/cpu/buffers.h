@@ -4,13 +4,10 @@
 #define PENSTOCK_BUFFERS_H_
 
 #include "attention_pages.h"
+#include "binding.h"
 #include "quantized.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace penstock {
-
-using F32 = xla::ffi::Buffer<xla::ffi::F32>;
-using S32 = xla::ffi::Buffer<xla::ffi::S32>;
 
 // Calls `run` with a null pointer to the type of activations that `type` names.
 template <typename Run>

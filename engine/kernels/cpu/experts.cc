@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "binding.h"
 #include "team.h"
 
 namespace ffi = xla::ffi;
@@ -87,9 +88,7 @@ void RouteToken(const Router& router, const float* logits, int32_t* chosen, floa
   for (int64_t n = 0; n < router.chosen; ++n) weights[n] = scores[chosen[n]] / total * router.scale;
 }
 
-ffi::Error Route(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits, ffi::Buffer<ffi::F32> correction,
-                 ffi::Result<ffi::Buffer<ffi::S32>> chosen, ffi::Result<ffi::Buffer<ffi::F32>> weights,
-                 bool is_sigmoid, bool is_normalized, float scale, int64_t groups, int64_t groups_chosen) {
+ffi::Error Route(PENSTOCK_PARAMETERS(Route)) {
   const int64_t tokens = logits.dimensions()[0];
   const Router router{logits.dimensions()[1], chosen->dimensions()[1], is_sigmoid, is_normalized, scale, groups,
                       groups_chosen, correction.element_count() ? correction.typed_data() : nullptr};
@@ -100,10 +99,7 @@ ffi::Error Route(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> logits, ffi::Buffer
   return ffi::Error::Success();
 }
 
-// `places` are the places of each token's rows, -1 for an expert that does not exist.
-ffi::Error GroupRows(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> chosen,
-                     ffi::Result<ffi::AnyBuffer> rows, ffi::Result<ffi::Buffer<ffi::S32>> places,
-                     ffi::Result<ffi::Buffer<ffi::S32>> group_sizes) {
+ffi::Error GroupRows(PENSTOCK_PARAMETERS(GroupRows)) {
   const int64_t tokens = chosen.dimensions()[0], each = chosen.dimensions()[1];
   const int64_t experts = group_sizes->element_count();
   const int64_t row_bytes = x.size_bytes() / tokens;
@@ -125,8 +121,7 @@ ffi::Error GroupRows(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S3
   return ffi::Error::Success();
 }
 
-ffi::Error SumRows(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows, ffi::Buffer<ffi::S32> places,
-                   ffi::Buffer<ffi::F32> weights, ffi::Result<ffi::Buffer<ffi::F32>> y) {
+ffi::Error SumRows(PENSTOCK_PARAMETERS(SumRows)) {
   const int64_t tokens = places.dimensions()[0], each = places.dimensions()[1], width = rows.dimensions()[1];
   ForEachToken(pool, tokens, [&](int64_t token) {
     float* __restrict sum = y->typed_data() + token * width;
@@ -142,34 +137,9 @@ ffi::Error SumRows(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rows, ffi::Buffer
 }
 
 }  // namespace
+
+PENSTOCK_DEFINE_KERNEL(Route);
+PENSTOCK_DEFINE_KERNEL(GroupRows);
+PENSTOCK_DEFINE_KERNEL(SumRows);
+
 }  // namespace penstock
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockRoute, penstock::Route,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<bool>("is_sigmoid")
-                                  .Attr<bool>("is_normalized")
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("groups")
-                                  .Attr<int64_t>("groups_chosen"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockGroupRows, penstock::GroupRows,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockSumRows, penstock::SumRows,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());

@@ -14,15 +14,12 @@ from flax import nnx
 from penstock.engine import kept_files
 from penstock.engine.errors import ConfigError
 from penstock.engine.kernels.cpu.compilation import NativeUnavailableError, UnusableFolderError, build_here
+from penstock.engine.kernels.cpu.halves import HALF_TABLES
+from penstock.engine.kernels.cpu.layout import ENUMERATIONS, KERNELS, check_layout
 from penstock.engine.kernels.cpu.shipping import shipped_library
 
-ATTENTION, ATTENTION_INT8 = "penstock_ragged_attention", "penstock_ragged_attention_int8"
-MATMUL, GROUPED_MATMUL = "penstock_packed_matmul", "penstock_grouped_matmul"
-QUANTIZED_MATMUL = "penstock_quantized_matmul"
-HALVES = "penstock_halves"
-ROUTE, GROUP_ROWS, SUM_ROWS = "penstock_route", "penstock_group_rows", "penstock_sum_rows"
-SURVEY = "penstock_survey"
-"""The names of the kernels in `jax.ffi.ffi_call`, once `load_library` has been called."""
+TABLES = (*KERNELS, *HALF_TABLES, *ENUMERATIONS)
+"""All tables of layout.h, in the order of layout.cc."""
 
 _loaded: dict[str, ctypes.CDLL] = {}  # by file name, which has the hash of what it was built from
 _found: dict[Path | None, ctypes.CDLL] = {}  # by requested folder, even if its files are gone since
@@ -60,6 +57,7 @@ def load_library(build_dir: Path | None) -> ctypes.CDLL:
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed, or what it built cannot be loaded.
+        KernelLayoutError: the kernels take or return other things than Python passes them.
     """
     if build_dir not in _found:
         _found[build_dir] = _find(build_dir)
@@ -94,20 +92,11 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _register(library: ctypes.CDLL) -> ctypes.CDLL:
-    handlers = {
-        ATTENTION: library.PenstockRaggedAttention,
-        ATTENTION_INT8: library.PenstockRaggedAttentionInt8,
-        MATMUL: library.PenstockPackedMatmul,
-        GROUPED_MATMUL: library.PenstockGroupedMatmul,
-        QUANTIZED_MATMUL: library.PenstockQuantizedMatmul,
-        HALVES: library.PenstockHalves,
-        ROUTE: library.PenstockRoute,
-        GROUP_ROWS: library.PenstockGroupRows,
-        SUM_ROWS: library.PenstockSumRows,
-        SURVEY: library.PenstockSurvey,
-    }
-    for target, handler in handlers.items():
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")  # type: ignore[no-untyped-call]
+    library.PenstockLayout.restype = ctypes.c_char_p
+    check_layout(library.PenstockLayout().decode(), TABLES)
+    for kernel in KERNELS:
+        handler = jax.ffi.pycapsule(getattr(library, kernel.symbol))  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(kernel.target, handler, platform="cpu")
     return library
 
 

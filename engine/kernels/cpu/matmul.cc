@@ -21,8 +21,7 @@ auto StoreInto(U* y, int64_t columns) {
   };
 }
 
-ffi::Error PackedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights, ffi::Buffer<ffi::F32> bias,
-                        ffi::Result<ffi::AnyBuffer> y, int64_t gate) {
+ffi::Error PackedMatmul(PENSTOCK_PARAMETERS(PackedMatmul)) {
   if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
   const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
   const int64_t rows = x_dims[0], depth = x_dims[1], panels = w_dims.front();
@@ -58,9 +57,7 @@ std::vector<RowBlock> BlocksOf(const int32_t* group_sizes, int64_t groups, int64
   return blocks;
 }
 
-ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weights,
-                         ffi::Buffer<ffi::F32> bias,  // [groups, panels * kPanel], or empty
-                         ffi::Buffer<ffi::S32> group_sizes, ffi::Result<ffi::AnyBuffer> y, int64_t gate) {
+ffi::Error GroupedMatmul(PENSTOCK_PARAMETERS(GroupedMatmul)) {
   if (x.element_type() != weights.element_type()) return ffi::Error::InvalidArgument("x and weights differ in type");
   const auto x_dims = x.dimensions(), w_dims = weights.dimensions(), y_dims = y->dimensions();
   const int64_t rows = x_dims[0], depth = x_dims[1], groups = w_dims[0], panels = w_dims[1];
@@ -86,25 +83,10 @@ ffi::Error GroupedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer 
 }
 
 }  // namespace
+
+PENSTOCK_DEFINE_KERNEL(PackedMatmul);
+PENSTOCK_DEFINE_KERNEL(GroupedMatmul);
+
 }  // namespace penstock
 
 extern "C" int64_t PenstockPanelWidth() { return penstock::kPanel; }
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockPackedMatmul, penstock::PackedMatmul,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<int64_t>("gate"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockGroupedMatmul, penstock::GroupedMatmul,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<int64_t>("gate"));

@@ -12,6 +12,7 @@
 #define PENSTOCK_MATMUL_H_
 
 #include "kernels.h"
+#include "layout.h"
 
 namespace penstock {
 
@@ -140,7 +141,7 @@ void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, 
 
 // The function by which a gated panel's first half acts on its second: columns come in pairs, a gate and an up, half a
 // panel apart.
-enum class Gate : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kGelu = 3, kRelu = 4 };
+enum class Gate : int64_t { PENSTOCK_GATES(PENSTOCK_ENUMERATOR) };
 
 inline float Activated(Gate gate, float x) {
   switch (gate) {

@@ -18,7 +18,7 @@ struct Task {
 
 // Tasks for rows that are sorted by group; without sizes there is one group of all rows. Rows after all groups are left
 // as they are, and the weights of a group without rows are not touched.
-std::vector<Task> TasksOf(ffi::Buffer<ffi::S32>& sizes, int64_t rows, int64_t panels, int64_t threads) {
+std::vector<Task> TasksOf(S32& sizes, int64_t rows, int64_t panels, int64_t threads) {
   std::vector<Task> tasks;
   const bool is_grouped = sizes.element_count() > 0;
   const int64_t groups = is_grouped ? static_cast<int64_t>(sizes.element_count()) : 1;
@@ -66,11 +66,7 @@ ByteRows Quantized(ffi::ThreadPool& pool, const T* x, int64_t rows, int64_t dept
   return ByteRows{bytes, scales, depth};
 }
 
-// `bytes` and `row_scales` are for quantized rows, and empty otherwise.
-ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
-                           ffi::AnyBuffer offsets, ffi::Buffer<ffi::F32> bias, ffi::Buffer<ffi::S32> group_sizes,
-                           ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::Buffer<ffi::U8>> bytes,
-                           ffi::Result<ffi::Buffer<ffi::F32>> row_scales, int64_t bits, int64_t offset, int64_t gate) {
+ffi::Error QuantizedMatmul(PENSTOCK_PARAMETERS(QuantizedMatmul)) {
   const int64_t rows = x.dimensions()[0], depth = x.dimensions()[1];
   const auto code_dims = codes.dimensions(), scale_dims = scales.dimensions();
   const int64_t panels = code_dims[code_dims.size() - 3];
@@ -96,20 +92,7 @@ ffi::Error QuantizedMatmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffe
 }
 
 }  // namespace
-}  // namespace penstock
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockQuantizedMatmul, penstock::QuantizedMatmul,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::Buffer<ffi::U8>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("offset")
-                                  .Attr<int64_t>("gate"));
+PENSTOCK_DEFINE_KERNEL(QuantizedMatmul);
+
+}  // namespace penstock

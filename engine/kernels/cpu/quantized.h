@@ -189,7 +189,7 @@ struct ByteRows {
 // ---- A task: a panel and some rows
 
 enum class ScaleType { kFloat, kBFloat16, kFloat16 };
-enum class Offset : int64_t { kNone = 0, kZeros = 1, kMinimums = 2 };  // zeros are multiplied by the scale
+enum class Offset : int64_t { PENSTOCK_OFFSETS(PENSTOCK_ENUMERATOR) };  // zeros are multiplied by the scale
 
 struct QuantizedWeights {
   int64_t depth, group;          // features, and the number of them that share a scale

@@ -1,6 +1,6 @@
 // What sampling needs to know of every row of logits: the place of its first maximum, and whether it is sound.
 
-#include "buffers.h"
+#include "binding.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -59,8 +59,7 @@ void SurveyRow(const float* x, int64_t count, int32_t* place, bool* is_sound) {
   *is_sound = all_sound;
 }
 
-ffi::Error Survey(ffi::ThreadPool pool, F32 logits, ffi::Result<S32> places,
-                  ffi::Result<ffi::Buffer<ffi::PRED>> are_sound) {
+ffi::Error Survey(PENSTOCK_PARAMETERS(Survey)) {
   const int64_t rows = logits.dimensions()[0], count = logits.dimensions()[1];
   ForEach(pool, rows, [&](int64_t row) {
     SurveyRow(logits.typed_data() + row * count, count, &places->typed_data()[row], &are_sound->typed_data()[row]);
@@ -69,11 +68,7 @@ ffi::Error Survey(ffi::ThreadPool pool, F32 logits, ffi::Result<S32> places,
 }
 
 }  // namespace
-}  // namespace penstock
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PenstockSurvey, penstock::Survey,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<penstock::F32>()
-                                  .Ret<penstock::S32>()
-                                  .Ret<ffi::Buffer<ffi::PRED>>());
+PENSTOCK_DEFINE_KERNEL(Survey);
+
+}  // namespace penstock

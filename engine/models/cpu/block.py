@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from penstock.engine.formats.packing import OFFSETS
-from penstock.engine.kernels.cpu import HALVES, panel_width, value_or_empty
+from penstock.engine.kernels.cpu import panel_width, value_or_empty
+from penstock.engine.kernels.cpu.halves import (
+    ATTENTION_HALF,
+    DELTA_NET,
+    FEED_FORWARD,
+    SHORT_CONV,
+    Half,
+    run_halves,
+)
+from penstock.engine.kernels.cpu.layout import BATCH
 from penstock.engine.models.attend import AttentionOptions, GroupCache, LayerCache, NativeAttend
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
@@ -40,6 +47,10 @@ _Packed = PackedLinear | PackedQuantizedLinear
 Linears = tuple[_Packed, ...]
 """The matmuls of a half, in order."""
 _SILU = ("silu", "swish")
+_RECURRENCE_FACTORS = {
+    SHORT_CONV.name: ("taps", "taps_bias"),
+    DELTA_NET.name: ("q_taps", "k_taps", "v_taps", "exponents", "dt_bias", "norm"),
+}
 
 
 def pack_blocks(model: Decoder, library: ctypes.CDLL) -> Decoder:
@@ -72,7 +83,7 @@ class PackedDecoder(Decoder):
         halves = self._halves(x, step, caches)
         if halves is None:
             return super()._layers(x, step, caches, wanted, vectors)
-        x, changed = _run(x, halves[:-1])
+        x, changed = run_halves(x, halves[:-1])
         if wanted is not None:  # the last feed-forward is computed only for these tokens
             x, step = x[wanted.tokens], of_wanted(step, wanted)
         written = dict(zip(self._arrays, changed, strict=True))
@@ -104,63 +115,6 @@ class PackedDecoder(Decoder):
         ]
 
 
-class Half(NamedTuple):
-    """Half of a block, as the kernel takes it."""
-
-    operands: tuple[jax.Array, ...]
-    num_kept: int  # number of leading `operands` that are pages or states, updated in place
-    numbers: _Numbers
-
-
-class _Numbers(NamedTuple):
-    """The `Integers` and `Floats` of block.cc, in their order."""
-
-    kind: int  # as below
-    is_layer_norm: bool
-    columns: int
-    gate: int
-    first_offset: int
-    first_reads_bytes: bool
-    last_offset: int
-    last_reads_bytes: bool
-    rates_offset: int
-    rates_reads_bytes: bool
-    num_heads: int
-    head_dim: int
-    is_qk_layer_norm: bool
-    is_interleaved: bool
-    window: int
-    has_gate: bool
-    eps: float
-    residual_scale: float
-    head_eps: float
-    scale: float
-    soft_cap: float
-
-
-_NUM_INTEGERS = _Numbers._fields.index("eps")
-_FEED_FORWARD, _ATTENTION, _SHORT_CONV, _DELTA_NET = range(4)
-"""Kinds of halves, by their index in `kRuns` of block.cc."""
-
-
-def _run(x: jax.Array, halves: Sequence[Half]) -> tuple[jax.Array, list[LayerCache]]:
-    """Runs the halves on the residual stream `x`. Returns it, and the pages or states of the halves that have any."""
-    operands, results, aliases = [x], [jax.typeof(x)], {0: 0}
-    for half in halves:
-        for place, array in enumerate(half.operands[: half.num_kept], len(operands)):
-            aliases[place] = len(results)
-            results.append(jax.typeof(array))
-        operands += half.operands
-    call = jax.ffi.ffi_call(HALVES, results, input_output_aliases=aliases)
-    x, *changed = call(
-        *operands,
-        integers=np.array([half.numbers[:_NUM_INTEGERS] for half in halves], np.int64).ravel(),
-        floats=np.array([half.numbers[_NUM_INTEGERS:] for half in halves], np.float32).ravel(),
-    )
-    kept = iter(changed)
-    return x, [tuple(islice(kept, half.num_kept)) for half in halves if half.num_kept]
-
-
 class PackedBlock(Block):
     """A block that computes each half in one call if the kernel supports all of it, and otherwise like any block."""
 
@@ -181,18 +135,18 @@ class PackedBlock(Block):
         if isinstance(cache, GroupCache):
             half = self.attention_half(step, cache)
             if half is not None:
-                x, (pages,) = _run(x, [half])
+                x, (pages,) = run_halves(x, [half])
                 return x, cache._replace(pages=pages)
         else:
             half = self.recurrence_half(step, cache)
             if half is not None:
-                x, (arrays,) = _run(x, [half])
+                x, (arrays,) = run_halves(x, [half])
                 return x, cache._replace(arrays=arrays)
         return super().attend(x, step, cache, squares)
 
     def feed_forward(self, x: jax.Array, before: jax.Array, step: LayerInputs) -> jax.Array:
         half = self.feed_forward_half(before, step)
-        return super().feed_forward(x, before, step) if half is None else self.ended(_run(x, [half])[0], step)
+        return super().feed_forward(x, before, step) if half is None else self.ended(run_halves(x, [half])[0], step)
 
     @property
     def has_end(self) -> bool:
@@ -206,18 +160,21 @@ class PackedBlock(Block):
             return None
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
         none = value_or_empty(None)
-        scales = () if len(cache.pages) == 4 else (none, none)  # only int8 has them
+        keys, values, *scales = cache.pages
+        key_scales, value_scales = scales or (none, none)  # only int8 has them
         cos, sin = (none, none) if config.rope is None else step.rotary[config.rope]
-        operands = (
-            *cache.pages, *scales, batch.slots, batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs,
-            *_given(self.attention_factors), *_operands(linears[0]), *_operands(linears[1]),
-            *_given(self.head_factors), cos, sin,
-            none if config.query_scale is None else query_scales(step.positions, config.query_scale),
-            value_or_empty(self.sinks),
-        )  # fmt: skip
+        q_norm, k_norm = _given(self.head_factors)
+        qkv, out = map(_operands, linears)
+        arrays = {
+            "keys": keys, "values": values, "key_scales": key_scales, "value_scales": value_scales,
+            **{name: getattr(batch, name) for name in BATCH}, **self._norms(self.attention_factors),
+            "qkv": qkv, "out": out, "q_norm": q_norm, "k_norm": k_norm, "cos": cos, "sin": sin,
+            "sinks": value_or_empty(self.sinks),
+            "query_scales": none if config.query_scale is None else query_scales(step.positions, config.query_scale),
+        }  # fmt: skip
         num_gates = config.num_heads if config.has_gate else 0
-        columns = (config.num_heads + num_gates + 2 * cache.pages[0].shape[1]) * config.head_dim
-        return Half(operands, len(cache.pages), self._numbers(_ATTENTION, linears, columns, 0, _of_heads(config)))
+        columns = (config.num_heads + num_gates + 2 * keys.shape[1]) * config.head_dim
+        return Half(ATTENTION_HALF, arrays, self._numbers(linears, columns, 0, _of_heads(config)))
 
     def recurrence_half(self, step: LayerInputs, cache: StateCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
@@ -226,20 +183,22 @@ class PackedBlock(Block):
         if linears is None or step.states is None or not isinstance(step.attend, NativeAttend):
             return None
         states, batch = step.states, step.attend.batch_of(0)
+        kind = DELTA_NET if isinstance(module, DeltaNet) else SHORT_CONV
         first, *rates, last = linears
-        operands = (
-            *cache.arrays,
-            batch.cu_q_lens, batch.num_seqs, step.positions, states.reads, states.ends, states.writes,
-            *_given(self.attention_factors), *_operands(first), *(part for rate in rates for part in _operands(rate)),
-            *_operands(last), *_given(self.recurrence_factors),
-        )  # fmt: skip
+        factors = dict(zip(_RECURRENCE_FACTORS[kind.name], _given(self.recurrence_factors), strict=True))
+        arrays = {
+            **dict(zip((row.name for row in kind.having("cache")), cache.arrays, strict=True)),
+            "states": {
+                "cu_q_lens": batch.cu_q_lens, "num_seqs": batch.num_seqs, "positions": step.positions,
+                "reads": states.reads, "ends": states.ends, "writes": states.writes,
+            },
+            **self._norms(self.attention_factors), "joined": _operands(first), "out": _operands(last), **factors,
+        }  # fmt: skip
         numbers: dict[str, Any] = {}
         if isinstance(module, DeltaNet):
+            arrays["rates"] = _operands(rates[0])
             numbers = {"head_eps": module.config.norm.eps, **_of_packing("rates", rates[0])}
-        kind = _DELTA_NET if isinstance(module, DeltaNet) else _SHORT_CONV
-        return Half(
-            operands, len(cache.arrays), self._numbers(kind, (first, last), first.num_columns, first.gate, numbers)
-        )
+        return Half(kind, arrays, self._numbers((first, last), first.num_columns, first.gate, numbers))
 
     def feed_forward_half(self, before: jax.Array, step: LayerInputs) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
@@ -248,13 +207,18 @@ class PackedBlock(Block):
             return None
         num_rows = step.attend.num_tokens if step.num_rows is None else step.num_rows
         source = before if self.is_parallel else jnp.zeros((0,), before.dtype)
-        operands = (source, num_rows, *_given(self.mlp_factors), *_operands(linears[0]), *_operands(linears[1]))
-        return Half(operands, 0, self._numbers(_FEED_FORWARD, linears, linears[0].num_columns, linears[0].gate, {}))
+        gate_up, down = map(_operands, linears)
+        norms = self._norms(self.mlp_factors)
+        arrays = {"source": source, "num_rows": num_rows, **norms, "gate_up": gate_up, "down": down}
+        numbers = self._numbers(linears, linears[0].num_columns, linears[0].gate, {})
+        return Half(FEED_FORWARD, arrays, numbers)
 
-    def _numbers(self, kind: int, linears: Linears, columns: int, gate: int, numbers: Mapping[str, Any]) -> _Numbers:
+    def _norms(self, factors: Iterable[nnx.Param[jax.Array] | None]) -> dict[str, jax.Array]:
+        return dict(zip(("norm_before", "norm_after"), _given(factors), strict=True))
+
+    def _numbers(self, linears: Linears, columns: int, gate: int, numbers: Mapping[str, Any]) -> dict[str, Any]:
         first, last = linears
-        own = {
-            "kind": kind,
+        return {
             "is_layer_norm": self.config.norm.kind == "layer",
             "columns": columns,
             "gate": gate,
@@ -262,8 +226,8 @@ class PackedBlock(Block):
             "residual_scale": self.residual_scale,
             **_of_packing("first", first),
             **_of_packing("last", last),
+            **numbers,
         }
-        return _Numbers(**(dict.fromkeys(_Numbers._fields, 0) | dict(numbers) | own))
 
 
 def _take_over(module: nnx.Module, other: nnx.Module) -> None:
@@ -310,13 +274,17 @@ def _of_packing(name: str, linear: _Packed) -> dict[str, Any]:
     }
 
 
-def _operands(linear: _Packed) -> tuple[jax.Array, ...]:
-    """Returns weights or codes, their scales and offsets, and biases."""
+def _operands(linear: _Packed) -> dict[str, jax.Array]:
     if isinstance(linear, PackedLinear):
         weights, bias = linear.operands
-        return weights, value_or_empty(None), value_or_empty(None), bias
+        return {"weights": weights, "scales": value_or_empty(None), "offsets": value_or_empty(None), "bias": bias}
     panels = linear.panels
-    return panels.codes[...], panels.scales[...], value_or_empty(panels.offsets), value_or_empty(panels.bias)
+    return {
+        "weights": panels.codes[...],
+        "scales": panels.scales[...],
+        "offsets": value_or_empty(panels.offsets),
+        "bias": value_or_empty(panels.bias),
+    }
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array] | None]:

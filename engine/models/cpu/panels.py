@@ -14,6 +14,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from penstock.engine.kernels.cpu import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width, value_or_empty
+from penstock.engine.kernels.cpu.layout import GATE_NAMES
 from penstock.engine.models.block import Block, PerLayer
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.cpu.quantized import (
@@ -30,10 +31,14 @@ from penstock.engine.models.layers.experts import Experts, GroupedLinear, Groupe
 from penstock.engine.models.layers.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
 from penstock.engine.models.layers.short_conv import ShortConv
 
-GATES = {"silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu": 3, "relu": 4}
-"""The activations that the kernel has built in, by its numbers for them (`Gate` in matmul.h)."""
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu",
+    "relu": "relu",
+}  # fmt: skip
+GATES = {name: GATE_NAMES.index(gate) for name, gate in _ACTIVATIONS.items()}
+"""The activations that the kernel has built in, by its numbers for them."""
 
-NOT_GATED = 0
+NOT_GATED = GATE_NAMES.index("none")
 
 
 def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
@@ -111,8 +116,8 @@ class PackedLinear(Linear):
 
     def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         result = _result((x.shape[0], self.num_columns), dtype)
-        y: jax.Array = jax.ffi.ffi_call(MATMUL, result)(x, *self.operands, gate=np.int64(self.gate))
-        return y
+        weights, bias = self.operands
+        return MATMUL({"x": x, "weights": weights, "bias": bias}, {"y": result}, gate=self.gate)[0]
 
     @property
     def num_columns(self) -> int:
@@ -199,29 +204,26 @@ class PackedExperts(GroupedMLP):
         self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
     ) -> tuple[jax.Array, jax.Array]:
         shape = (logits.shape[0], config.num_chosen)
-        results = _result(shape, jnp.int32), _result(shape, jnp.float32)
-        call = jax.ffi.ffi_call(ROUTE, results)
-        chosen, weights = call(
-            logits,
-            value_or_empty(correction),
+        chosen, weights = ROUTE(
+            {"logits": logits, "correction": value_or_empty(correction)},
+            {"chosen": _result(shape, jnp.int32), "weights": _result(shape, jnp.float32)},
             is_sigmoid=config.scores == "sigmoid",
             is_normalized=config.normalized,
-            scale=np.float32(config.scale),
+            scale=config.scale,
             groups=config.num_groups,
             groups_chosen=config.groups_chosen,
         )
         return chosen, weights
 
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
-        rows = _result((chosen.size, x.shape[1]), x.dtype)
-        group = jax.ffi.ffi_call(
-            GROUP_ROWS, (rows, _result(chosen.shape, jnp.int32), _result((self.num_experts,), jnp.int32))
-        )
-        grouped, places, group_sizes = group(x, chosen)
-        y: jax.Array = jax.ffi.ffi_call(SUM_ROWS, _result(x.shape, jnp.float32))(
-            self(grouped, RowGroups(group_sizes, layer)), places, weights
-        )
-        return y
+        results = {
+            "rows": _result((chosen.size, x.shape[1]), x.dtype),
+            "places": _result(chosen.shape, jnp.int32),
+            "group_sizes": _result((self.num_experts,), jnp.int32),
+        }
+        grouped, places, group_sizes = GROUP_ROWS({"x": x, "chosen": chosen}, results)
+        rows = self(grouped, RowGroups(group_sizes, layer))
+        return SUM_ROWS({"rows": rows, "places": places, "weights": weights}, {"y": _result(x.shape, jnp.float32)})[0]
 
 
 class PackedGroups(GroupedLinear):
@@ -243,9 +245,9 @@ class PackedGroups(GroupedLinear):
 
     def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
         result = _result((rows.shape[0], self.num_columns), dtype)
-        call = jax.ffi.ffi_call(GROUPED_MATMUL, result)
-        y: jax.Array = call(rows, self.weights[...], value_or_empty(self.bias), group_sizes, gate=np.int64(self.gate))
-        return y
+        bias = value_or_empty(self.bias)
+        operands = {"x": rows, "weights": self.weights[...], "bias": bias, "group_sizes": group_sizes}
+        return GROUPED_MATMUL(operands, {"y": result}, gate=self.gate)[0]
 
 
 def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:

@@ -77,21 +77,23 @@ class Panels(nnx.Module):
         """Multiplies `x`, `[rows, in]`, by the weights; with `group_sizes`, rows are in the order of their experts."""
         num_rows, num_in = x.shape
         num_quantized = num_rows if self.packing.has_int8_activations else 0
-        results = (
-            _result((num_rows, self.num_columns), dtype),
-            _result((num_quantized, num_in), jnp.uint8),
-            _result((num_quantized,), jnp.float32),
-        )
-        y, _, _ = jax.ffi.ffi_call(QUANTIZED_MATMUL, results)(
-            x,
-            self.codes[...],
-            self.scales[...],
-            value_or_empty(self.offsets),
-            value_or_empty(self.bias),
-            jnp.zeros((0,), jnp.int32) if group_sizes is None else group_sizes,
-            bits=np.int64(PLANES[self.packing.code][0]),
-            offset=np.int64(OFFSETS.index(self.packing.offset)),
-            gate=np.int64(self.gate),
+        y, _, _ = QUANTIZED_MATMUL(
+            {
+                "x": x,
+                "codes": self.codes[...],
+                "scales": self.scales[...],
+                "offsets": value_or_empty(self.offsets),
+                "bias": value_or_empty(self.bias),
+                "group_sizes": jnp.zeros((0,), jnp.int32) if group_sizes is None else group_sizes,
+            },
+            {
+                "y": _result((num_rows, self.num_columns), dtype),
+                "bytes": _result((num_quantized, num_in), jnp.uint8),
+                "row_scales": _result((num_quantized,), jnp.float32),
+            },
+            bits=PLANES[self.packing.code][0],
+            offset=OFFSETS.index(self.packing.offset),
+            gate=self.gate,
         )
         return y
 
