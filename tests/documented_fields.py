@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCS = "".join((ROOT / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
 _WIDER = {"both": ("chat", "completions"), "all": ("chat", "completions", "responses")}
 
