@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from packages import ROOT
+
 DOCS = "".join((ROOT / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
 _WIDER = {"both": ("chat", "completions"), "all": ("chat", "completions", "responses")}
 

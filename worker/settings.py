@@ -87,9 +87,9 @@ def _engine_fields() -> Mapping[str, Any]:
 
 def _as_written(name: str, kind: Any) -> Any:
     """Widens a type: `none` is written for None, and a number of bytes may have a unit."""
-    if name.endswith("_bytes"):
-        kind = ByteSize | None if type(None) in get_args(kind) else ByteSize
-    return Annotated[kind, _OrNone] if type(None) in get_args(kind) else kind
+    if type(None) not in get_args(kind):
+        return kind
+    return Annotated[ByteSize | None if name.endswith("_bytes") else kind, _OrNone]
 
 
 if TYPE_CHECKING:  # the engine's fields are made when the program starts; types know them by `engine_config`

@@ -13,7 +13,7 @@ from penstock.engine.attention.contract import (
     scale_arrays,
 )
 from penstock.engine.kernels.cpu import ATTENTION, ATTENTION_INT8
-from penstock.engine.kernels.cpu.layout import BATCH
+from penstock.engine.kernels.cpu.layout import batch_arrays
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 _WORD_BYTES = 4
@@ -67,7 +67,7 @@ class NativeAttention(AttentionBackend):
                 "k": k,
                 "v": v,
                 **dict(pages),
-                **{name: getattr(batch, name) for name in BATCH},
+                **batch_arrays(batch),
                 "sinks": jnp.zeros((0,), jnp.float32) if sinks is None else sinks.astype(jnp.float32),
             },
             {"out": jax.typeof(qkv.q)},

@@ -74,10 +74,8 @@ def _families() -> Iterator[str]:
 def _named(found: Iterable[str]) -> str:
     """Returns the families that were found, or those that were not where they are fewer."""
     there = set(found)
-    has, lacks = (
-        [f"`{name}`" for name in FAMILIES if name in there],
-        [f"`{name}`" for name in FAMILIES if name not in there],
-    )
+    has = [f"`{name}`" for name in FAMILIES if name in there]
+    lacks = [f"`{name}`" for name in FAMILIES if name not in there]
     if not lacks:
         return "all families"
     return ", ".join(has) if len(has) <= len(lacks) else f"all families but {', '.join(lacks)}"

@@ -116,9 +116,7 @@ def _as_attribute(kind: str, value: Any) -> Any:
     return np.array(value, _SPANS[kind]).ravel() if kind in _SPANS else _SCALARS[kind](value)
 
 
-BATCH = ("slots", "kv_lens", "page_indices", "cu_q_lens", "num_seqs")
-"""What kernels read of a RaggedBatch."""
-BATCH_ROWS = rows("operand", S32, *BATCH)
+BATCH_ROWS = rows("operand", S32, "slots", "kv_lens", "page_indices", "cu_q_lens", "num_seqs")
 _ATTENTION_OPTIONS = (
     Row("attribute", FLOAT, "scale"),
     Row("attribute", INTEGER, "window"),
@@ -210,6 +208,11 @@ GATE_NAMES = ("none", "silu", "gelu_tanh", "gelu", "relu")
 """The activations that matmuls have built in, by their numbers."""
 
 ENUMERATIONS = (Table("Gate", rows("choice", "", *GATE_NAMES)), Table("Offset", rows("choice", "", *OFFSETS)))
+
+
+def batch_arrays(batch: Any) -> dict[str, jax.Array]:
+    """Returns what kernels read of a `RaggedBatch`."""
+    return {row.name: getattr(batch, row.name) for row in BATCH_ROWS}
 
 
 def check_layout(text: str, tables: Sequence[Table]) -> None:

@@ -20,7 +20,7 @@ from penstock.engine.kernels.cpu.halves import (
     Half,
     run_halves,
 )
-from penstock.engine.kernels.cpu.layout import BATCH
+from penstock.engine.kernels.cpu.layout import batch_arrays
 from penstock.engine.models.attend import AttentionOptions, GroupCache, LayerCache, NativeAttend
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
@@ -167,7 +167,7 @@ class PackedBlock(Block):
         qkv, out = map(_operands, linears)
         arrays = {
             "keys": keys, "values": values, "key_scales": key_scales, "value_scales": value_scales,
-            **{name: getattr(batch, name) for name in BATCH}, **self._norms(self.attention_factors),
+            **batch_arrays(batch), **self._norms(self.attention_factors),
             "qkv": qkv, "out": out, "q_norm": q_norm, "k_norm": k_norm, "cos": cos, "sin": sin,
             "sinks": value_or_empty(self.sinks),
             "query_scales": none if config.query_scale is None else query_scales(step.positions, config.query_scale),
