@@ -92,5 +92,7 @@ async def dump(redis: RedisClient, key: str) -> bytes:
 
 async def is_kept(redis: RedisClient, key: str, junk: bytes) -> bool:
     """Checks whether the junk is in its place, or was set aside."""
-    places = [key, *[each.decode() async for each in redis.scan_iter(match="*}:junk:*", count=1000)]]
+    if await dump(redis, key) == junk:  # first: it may be set aside while this looks
+        return True
+    places = [each.decode() async for each in redis.scan_iter(match="*}:junk:*", count=1000)]
     return junk in [await dump(redis, place) for place in places]

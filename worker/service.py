@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -268,16 +268,17 @@ class WorkerService:
             Refusals((redis, blocking), self._address, self.config.refused_drain_after_s, self.readiness),
             self._spans_of(model),
         )
-        try:
-            await self._session.run(self._stop)
-        finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
-                    await driver.stop()
-            self._redis = None  # the last scrape would make a connection that nobody closes
-            await self._refresh()  # nor does one that is under way
-            await redis.aclose()
-            await blocking.aclose()
+        async with aclosing(redis), aclosing(blocking):  # also where a second stop cuts the rest short
+            try:
+                await self._session.run(self._stop)
+            finally:
+                try:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(ENGINE_STOP_TIMEOUT_S):
+                            await driver.stop()
+                finally:
+                    self._redis = None  # the last scrape would make a connection that nobody closes
+                    await self._refresh()  # nor does one that is under way
 
     def _is_alive(self) -> bool:
         return self._session is None or not self._session.has_engine_ended

@@ -10,6 +10,7 @@ import pytest
 from patience import WAIT_S
 from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
+from penstock.engine.driver import EngineDriver
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
@@ -90,6 +91,32 @@ async def test_second_request_to_stop_aborts(redis_url: str, redis: RedisClient)
         worker.service.request_drain()
         with pytest.raises(Aborted):
             await asyncio.wait_for(worker.task, WAIT_S)
+
+
+async def test_a_second_request_while_the_engine_stops_closes_all_connections(
+    redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, stop = asyncio.Event(), EngineDriver.stop
+
+    async def stop_late(driver: EngineDriver) -> None:
+        stopping.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await stop(driver)
+
+    monkeypatch.setattr(EngineDriver, "stop", stop_late)
+    async with running_worker(redis_url, name="w") as worker:
+        worker.service.request_drain()
+        await asyncio.wait_for(stopping.wait(), WAIT_S)
+        worker.service.request_drain()
+        with pytest.raises(Aborted):
+            await asyncio.wait_for(worker.task, WAIT_S)
+    await eventually(lambda: has_no_connection(redis, "penstock-worker-w"))
+
+
+async def has_no_connection(redis: RedisClient, name: str) -> bool:
+    return name not in [client["name"] for client in await redis.client_list()]
 
 
 async def test_a_worker_that_drains_serves_its_queue_no_more(redis_url: str, redis: RedisClient) -> None:
