@@ -14,7 +14,8 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
   --custom-compile-command "make image-requirements"
 
 .PHONY: help demo test test-slow test-clients test-prometheus test-upgrade lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
-  test-chaos test-deploy test-docs test-e2e test-engine test-examples test-gateway test-producer test-worker \
+  test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway \
+  test-local test-producer test-protocol test-serving test-worker \
   constraints image-requirements manifests sbom image clean distclean
 
 help:  ## show this list
@@ -29,7 +30,7 @@ test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones;
 	@echo "running the tests; this takes about half an hour on two cores"
 	@$(PYTEST)
 
-test-chaos test-deploy test-docs test-e2e test-engine test-examples test-gateway test-producer test-worker: .venv/dev.stamp
+test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway test-local test-producer test-protocol test-serving test-worker: .venv/dev.stamp
 	@$(PYTEST) tests/$(@:test-%=%)
 
 test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server
@@ -88,7 +89,7 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
 	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
 	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
-	@PYTHONPATH=tests:tests/engine $(BIN)/python -m models_page
+	@$(BIN)/python -m tests.engine.models.models_page
 	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
 	@$(BIN)/python -m docs.scripts.users_acl > deploy/redis/users.acl
 	@$(MAKE) --no-print-directory site

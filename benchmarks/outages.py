@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -41,11 +40,8 @@ from penstock.protocol.redis.connection import answered, connect, parse_url
 from penstock.tools.bench.report import append_result
 from penstock.tools.chaos.process import FakeWorker
 from penstock.worker.logs import configure_logs
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from moved_name import MovingName
-from refusing_proxy import FULL, PASSING, REFUSED
+from tests.support.redis_servers.moved_name import MovingName
+from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED
 
 QUEUE = "outages"
 SILENCE, CLIENTS, MOVED, DEATH = "silence", "max number of clients", "moved name", "silent death"

@@ -13,15 +13,15 @@ from typing import Any
 import hypothesis
 import pytest
 import structlog
-from clocks import ShiftedServer
-from packages import PACKAGES
-from patience import TEST_S, WAIT_S
 from redis import Redis as BlockingRedis
-from servers import KINDS, SERVERS, cluster_arguments, form_cluster
-from unclosed import unclosed_connections
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
+from tests.support.packages import PACKAGES
+from tests.support.patience import TEST_S, WAIT_S
+from tests.support.redis_servers.clocks import ShiftedServer
+from tests.support.redis_servers.servers import KINDS, SERVERS, cluster_arguments, form_cluster
+from tests.support.unclosed import unclosed_connections
 
 # A shell that starts the suite in the background ignores SIGINT and SIGQUIT, and `nohup` SIGHUP: so would the processes
 # that tests send them to.

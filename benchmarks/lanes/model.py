@@ -1,7 +1,7 @@
 """A model of the lanes: the order in which `take` gives entries out, without a server.
 
 It implements docs/lanes.md on plain data. A test replays random traces through it and through the scripts, and finds
-the same entries in the same order and the same accounts (`tests/worker/protocol/test_lane_model.py`).
+the same entries in the same order and the same accounts (`tests/protocol/scripts/test_lane_model.py`).
 """
 
 from __future__ import annotations

@@ -67,8 +67,9 @@ class Dict:
 
 
 def environment() -> jinja2.Environment:
-    """Returns the environment in which transformers renders chat templates; `tests/engine/test_text_chat_template.py`
-    compares the two.
+    """Returns the environment in which transformers renders chat templates.
+
+    `tests/engine/text/test_text_chat_template.py` compares the two.
     """
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis as BlockingRedis
-from servers import KINDS, SERVERS
 
 from penstock.local.embedded import EmbeddedServer
+from tests.support.redis_servers.servers import KINDS, SERVERS
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos_lab import run_requests
-from patience import WAIT_S
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.tools.chaos.plan import FREEZE_MOMENTS, KILL_MOMENTS, LOSSES, Fault, FaultKind, RequestPlan, Side, Stage
+from tests.chaos.chaos_lab import run_requests
+from tests.support.patience import WAIT_S
 
 
 def victim(fault: Fault, max_tokens: int = 60, **more: object) -> RequestPlan:

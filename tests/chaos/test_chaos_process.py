@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from patience import WAIT_S
 
 from penstock.tools.chaos.fleet import WorkerSetup
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
 
 PROGRAM = """
 import sys
@@ -30,7 +31,7 @@ input()
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_harness_that_is_killed_leaves_no_process_behind(tmp_path: Path, is_frozen: bool) -> None:
     log = tmp_path / "log"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(log)],
         stdin=subprocess.PIPE,

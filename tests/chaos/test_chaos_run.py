@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from chaos_lab import wrongs
-from servers import SERVERS
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.tools.chaos.history import RequestRecord
@@ -15,6 +13,8 @@ from penstock.tools.chaos.plan import ChaosOptions, make_plan
 from penstock.tools.chaos.report import table
 from penstock.tools.chaos.run import run_chaos
 from penstock.tools.chaos.site import Site
+from tests.chaos.chaos_lab import wrongs
+from tests.support.redis_servers.servers import SERVERS
 
 
 async def test_short_run(lasting_server: EmbeddedServer, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
-from worker_harness import eventually
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
@@ -18,6 +16,8 @@ from penstock.protocol.queue.enqueue import Added, enqueue
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.wire import GenerateRequest
 from penstock.tools.chaos.process import FakeWorker
+from tests.support.patience import PATIENCE
+from tests.support.programs.worker_harness import eventually
 
 TTL_S = 1.0
 WAVES = 5  # after each, what has to expire is waited for

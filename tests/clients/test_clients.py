@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gateway_harness import new_key, running_gateway
-from gateway_model import serving_model
-from worker_harness import read_reply, running_worker, send
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
+from tests.support.programs.gateway_harness import new_key, running_gateway
+from tests.support.programs.gateway_model import serving_model
+from tests.support.programs.worker_harness import read_reply, running_worker, send
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv" / "clients"

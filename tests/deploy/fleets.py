@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-from fakes import eventually
-from packages import PACKAGES
-from patience import WAIT_S
 
 from penstock.local.embedded import dies_with_parent
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.packages import PACKAGES, ROOT
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
 
-ROOT = Path(__file__).parents[2]
 HAND_BACK_S = 10  # what a program may take after its drain timeout
 LAUNCHER = Path("tests/deploy/fleet_process.py")  # in a tree, for one whose modules lie elsewhere
 

@@ -1,7 +1,7 @@
 """Fills the four-megabyte disk of a queue, then makes it larger; prints what everybody saw.
 
 Run as a program in a mount namespace of its own: `unshare --map-root-user --mount`. The folder is the first argument;
-tests/ is on PYTHONPATH.
+the repository is on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from redis.exceptions import ResponseError
-from worker_harness import eventually, read_reply, read_until, running_worker, send
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
+from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
 
 LENGTH = 200
 

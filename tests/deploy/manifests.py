@@ -10,12 +10,12 @@ from typing import Any
 
 import jsonschema
 import yaml
-from fleets import HAND_BACK_S
 
 from penstock.gateway.settings import PREFIX, GatewaySettings
 from penstock.worker.settings import Settings, variable
+from tests.deploy.fleets import HAND_BACK_S
+from tests.support.packages import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "schemas").glob("*.json")}
 KUSTOMIZE = {"Kustomization", "Component"}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx2
 import openai
-from fakes import eventually
-from fleets import Gateway, Gateways, Worker, Workers, gateways_at, workers_of
 
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text
+from tests.deploy.fleets import Gateway, Gateways, Worker, Workers, gateways_at, workers_of
+from tests.support.programs.fakes import eventually
 
 CLIENTS, REPLICAS = 4, 2
 LENGTHS = (5, 60)  # tokens; the long ones outlast a worker's time to drain

@@ -12,17 +12,24 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
-from servers import SERVERS
-from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
+from tests.support.packages import ROOT
+from tests.support.programs.worker_harness import (
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+)
+from tests.support.redis_servers.servers import SERVERS
 
-SCRIPTS = Path(__file__).parents[2] / "deploy/redis"
+SCRIPTS = ROOT / "deploy/redis"
 CLI = Path(__file__).parent / "redis_cli.py"
-TESTS = Path(__file__).parents[1]
 LENGTH = 50
 
 pytestmark = pytest.mark.skipif(not SERVERS, reason="no Redis server")
@@ -105,7 +112,7 @@ def test_a_disk_that_is_full_and_then_made_larger(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*own_mounts, "true"], capture_output=True).returncode:
         pytest.skip("NOT CHECKED, no mount namespace may be made here")
     command = [*own_mounts, sys.executable, str(Path(__file__).parent / "full_disk_process.py"), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {

@@ -18,17 +18,17 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
-from fakes import eventually
-from fleets import HAND_BACK_S, free_port
 from openai.types.chat import ChatCompletion
-from patience import WAIT_S
 
 from penstock.gateway.settings import PREFIX, GatewaySettings
 from penstock.local.embedded import EmbeddedServer, find_servers
 from penstock.producer import AsyncClient, ServerRefused
 from penstock.worker.settings import Settings, variable
+from tests.deploy.fleets import HAND_BACK_S, free_port
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
 
-ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 README = (ROOT / "README.md").read_text()

@@ -13,9 +13,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from patience import WAIT_S
 
-ROOT = Path(__file__).parents[2]
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
+
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 BUILD, FINAL = DOCKERFILE.split("\nFROM ")[1:]
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import CHECKS, FOLDER, SCHEMAS, Manifest, load, of_kind, pods
+
+from tests.deploy.manifests import CHECKS, FOLDER, SCHEMAS, Manifest, load, of_kind, pods
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra `deploy`: make manifests")
 pytestmark = pytest.mark.manifests

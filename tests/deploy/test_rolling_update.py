@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakes import eventually
-from fleets import ROOT, next_version
-from rolling_load import CLIENTS, two_versions, under_load
-from worker_harness import is_queue_empty
-
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.deploy.fleets import ROOT, next_version
+from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
+from tests.support.programs.fakes import eventually
+from tests.support.programs.worker_harness import is_queue_empty
 
 
 async def answer_to_the_new_field(redis: RedisClient, request_id: str) -> str | None:

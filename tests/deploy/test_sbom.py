@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.packages import ROOT
 
 pytest.importorskip("cyclonedx", reason="needs the extra `deploy`: make manifests")
 pytestmark = pytest.mark.manifests
@@ -18,7 +19,7 @@ APACHE, BSD, MIT = (f"License :: OSI Approved :: {name} License" for name in ("A
 
 @pytest.fixture(scope="module")
 def sbom() -> ModuleType:
-    place = Path(__file__).parents[2] / "deploy/image/sbom.py"
+    place = ROOT / "deploy/image/sbom.py"
     spec = importlib.util.spec_from_file_location("sbom", place)
     assert spec is not None
     assert spec.loader is not None

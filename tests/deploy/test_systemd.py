@@ -13,9 +13,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from fakes import eventually
-from fleets import HAND_BACK_S, free_port
-from patience import WAIT_S
 
 from penstock.gateway.settings import PREFIX, GatewaySettings
 from penstock.worker.errors import (
@@ -28,8 +25,11 @@ from penstock.worker.errors import (
     WorkerError,
 )
 from penstock.worker.settings import Settings, variable
+from tests.deploy.fleets import HAND_BACK_S, free_port
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
 
-ROOT = Path(__file__).parents[2]
 UNITS = {path.name: path for path in (ROOT / "deploy/systemd").glob("*.service")}
 GATEWAY = PREFIX
 

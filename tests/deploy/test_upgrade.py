@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import eventually
-from fleets import ROOT, Worker, environment, workers_of
-from patience import WAIT_S
-from rolling_load import CLIENTS, two_versions, under_load
-from worker_harness import is_queue_empty, read_reply
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
+from tests.deploy.fleets import ROOT, Worker, environment, workers_of
+from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply
 
 pytestmark = pytest.mark.upgrade
 

@@ -8,12 +8,12 @@ import tomllib
 import xml.etree.ElementTree as ET
 from typing import Any
 
-import packages
 import pytest
 
 from docs.scripts import architecture
 from docs.scripts.architecture import KEYS, PACKAGES, Package
 from docs.scripts.pages import ROOT, page
+from tests.support import packages
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = [package.name for package in PACKAGES]

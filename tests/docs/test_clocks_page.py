@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
 
 from penstock.gateway.store import names
 from penstock.protocol import keys
+from tests.support.packages import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+PAGE = ROOT / "docs" / "guarantees.md"
 
 
 def functions(module: object) -> set[str]:

@@ -13,7 +13,6 @@ from importlib import import_module
 
 import pytest
 import typer
-from packages import PACKAGES
 from starlette.routing import Route
 
 from docs.scripts.pages import ROOT, all_pages, page
@@ -22,6 +21,7 @@ from penstock.engine.models import FAMILIES, Family, families
 from penstock.gateway.app import create_app
 from penstock.gateway.settings import GatewaySettings
 from penstock.protocol import scripts
+from tests.support.packages import PACKAGES
 
 PLACEHOLDER = re.compile(r"<(\w+)>")
 LOADED = re.compile(r'^(_\w+) = load\("penstock\.protocol\.scripts", "(\w+)/(\w+)"\)$', re.MULTILINE)

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from packages import PACKAGES
 
 from docs.scripts.pages import ROOT, Block, all_pages, page
+from tests.support.packages import PACKAGES
 
 # Folders from the root: inline code that begins with one of them is a path.
 FOLDERS = (*PACKAGES, "benchmarks", "constraints", "deploy", "docs", "examples", "penstock", "tests")

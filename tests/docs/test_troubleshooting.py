@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 
 import pytest
-import source_words
 
 import penstock
 from docs.scripts.pages import Cell, page
 from penstock.worker import errors
+from tests.docs import source_words
 
 PAGE = page("docs/troubleshooting.md")
 

@@ -14,8 +14,9 @@ import pytest
 from penstock.engine.demo import MODEL_DIR
 from penstock.local.llm import LLM
 from penstock.producer import Reply, RequestRefused
+from tests.support.packages import ROOT
 
-TEMPLATES = Path(__file__).parents[1] / "chat_templates"
+TEMPLATES = ROOT / "tests/chat_templates"
 QUESTION = {"role": "user", "content": "Is it noon?"}
 SCHEMA = {
     "type": "object",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from patience import WAIT_S
 from redis import exceptions
-from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.producer import AsyncClient
 from penstock.protocol import keys
@@ -15,6 +13,15 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.intake import intake
 from penstock.worker.watch import charging
+from tests.support.patience import WAIT_S
+from tests.support.programs.worker_harness import (
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+)
 
 
 async def served(redis: RedisClient, tenant: str) -> float:

@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import ranked
 from structlog.testing import capture_logs
-from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.protocol import keys
@@ -19,6 +17,16 @@ from penstock.protocol.wire import ChunkEntry
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import Model, Say, WorkerService
+from tests.support.programs.fakes import ranked
+from tests.support.programs.worker_harness import (
+    QUICK,
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+)
 
 
 async def test_flat_fields_give_a_whole_reply_under_the_entry_id(redis_url: str, redis: RedisClient) -> None:

@@ -10,13 +10,20 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from worker_harness import eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import OwnEntry
 from penstock.tools.chaos.fake_engine import FakeEngine
+from tests.support.programs.worker_harness import (
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+)
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATE = (

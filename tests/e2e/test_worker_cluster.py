@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from redis import Redis as BlockingRedis
 from redis import exceptions
-from worker_harness import eventually, running_worker
-from worker_process import WorkerProcess
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, RequestRefused
@@ -23,6 +21,8 @@ from penstock.protocol.operations.collector import look
 from penstock.protocol.operations.draining import presence, tell_to_drain
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
+from tests.support.programs.worker_harness import eventually, running_worker
+from tests.support.programs.worker_process import WorkerProcess
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-from patience import WAIT_S
-from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
 
 from penstock.engine.driver import EngineDriver
 from penstock.protocol import keys
@@ -19,6 +17,16 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, DrainIncomplete, EngineFailed, NameTaken
 from penstock.worker.publish.publisher import Publisher
 from penstock.worker.service import Model, Say, WorkerService
+from tests.support.patience import WAIT_S
+from tests.support.programs.worker_harness import (
+    QUICK,
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+)
 
 
 async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, redis: RedisClient) -> None:

@@ -18,10 +18,6 @@ from typing import Any
 
 import pytest
 import structlog
-from patience import WAIT_S
-from scrapes import scraped
-from worker_harness import QUICK, eventually, is_queue_empty, read_reply, read_until, running_worker, send
-from worker_process import WorkerProcess
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
@@ -29,6 +25,18 @@ from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, Say, WorkerService
+from tests.support.patience import WAIT_S
+from tests.support.programs.worker_harness import (
+    QUICK,
+    eventually,
+    is_queue_empty,
+    read_reply,
+    read_until,
+    running_worker,
+    send,
+)
+from tests.support.programs.worker_process import WorkerProcess
+from tests.support.scrapes import scraped
 
 pytestmark = pytest.mark.usefixtures("patient_scrapes")
 

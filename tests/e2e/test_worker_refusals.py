@@ -9,15 +9,23 @@ from typing import Any
 
 import httpx2
 import pytest
-from gateway_harness import running_gateway
-from patience import WAIT_S
-from worker_harness import end_as, eventually, is_queue_empty, read_reply, running_worker, send, take_and_claim
 
 from penstock.producer import AsyncClient, RequestRefused
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.wire import MAX_FIELDS
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
+from tests.support.patience import WAIT_S
+from tests.support.programs.gateway_harness import running_gateway
+from tests.support.programs.worker_harness import (
+    end_as,
+    eventually,
+    is_queue_empty,
+    read_reply,
+    running_worker,
+    send,
+    take_and_claim,
+)
 
 MALFORMED: dict[str, dict[Any, Any]] = {
     "invalid json": {"request": "{"},

@@ -8,9 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from patience import WAIT_S
 from structlog.testing import capture_logs
-from worker_harness import QUICK, eventually, running_worker
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
@@ -19,6 +17,8 @@ from penstock.tools.chaos.fake_engine import fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
 from penstock.worker.service import Model, Say, WorkerService
+from tests.support.patience import WAIT_S
+from tests.support.programs.worker_harness import QUICK, eventually, running_worker
 
 
 class Loader:

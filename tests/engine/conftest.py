@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from engines import SMALL, write_model
 
 from penstock.engine import Engine
 from penstock.engine.execution.compilation import keep_compilations, no_kept_compilations
+from tests.engine.engines import SMALL, write_model
 
 
 @pytest.fixture(scope="session", autouse=True)

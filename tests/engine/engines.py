@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from checkpoints import write_checkpoint
-from tokenizers_for_tests import CHAT_TEMPLATE, byte_level
-
 from penstock.engine import Engine, EngineConfig, EngineDriver, Output, Request, TokenLogprob
 from penstock.engine.models import FAMILIES
+from tests.engine.checkpoints import write_checkpoint
+from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
 VOCAB_SIZE = 272  # the byte-level test tokenizer has 267; models pad theirs
 EOS = 264  # <|end|>

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers_for_tests import byte_level
 
 from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of
 from penstock.engine.request import Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.response.reading.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
+from tests.engine.tokenizers_for_tests import byte_level
 
 TOKENIZER = Tokenizer(byte_level())
 EOS = 264

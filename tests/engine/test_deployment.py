@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import TINY
 
 from penstock.engine import ConfigError, EngineConfig
 from penstock.engine.deployment.cache_sizes import with_pages
@@ -15,6 +14,7 @@ from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.formats.packing import Packing
 from penstock.engine.models import ModelConfig
 from penstock.engine.stats import DeviceMemory
+from tests.engine.engines import TINY
 
 
 def deployed(**settings: Any) -> Deployment:

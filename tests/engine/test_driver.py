@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
-from engines import drive, outputs_of
-from patience import WAIT_S
 
 from penstock.engine import Engine, EngineDriver, InvalidRequest, Output, Request, SamplingParams
 from penstock.engine import driver as driver_module
 from penstock.engine.driver import DriverStopped
 from penstock.engine.request import FinishReason
 from penstock.engine.stats import EngineStats
+from tests.engine.engines import drive, outputs_of
+from tests.support.patience import WAIT_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

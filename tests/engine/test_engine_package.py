@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from patience import WAIT_S
 
 import penstock
 import penstock.engine
 from penstock.engine.engine import Engine
+from tests.support.patience import WAIT_S
 
 LIGHT = """
 import sys

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import SMALL, write_model
 from safetensors import safe_open
 
 from penstock.engine import Engine, EngineInfo
 from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.models import num_parameters
 from penstock.engine.sharding.placement import split_model
+from tests.engine.engines import SMALL, write_model
 
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
 

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
-from gateway_harness import standing_with
 
 from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.store import names
@@ -16,6 +14,8 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Handle
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from tests.support.programs.gateway_harness import standing_with
 
 PATIENCE_S = 0.3
 FOREVER_S = 10_000.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually
-from gateway_client import CHAT, bare_client, chat, events_of
-from gateway_harness import announce, running_gateway
-from patience import WAIT_S
 
 from penstock.gateway.generation import jobs
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.programs.gateway_client import CHAT, bare_client, chat, events_of
+from tests.support.programs.gateway_harness import announce, running_gateway
 
 KEY = {"Idempotency-Key": "k"}
 

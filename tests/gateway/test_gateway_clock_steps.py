@@ -6,9 +6,6 @@ import secrets
 from collections.abc import AsyncIterator
 
 import pytest
-from clocks import ShiftedServer
-from fakes import eventually
-from gateway_harness import standing_with
 
 from penstock.gateway.abandonment.readers import AbandonmentWatch
 from penstock.gateway.batches.leases import BatchLease, Leases
@@ -22,6 +19,9 @@ from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, Handle
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
+from tests.support.programs.fakes import eventually
+from tests.support.programs.gateway_harness import standing_with
+from tests.support.redis_servers.clocks import ShiftedServer
 
 FAR_S = 100_000.0  # no test waits for so long
 

@@ -16,13 +16,8 @@ from typing import Any, Self
 import httpx2
 import pytest
 import structlog
-from fakes import eventually
-from gateway_harness import new_key, running_gateway
-from patience import WAIT_S
 from redis.backoff import ExponentialWithJitterBackoff
-from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 from structlog.testing import capture_logs
-from worker_harness import running_worker
 
 import penstock.gateway
 from penstock.gateway.keys.limits import Limiter
@@ -32,6 +27,11 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
+from tests.support.programs.gateway_harness import new_key, running_gateway
+from tests.support.programs.worker_harness import running_worker
+from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
 WORDS = ("redis", "valkey", "script", "noperm", "noauth", "replica", "aof", "clients reached", "traceback", "127.0.0.1")

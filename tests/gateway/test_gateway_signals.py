@@ -15,12 +15,8 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fakes import Held, ScriptedWorker, eventually
-from gateway_harness import Listening, announce, running_gateway
-from patience import WAIT_S
 from structlog.testing import capture_logs
 from uvicorn.lifespan.on import LifespanOn
-from watched import ended
 
 from penstock import stopping
 from penstock.gateway.abandonment.readers import AbandonmentWatch
@@ -34,6 +30,10 @@ from penstock.gateway.store.connection import Store
 from penstock.protocol.redis.connection import RedisClient
 from penstock.serving import garbage
 from penstock.stopping import Stopping
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import Held, ScriptedWorker, eventually
+from tests.support.programs.gateway_harness import Listening, announce, running_gateway
+from tests.support.watched import ended
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "x"}], "stream": True}

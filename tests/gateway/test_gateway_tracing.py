@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import httpx2
 import pytest
-from fakes import ScriptedWorker, echo, eventually, until_cancelled
-from gateway_client import CHAT, chat
-from gateway_harness import announce, running_gateway
-from otlp_collector import Seen
-from patience import WAIT_S
-from traced_worker import InMemory
 
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.otlp_collector import Seen
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import ScriptedWorker, echo, eventually, until_cancelled
+from tests.support.programs.gateway_client import CHAT, chat
+from tests.support.programs.gateway_harness import announce, running_gateway
+from tests.support.programs.traced_worker import InMemory
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 TRACE_ID, PARENT_ID = TRACEPARENT.split("-")[1:3]

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
-from gateway_client import CHAT, bare_client, chat, events_of, read_events, text_of
-from gateway_harness import CARD, announce, running_gateway
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
+from tests.support.programs.gateway_client import CHAT, bare_client, chat, events_of, read_events, text_of
+from tests.support.programs.gateway_harness import CARD, announce, running_gateway
 
 KEY = {"Idempotency-Key": "k"}
 

@@ -13,10 +13,6 @@ from typing import Any
 import httpx2
 import pytest
 import structlog
-from gateway_harness import new_key, revoke, running_gateway
-from patience import WAIT_S
-from test_page import in_node
-from worker_harness import eventually, read_reply, read_until, running_worker, send
 
 from penstock.gateway.operations import queue_admin, routes
 from penstock.local.embedded import EmbeddedServer
@@ -26,8 +22,13 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.serving.log_lines import LogLines, Rank
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.logs import configure_logs
+from tests.gateway.test_page import in_node
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
+from tests.support.programs.gateway_harness import new_key, revoke, running_gateway
+from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
 
-USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
+USERS = ROOT / "deploy/redis/users.acl"
 SECRET = "a secret prompt"
 QUEUE = "/operations/queues/q"
 ACTIONS = {"drain": {"worker": "w0"}, "cancel": {"id": "r"}, "replay": {"letter": "1-0"}}

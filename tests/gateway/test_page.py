@@ -15,13 +15,13 @@ from urllib.parse import urljoin
 
 import httpx2
 import pytest
-from fakes import ScriptedWorker
-from gateway_harness import announce, new_key, running_gateway
-from openai_clients import two_words
-from patience import WAIT_S
 
 from penstock.gateway.page.routes import PATHS
 from penstock.protocol.redis.connection import RedisClient
+from tests.gateway.openai.openai_clients import two_words
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import ScriptedWorker
+from tests.support.programs.gateway_harness import announce, new_key, running_gateway
 
 HERE = Path(__file__).parent
 STATIC = HERE.parents[1] / "gateway" / "page" / "static"

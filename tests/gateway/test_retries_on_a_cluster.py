@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from fakes import ScriptedReply, ScriptedWorker, eventually
-from gateway_client import CHAT, bare_client, chat, events_of, text_of
-from gateway_harness import announce, running_gateway
-
 from penstock.gateway.store import names
 from penstock.protocol import keys
 from penstock.protocol.ids import slot_of
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.programs.gateway_client import CHAT, bare_client, chat, events_of, text_of
+from tests.support.programs.gateway_harness import announce, running_gateway
 
 NUM_KEYS = 40
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fakes import Held, ScriptedWorker, eventually
-from gateway_client import openai_client
-from gateway_harness import Running, announce, running_gateway
-from patience import WAIT_S
-from scrapes import scraped
 from structlog.testing import capture_logs
 
 from penstock.gateway.metrics import MOST_CODES, GatewayMetrics
 from penstock.producer import ConnectionLost
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import Held, ScriptedWorker, eventually
+from tests.support.programs.gateway_client import openai_client
+from tests.support.programs.gateway_harness import Running, announce, running_gateway
+from tests.support.scrapes import scraped
 
 pytestmark = pytest.mark.usefixtures("patient_scrapes")
 

@@ -7,8 +7,6 @@ import gc
 import time
 
 import pytest
-from fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually, name_queue_until_cancelled, until_cancelled
-from patience import WAIT_S
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import (
@@ -27,6 +25,15 @@ from penstock.producer.aio import MAX_OTHERS, connections_of
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, OwnEntry, TokenLogprob, TopLogprob
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import (
+    LossyProxy,
+    ScriptedReply,
+    ScriptedWorker,
+    eventually,
+    name_queue_until_cancelled,
+    until_cancelled,
+)
 
 
 async def never(reply: ScriptedReply) -> None:

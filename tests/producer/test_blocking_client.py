@@ -13,17 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import redis as blocking_redis
-from fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually, until_cancelled
-from patience import WAIT_S
 
 from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout
 from penstock.protocol import keys
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually, until_cancelled
 
-ROOT = Path(__file__).parents[2]
 Workers = Callable[[Behaviour], None]
 
 

@@ -7,13 +7,13 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
 from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.bulk import READ_AHEAD
 from penstock.producer.progress import BulkProgress
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, echo, eventually
 
 
 class Gates:

@@ -7,12 +7,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from fakes import ScriptedWorker, echo, eventually
-from redis_proxy import RedisProxy
 
 from penstock.producer import AsyncClient, BulkResult, ConnectionLost, ReplyTimeout, ServerRefused
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.programs.fakes import ScriptedWorker, echo, eventually
+from tests.support.redis_servers.redis_proxy import RedisProxy
 
 PROMPTS = [f"p {number}" for number in range(6)]
 

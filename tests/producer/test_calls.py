@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from patience import WAIT_S
-from redis_proxy import RedisProxy
-from worker_harness import eventually, running_worker
 
 from penstock.producer import (
     AsyncClient,
@@ -24,6 +21,9 @@ from penstock.producer.aio import MAX_OTHERS
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import MAX_TIMEOUT_MS
+from tests.support.patience import WAIT_S
+from tests.support.programs.worker_harness import eventually, running_worker
+from tests.support.redis_servers.redis_proxy import RedisProxy
 
 pytestmark = pytest.mark.every_server
 

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
-from fakes import eventually
-from patience import WAIT_S
 from redis.backoff import ExponentialWithJitterBackoff
-from refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
-from worker_harness import running_worker
 
 from penstock.producer import AsyncClient, CallTimedOut, Client, ConnectionLost, Handle, PenstockError, ServerRefused
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
+from tests.support.programs.worker_harness import running_worker
+from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 
 ANSWERS = (*PASSING.values(), FULL, *REFUSED.values())
 WITHOUT_REDIS = {"close", "handle", "on"}  # methods of a client and a handle

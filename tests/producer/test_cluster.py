@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes import ScriptedReply, ScriptedWorker, echo, eventually, name_queue_until_cancelled, until_cancelled
 from redis.crc import key_slot
 
 from penstock.local.embedded import EmbeddedServer
@@ -13,6 +12,14 @@ from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout
 from penstock.protocol import keys
 from penstock.protocol.ids import new_id, random_slot, slot_of
 from penstock.protocol.redis.connection import connect
+from tests.support.programs.fakes import (
+    ScriptedReply,
+    ScriptedWorker,
+    echo,
+    eventually,
+    name_queue_until_cancelled,
+    until_cancelled,
+)
 
 pytestmark = pytest.mark.every_server
 

@@ -14,14 +14,12 @@ from dataclasses import is_dataclass
 from inspect import get_annotations, isfunction
 from pathlib import Path
 
-from packages import PACKAGES
-
 import penstock
 from penstock import producer
 from penstock.producer.request import Sampling
 from penstock.protocol.wire import GenerateRequest
+from tests.support.packages import PACKAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "torch", "rich"}
 STANDARD = {name for module in (builtins, collections.abc, types, typing) for name in dir(module)}
 

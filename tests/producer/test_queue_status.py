@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
-from fakes import ScriptedWorker, eventually
 from redis import exceptions
 
 from penstock.producer import AsyncClient, Client, QueueStatus, ServerRefused
 from penstock.protocol import keys
 from penstock.protocol.queue import status as queue_status
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.programs.fakes import ScriptedWorker, eventually
 
 pytestmark = pytest.mark.every_server
 

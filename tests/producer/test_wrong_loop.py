@@ -8,9 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from patience import WAIT_S
 
 from penstock import AsyncClient
+from tests.support.patience import WAIT_S
 
 # What the first event loop had open went with it.
 pytestmark = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from test_startup_report import INFO
 
 from penstock import __version__
 from penstock.engine.loading.identity import Identity
 from penstock.protocol.wire import ModelCard, decode_card
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
+from tests.worker.test_startup_report import INFO
 
 IDENTITY = Identity(revision="c0ffee", weights="1" * 32, tokenizer="2" * 32, template="3" * 32)
 CONFIG = WorkerConfig(name="w", max_n=3, max_prompt_tokens=100)

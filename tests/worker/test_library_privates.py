@@ -1,6 +1,6 @@
 """Undocumented parts of uvicorn that the HTTP servers override, and of Python that a worker uses.
 
-A new version must fail here first. `tests/producer/test_redis_privates.py` does the same for redis-py.
+A new version must fail here first. `tests/protocol/redis/test_redis_privates.py` does the same for redis-py.
 """
 
 from __future__ import annotations

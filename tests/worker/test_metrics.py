@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
-from scrapes import scraped
 
 from docs.scripts.metrics_page import page
 from penstock import __version__
@@ -18,8 +16,10 @@ from penstock.protocol.queue.load import QueueLoad
 from penstock.serving.exposition import render
 from penstock.worker.intake.measured_grammars import MeasuredGrammars
 from penstock.worker.metrics import DROP_REASONS, ERROR_CODES, WorkerMetrics, band_of
+from tests.support.packages import ROOT
+from tests.support.scrapes import scraped
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 INFO = EngineInfo(1, "bfloat16", "int8", 64, 4096, 32, "gpu", "H100", 1, "pallas", "xla", None, 256)
 
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import WAIT_S
+
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
 
 PROGRAM = """
 import ctypes, os, sys
@@ -29,7 +31,7 @@ def test_what_libraries_write_never_waits() -> None:
     """Libraries write 4 MB to a pipe that nobody reads: what does not fit is lost; our own line waits, and comes."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )  # fmt: skip
     with process:
         assert process.stdin is not None
@@ -50,7 +52,7 @@ def test_what_cannot_be_opened_anew_stays_as_it_is(kind: str, tmp_path: Path) ->
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT) if kind == "file" else writer
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=descriptor,
-        cwd=Path(__file__).parents[2], check=False,
+        cwd=ROOT, check=False,
     )  # fmt: skip
     for each in {descriptor, writer}:
         os.close(each)

@@ -13,14 +13,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from cli_process import command
-from fakes import eventually
-from gateway_harness import running_gateway
-from patience import WAIT_S
-from refusing_proxy import REFUSED, RefusingProxy
 from structlog.testing import capture_logs
-from taken_away import no_files_and_no_favours
-from worker_harness import running_worker
 
 from docs.scripts.pages import page
 from penstock import AsyncClient
@@ -33,15 +26,24 @@ from penstock.serving import exposition
 from penstock.tools.bench.machine import describe_machine
 from penstock.worker.config import default_name
 from penstock.worker.redis.permissions import OPTIONAL, optional_denied
+from tests.cli.cli_process import command
+from tests.support.packages import ROOT
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import eventually
+from tests.support.programs.gateway_harness import running_gateway
+from tests.support.programs.worker_harness import running_worker
+from tests.support.redis_servers.refusing_proxy import REFUSED, RefusingProxy
+from tests.support.taken_away import no_files_and_no_favours
 
-TESTS = Path(__file__).parents[1]
 ELSEWHERE = {
-    "the log": "e2e/test_log_trouble.py::test_a_worker_serves_without_its_log",
-    "the collector of traces and metrics": "gateway/test_metric_push.py::test_an_exporter_that_breaks_ends_nothing",
-    "compile_cache_dir": "engine/test_kept_files.py::test_without_its_folder_a_program_is_compiled_and_no_more",
-    "C++ kernels": "engine/test_native_library.py::test_a_harmed_library_is_built_anew_before_it_is_mapped",
-    "a home folder": "worker/test_settings.py::test_without_a_home_folder_nothing_is_kept",
-    "huge pages": "engine/test_huge_pages.py::test_no_thread_where_there_are_none_to_have",
+    "the log": "e2e/trouble/test_log_trouble.py::test_a_worker_serves_without_its_log",
+    "the collector of traces and metrics": "serving/test_metric_push.py::test_an_exporter_that_breaks_ends_nothing",
+    "compile_cache_dir": (
+        "engine/execution/test_kept_files.py::test_without_its_folder_a_program_is_compiled_and_no_more"
+    ),
+    "C++ kernels": "engine/kernels/test_native_library.py::test_a_harmed_library_is_built_anew_before_it_is_mapped",
+    "a home folder": "worker/settings/test_settings.py::test_without_a_home_folder_nothing_is_kept",
+    "huge pages": "engine/execution/test_huge_pages.py::test_no_thread_where_there_are_none_to_have",
     "fields of the model card": "worker/test_card.py::test_what_is_not_known_is_left_out",
     "files: /proc": "worker/test_optional.py::test_nobody_needs_files_or_favours",
     "favours of the system": "worker/test_optional.py::test_nobody_needs_files_or_favours",
@@ -63,7 +65,7 @@ def test_each_row_of_the_table_has_a_test() -> None:
     assert (len(rows), told) == (len(OPTIONAL) + len(ELSEWHERE), {*OPTIONAL, *ELSEWHERE})
     for place in ELSEWHERE.values():
         path, _, name = place.partition("::")
-        assert f"def {name}" in (TESTS / path).read_text(), place
+        assert f"def {name}" in (ROOT / "tests" / path).read_text(), place
 
 
 @pytest.mark.parametrize("answer", [REFUSED["NOPERM"], "ERR unknown command 'X', with args beginning with:"])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.worker.errors import RedisRefused
 from penstock.worker.redis.permissions import check_permissions, denied
+from tests.support.packages import ROOT
 
 pytestmark = pytest.mark.every_server
 
-USERS = Path(__file__).parents[2] / "deploy/redis/users.acl"
+USERS = ROOT / "deploy/redis/users.acl"
 
 MakeUser = Callable[..., Awaitable[RedisClient]]
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from packages import PACKAGES, ROOT
+from tests.support.packages import PACKAGES, ROOT
 
 FOLDERS = (*PACKAGES, "penstock")
 LOOKS = frozenset({"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime"})

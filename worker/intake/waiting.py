@@ -1,7 +1,7 @@
 """Every state in which a request waits, and how soon its deadline, its cancellation and its priority act there.
 
 The table in docs/guarantees.md is made from this one (`python -m penstock.worker.intake.waiting`). Each cell has a
-test in `tests/e2e/test_waiting_states.py`: a state without a row, or a cell without a test, fails.
+test in `tests/e2e/takeover/test_waiting_states.py`: a state without a row, or a cell without a test, fails.
 """
 
 from __future__ import annotations

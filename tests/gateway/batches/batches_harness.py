@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import gateway_client
-from fakes import ScriptedReply, ScriptedWorker, eventually
-from gateway_harness import announce
 from openai.types import Batch, FileObject
 
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry
+from tests.support.programs import gateway_client
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.programs.gateway_harness import announce
 
 CHAT = "/v1/chat/completions"
 ENDED = ("failed", "completed", "expired", "cancelled")

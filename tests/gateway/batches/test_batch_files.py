@@ -8,14 +8,14 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from batches_harness import Asked, asking, jsonl, line
-from fakes import eventually
 from openai.types import FileObject
 
 from penstock.gateway.files.bodies import PIECE_BYTES
 from penstock.gateway.files.names import file_name
 from penstock.gateway.store import names
 from penstock.protocol.redis.connection import RedisClient
+from tests.gateway.batches.batches_harness import Asked, asking, jsonl, line
+from tests.support.programs.fakes import eventually
 
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 

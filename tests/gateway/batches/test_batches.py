@@ -8,9 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from batches_harness import Asked, answer, asking, jsonl, line
-from fakes import ScriptedWorker, eventually
-from gateway_harness import announce
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
@@ -20,6 +17,9 @@ from penstock.gateway.store import names
 from penstock.producer import Reply
 from penstock.protocol import keys as producer_keys
 from penstock.protocol.redis.connection import RedisClient, connect
+from tests.gateway.batches.batches_harness import Asked, answer, asking, jsonl, line
+from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.programs.gateway_harness import announce
 
 
 @pytest.fixture

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from batches_harness import Asked, asking, jsonl, line
-from gateway_client import CHAT, chat
-from gateway_harness import new_key
-from junk import GATEWAY_KINDS, WRONG_TYPES, WRONG_VALUES, harm, is_kept
-from patience import mostly_slow
 from structlog.testing import capture_logs
 
 from penstock.gateway.keys.secrets import Secret
 from penstock.gateway.store import names
 from penstock.protocol.key_kinds import KeyKind
 from penstock.protocol.redis.connection import RedisClient
+from tests.gateway.batches.batches_harness import Asked, asking, jsonl, line
+from tests.support.patience import mostly_slow
+from tests.support.programs.gateway_client import CHAT, chat
+from tests.support.programs.gateway_harness import new_key
+from tests.support.redis_servers.junk import GATEWAY_KINDS, WRONG_TYPES, WRONG_VALUES, harm, is_kept
 
 WORDS = ("WRONGTYPE", "Operation against", "user_script", "Traceback", "redis", "Redis", "127.0.0.1", "penstock:")
 JUNK: dict[str, Any] = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import openai
 import pytest
-from batches_harness import Asked, answer, jsonl, line
-from fakes import ScriptedWorker, eventually
-from gateway_harness import announce, new_key, revoke
 
 from penstock.protocol.redis.connection import RedisClient
+from tests.gateway.batches.batches_harness import Asked, answer, jsonl, line
+from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.programs.gateway_harness import announce, new_key, revoke
 
 LEASE_S = 0.6
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import gateway_client
 import httpx2
-from fakes import ScriptedReply, ScriptedWorker
-from gateway_harness import announce
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
+from tests.support.programs import gateway_client
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
+from tests.support.programs.gateway_harness import announce
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 EPOCH_S = 1_795_298_400

@@ -8,14 +8,14 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from fakes import ScriptedWorker, eventually
-from gateway_client import openai_client
-from gateway_harness import announce, new_key, running_gateway
-from patience import WAIT_S
-from responses_harness import Asked, answer, asking, events_of, strictly
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
+from tests.gateway.responses.responses_harness import Asked, answer, asking, events_of, strictly
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.programs.gateway_client import openai_client
+from tests.support.programs.gateway_harness import announce, new_key, running_gateway
 
 
 async def test_a_stored_response_goes_on_where_its_gateway_has_to_leave_it(redis: RedisClient, redis_url: str) -> None:

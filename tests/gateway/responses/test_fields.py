@@ -7,13 +7,9 @@ import json
 from typing import Any, get_type_hints
 
 import pytest
-from any_json import mutations, values
-from documented_fields import DOCS, listed_for, written
-from gateway_harness import CARD
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
-from responses_harness import asking
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.responses.items import InputItem, read_items, shown_items, to_messages
@@ -22,6 +18,10 @@ from penstock.gateway.responses.stored import asked_for
 from penstock.producer import GenerateRequest
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire.values import check_json
+from tests.gateway.responses.responses_harness import asking
+from tests.support.any_json import mutations, values
+from tests.support.documented_fields import DOCS, listed_for, written
+from tests.support.programs.gateway_harness import CARD
 
 BODY: dict[str, Any] = {"model": "tiny", "input": "say it"}
 NAMES = sorted({*RESPONSE_POLICY.honoured, *RESPONSE_POLICY.ignored, *RESPONSE_POLICY.refused, "nobody_knows"})

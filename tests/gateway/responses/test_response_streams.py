@@ -8,12 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from fakes import ScriptedWorker, eventually
-from gateway_harness import CARD, announce
-from responses_harness import Asked, answer, asking, events_of
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from tests.gateway.responses.responses_harness import Asked, answer, asking, events_of
+from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.programs.gateway_harness import CARD, announce
 
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}
 SAID = {

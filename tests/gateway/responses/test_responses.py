@@ -7,15 +7,15 @@ from typing import Any
 
 import openai
 import pytest
-from fakes import eventually
-from gateway_harness import CARD, announce
-from responses_harness import Asked, asking, strictly
 
 from penstock.gateway.responses.stored import KIND, PREFIX, TOKEN_BYTES
 from penstock.gateway.store import names
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import MIN_KEEP_S
+from tests.gateway.responses.responses_harness import Asked, asking, strictly
+from tests.support.programs.fakes import eventually
+from tests.support.programs.gateway_harness import CARD, announce
 
 WEATHER: Any = {
     "type": "function",

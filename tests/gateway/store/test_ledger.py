@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from fakes import eventually
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import OVERHEAD_BYTES, Ledger
 from penstock.protocol.redis.connection import RedisClient
+from tests.support.programs.fakes import eventually
 
 pytestmark = pytest.mark.every_server
 

@@ -9,10 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from patience import WAIT_S
-from redis_proxy import RedisProxy
-from worker_harness import eventually, running_worker, send
-from worker_process import WorkerProcess
 
 from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.protocol import keys
@@ -21,6 +17,10 @@ from penstock.protocol.redis.streams import stream_entries
 from penstock.protocol.wire import MAX_TIMEOUT_MS
 from penstock.tools.chaos.fake_engine import FakeEngine, FakeText
 from penstock.worker.calls import server
+from tests.support.patience import WAIT_S
+from tests.support.programs.worker_harness import eventually, running_worker, send
+from tests.support.programs.worker_process import WorkerProcess
+from tests.support.redis_servers.redis_proxy import RedisProxy
 
 CALLS = keys.calls("q")
 

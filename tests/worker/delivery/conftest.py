@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from delivery_lab import NOW_S, FixedClock
 
 from penstock.protocol.redis.connection import RedisClient, ensure_group
 from penstock.worker.run import requests
+from tests.worker.delivery.delivery_lab import NOW_S, FixedClock
 
 
 @pytest.fixture

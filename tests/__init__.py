@@ -1,0 +1,1 @@
+"""Tests of everything, in rooms named as what they test."""

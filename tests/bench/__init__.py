@@ -1,0 +1,1 @@
+"""tools/bench, and the simulations of benchmarks/."""

@@ -1,0 +1,1 @@
+"""tools/chaos: workers killed, frozen and cut off, and every token checked."""

@@ -1,0 +1,47 @@
+"""Output of commands while their requests wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.cli.shared import waiting
+from penstock.cli.shared.waiting import shown_wait, wait_until_served
+from penstock.producer import AsyncClient, ConnectionLost
+from tests.support.patience import WAIT_S
+from tests.support.programs.fakes import ScriptedWorker, eventually
+
+
+async def test_a_queue_that_is_served_is_not_waited_for(redis_url: str) -> None:
+    async with ScriptedWorker(redis_url), AsyncClient(redis_url) as client:
+        with capture_logs() as lines:
+            await wait_until_served(client, "default")
+    assert lines == []
+
+
+async def test_a_queue_that_nobody_serves_is_waited_for(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOK_INTERVAL_S", 0.01)
+    async with AsyncClient(redis_url) as client:
+        with capture_logs() as lines:
+            wait = asyncio.create_task(wait_until_served(client, "default"))
+            await eventually(lambda: lines)
+            assert not wait.done()
+            async with ScriptedWorker(redis_url):
+                await asyncio.wait_for(wait, WAIT_S)
+    assert [line["event"] for line in lines] == ["no worker serves queue 'default'; waiting for one"]
+
+
+async def test_a_server_that_is_not_there_is_not_waited_for() -> None:
+    async with AsyncClient("redis://127.0.0.1:1") as client:
+        with pytest.raises(ConnectionLost):
+            await wait_until_served(client, "default")
+
+
+async def test_where_there_is_no_terminal_nobody_asks(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
+    before = asyncio.all_tasks()
+    async with AsyncClient(redis_url) as client, shown_wait(client, "default") as end_wait:
+        assert asyncio.all_tasks() == before
+        await end_wait()

@@ -1,0 +1,1 @@
+"""Clients as they are installed, against a gateway."""

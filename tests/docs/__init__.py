@@ -1,0 +1,1 @@
+"""Pages against the code."""

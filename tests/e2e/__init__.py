@@ -1,0 +1,1 @@
+"""Clients, Redis and workers together."""

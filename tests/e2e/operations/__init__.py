@@ -1,0 +1,1 @@
+"""What operators set up around it: permissions, scaling, metrics, traces."""

@@ -1,0 +1,170 @@
+"""When the worker of a chat with tools, reasoning or a grammar dies after any chunk, no byte is lost, doubled or
+changed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.shared.serve import load_model
+from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.scheduling.pace import Pace
+from penstock.engine.text.response.call_ids import call_id
+from penstock.producer import GenerateRequest, Reply
+from penstock.producer.reading.assembly import Assembler
+from penstock.protocol import keys
+from penstock.protocol.redis.connection import RedisClient
+from penstock.worker.config import WorkerConfig
+from penstock.worker.intake.admission import to_engine_request
+from penstock.worker.intake.preparation import Preparer
+from penstock.worker.publish.chunks import chunk_fields
+from penstock.worker.run.choices import ChoiceBuffer
+from penstock.worker.service import WorkerService
+from tests.support.packages import ROOT
+from tests.support.patience import slow
+from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, serving, take_and_claim
+
+TEMPLATE = ROOT / "tests/chat_templates/hermes.jinja"
+SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"at": {"type": "string", "maxLength": 3}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["at", "n"],
+    "additionalProperties": False,
+}
+SUN = {"type": "function", "function": {"name": "sun", "parameters": ARGUMENTS, "strict": True}}
+BASE: dict[str, Any] = {
+    "messages": ({"role": "user", "content": "Is it noon?"},),
+    "n": 2,
+    "temperature": 1.5,
+    "max_tokens": 10,
+    "seed": 4,
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+THINKING = (*BASE["messages"], {"role": "assistant", "content": "<think>\nIt"})
+ASKED: dict[str, dict[str, Any]] = {
+    "call": {"tools": (SUN,), "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99},
+    "calls": {"tools": (SUN,), "tool_choice": "required"},
+    "free": {"tools": (SUN,), "repetition_penalty": 1.2, "frequency_penalty": 0.3, "stop": ("th",), "logprobs": 2},
+    "reasoning": {"messages": THINKING, "continue_final_message": True, "presence_penalty": 0.5},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ARGUMENTS}}},
+    "choice": {"choice": ("noon", "night", "no one knows"), "prompt_logprobs": 1, "include_stop_str_in_output": True},
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, directory)
+    shutil.copy(TEMPLATE, directory / "chat_template.jinja")
+    return directory
+
+
+def request(kind: str, cut: int) -> GenerateRequest:
+    return GenerateRequest.model_validate({**BASE, **ASKED[kind], "id": f"{kind}-{cut}"})
+
+
+def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
+    """Returns the outputs of all steps of an undisturbed request."""
+    preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(asked)
+    engine.add(to_engine_request(asked, preparation, engine.defaults))
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step()
+    return outputs
+
+
+async def leave(redis: RedisClient, kind: str, outputs: list[Output], cut: int) -> None:
+    """Leaves a request whose worker died after publishing its first `cut` outputs, each as a chunk of its own."""
+    asked = request(kind, cut)
+    await redis.xadd(keys.requests("q"), asked.to_entry())
+    claim = await take_and_claim(redis, "victim", str(asked.id))
+    choices = [ChoiceBuffer(index) for index in range(asked.n)]
+    for number, output in enumerate(outputs[:cut], start=1):
+        choice = choices[output.index]
+        calls = [rename(delta, str(asked.id), output.index) for delta in output.tool_calls]
+        choice.add(replace(output, tool_calls=tuple(calls)))
+        fields = chunk_fields(choice, choice.take(), num_choices=asked.n)
+        choice.num_published += len(output.token_ids)
+        await redis.execute_command("XADD", keys.reply("q", str(asked.id)), f"{claim.epoch}-{number}", *fields)
+
+
+def rename(delta: ToolCallDelta, request_id: str, index: int) -> ToolCallDelta:
+    return delta if delta.id is None else replace(delta, id=call_id(request_id, index, delta.index))
+
+
+async def assembled(redis: RedisClient, request_id: str) -> Reply:
+    """Reads a reply as the client library does."""
+    assembler = Assembler(request_id)
+    reply = await read_reply(redis, request_id)
+    for entry_id, entry in zip(reply.ids, reply.entries, strict=True):
+        assembler.feed(entry_id, entry)
+    assert assembler.reply is not None
+    return assembler.reply
+
+
+def told(reply: Reply) -> list[tuple[Any, ...]]:
+    """Returns all that does not depend on the request's id or on rounding."""
+    return [
+        (
+            choice.index,
+            choice.text,
+            choice.reasoning,
+            [(call.name, call.arguments) for call in choice.tool_calls],
+            choice.tokens,
+            choice.finish_reason,
+            choice.stop_reason,
+            [(logprob.id, logprob.token, logprob.bytes) for logprob in choice.logprobs or ()],
+        )
+        for choice in reply.choices
+    ]
+
+
+def guessing_worker(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
+    return serving(
+        WorkerService(WorkerConfig(queue="q", health_port=None), url, partial(load_model, str(model), config))
+    )
+
+
+@pytest.mark.parametrize("every", [4, slow(1)])  # token, behind which a worker died
+async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
+    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    # As many as there are: whether drafts pay depends on the machine and how busy it is.
+    monkeypatch.setattr(Pace, "num_drafts", lambda pace, num_rows, num_pairs, chances, host_s: len(chances))
+    settings: dict[str, Any] = {**SIZES, "compile_cache_dir": compile_cache}
+    engine = Engine.from_checkpoint(model, EngineConfig(**settings, speculation="off"))
+    outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
+    cuts = [(kind, cut) for kind in ASKED for cut in (*range(0, len(outputs[kind]), every), len(outputs[kind]))]
+    for kind, cut in cuts:
+        await leave(redis, kind, outputs[kind], cut)
+    async with guessing_worker(redis_url, model, EngineConfig(**settings)):
+        replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
+        await eventually(lambda: is_queue_empty(redis))
+    for (kind, cut), reply in replies.items():
+        assert told(reply) == told(replies[kind, 0]), (kind, cut)
+        for choice in reply.choices:
+            numbers = range(len(choice.tool_calls))
+            assert [call.id for call in choice.tool_calls] == [
+                call_id(f"{kind}-{cut}", choice.index, number) for number in numbers
+            ]
+    for kind in ASKED:
+        texts = ["".join(output.text for output in outputs[kind] if output.index == index) for index in range(2)]
+        assert texts == [choice.text for choice in replies[kind, 0].choices]
+    assert {choice.finish_reason for reply in replies.values() for choice in reply.choices} == {
+        "tool_calls",
+        "stop",
+        "length",
+    }
+    assert replies["reasoning", 0].reasoning
+    guessed = replies["call", 0].usage  # most of what a call is spelled with is forced by its grammar
+    assert 0 < guessed.accepted_tokens <= guessed.drafted_tokens
+    assert all(choice.tool_calls for choice in replies["call", 0].choices)

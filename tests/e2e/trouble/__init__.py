@@ -1,0 +1,1 @@
+"""Redis, clocks, logs or engines in trouble."""

@@ -1,0 +1,1 @@
+"""Attention of every implementation against one reference."""

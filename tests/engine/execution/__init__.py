@@ -1,0 +1,1 @@
+"""Steps on the device: their shapes, programs and sampling."""

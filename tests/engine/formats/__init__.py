@@ -1,0 +1,1 @@
+"""Quantized weights as they are stored."""

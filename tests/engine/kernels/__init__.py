@@ -1,0 +1,1 @@
+"""Kernels for TPUs and CPUs, against XLA."""

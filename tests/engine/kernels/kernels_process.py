@@ -1,0 +1,98 @@
+"""Run by test_kernels.py in a process with eight host devices; prints one JSON object.
+
+The interpreted kernel computes each quantized matmul of a small stacked model, and so does f64.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from penstock.engine.formats.packing import Packing, leaf_shapes
+from penstock.engine.loading.checkpoint import random_model
+from penstock.engine.models import Decoder, MLPConfig
+from penstock.engine.models.axes import logical_axes
+from penstock.engine.models.layers.quantized import QuantizedLinear, unpacked
+from penstock.engine.sharding.linears import KernelLinear, prepare_for_tpu
+from penstock.engine.sharding.placement import place, split_model
+from tests.engine.engines import TINY
+from tests.engine.formats.quantized_stacks import random_stack
+
+PACKINGS = {
+    ("attention", "q"): Packing("int4", 32, scale="float16", offset="minimums"),
+    ("attention", "k"): Packing("int4", 32, scale="float16", offset="zeros"),
+    ("attention", "v"): Packing("fp8", 0, rows=0),
+    ("attention", "out"): Packing("fp8", 0, scale="bfloat16"),  # each device has a share of the input, and all scales
+    ("mlp", "gate"): Packing("fp8", 128, rows=128),
+    ("mlp", "up"): Packing("int4", 64, scale="bfloat16"),
+    ("mlp", "down"): Packing("int4", 128, scale="float16"),
+}
+
+
+def main() -> None:
+    found: dict[str, Any] = {"kernels": {}, "errors": {}}
+    for tensor in (1, 2, 4):
+        placement = place(jax.devices()[:tensor], tensor)
+        model = filled(tensor, placement)
+        linears = {path: linear for path, linear in nnx.iter_modules(model) if type(linear) is QuantizedLinear}
+        expected = {path: exact_products(linear) for path, linear in linears.items()}
+        kernels = {p: k for p, k in nnx.iter_modules(prepare_for_tpu(model, placement, interpret=True)) if is_kernel(k)}
+        found["kernels"][str(tensor)] = len(kernels)
+        for path, kernel in kernels.items():
+            ours, theirs = products(kernel), expected[path]
+            error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+            found["errors"][f"{tensor} {path}"] = float(error)
+    json.dump(found, sys.stdout)
+
+
+def filled(tensor: int, placement: Any) -> Decoder:
+    first = replace(TINY.blocks[0], packed=tuple(PACKINGS.items()), mlp=MLPConfig(256))
+    attention = replace(first.attention, num_heads=8, num_kv_heads=4, head_dim=32)
+    config = replace(TINY, blocks=(replace(first, mixer=attention),) * 3, dtype="bfloat16", hidden_size=256)
+    model = random_model(split_model(config, tensor), 0, placement=placement, stacked=True)
+    for path, linear in nnx.iter_modules(model):
+        if isinstance(linear, QuantizedLinear):
+            for name, leaf in random_stack(linear.packing, *linear.shape, 3).items():
+                sharding = placement.sharding(logical_axes((*path, name), 3), leaf.shape)
+                setattr(linear, name, nnx.Param(jax.device_put(leaf, sharding)))
+    return model
+
+
+def is_kernel(module: Any) -> bool:
+    return isinstance(module, KernelLinear)
+
+
+def inputs() -> jax.Array:
+    return jnp.asarray(np.random.default_rng(2).normal(size=(9, 256)), jnp.bfloat16)
+
+
+def exact_products(linear: QuantizedLinear) -> np.ndarray:
+    """Multiplies with each layer's weight in f64. With groups, the weight is rounded once; without, sums are scaled."""
+    names = leaf_shapes(linear.packing, *linear.shape)
+    weights = unpacked(linear.packing, {name: jnp.asarray(np.asarray(getattr(linear, name)[...])) for name in names})
+    rounded = weights.astype(jnp.bfloat16) if linear.packing.group else weights
+    return np.asarray(inputs(), np.float64) @ np.asarray(rounded, np.float64).swapaxes(1, 2)
+
+
+def products(kernel: KernelLinear) -> np.ndarray:
+    """Multiplies with each layer's weight, by the kernel."""
+    graph, state = nnx.split(kernel)
+
+    @jax.jit
+    def product(state: Any, x: jax.Array, layer: jax.Array) -> jax.Array:
+        one = nnx.merge(graph, state)
+        one.layer = layer
+        return one.wide(x)
+
+    return np.stack([product(state, inputs(), jnp.int32(layer)) for layer in range(3)])
+
+
+if __name__ == "__main__":
+    main()

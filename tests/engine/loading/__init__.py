@@ -1,0 +1,1 @@
+"""Checkpoints of every form, whole and damaged."""

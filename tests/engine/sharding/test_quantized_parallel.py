@@ -1,0 +1,70 @@
+"""Quantized models over several devices give the same tokens, with no more communication than unquantized ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine.errors import ConfigError
+from penstock.engine.formats.packing import Packing
+from penstock.engine.sharding.placement import split_model
+from penstock.tools.plan import preset
+from tests.engine.engines import EOS, VOCAB_SIZE, write_model
+from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, write_quantized
+from tests.engine.formats.quantized_weights import SCHEMES, Scheme
+from tests.engine.loading.gguf_files import all_of, write_gguf
+from tests.engine.sharding.devices import run_on_devices
+from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
+from tests.support.patience import slow
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, "eos_token_id": EOS}
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2}
+MODELS: dict[str, tuple[Scheme, str, int, dict[str, Any]]] = {
+    # two heads share a block of rows, and devices hold copies of them
+    "fp8": (SCHEMES["fp8 blocks"], "qwen3", 4, {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}),
+    # each of four devices has half of a group: scales stay whole
+    "gptq": (SCHEMES["gptq in order"], "llama", 4, {"hidden_size": 256, "intermediate_size": 384}),
+    "mxfp4": (
+        MXFP4_EXPERTS,
+        "gpt_oss",
+        2,
+        {"hidden_size": 64, "intermediate_size": 128, **EXPERTS},
+    ),
+}
+
+
+@pytest.mark.parametrize("model", ["fp8", slow("gptq"), slow("mxfp4")])
+def test_several_devices_give_the_tokens_of_one(tmp_path: Path, model: str) -> None:
+    scheme, family, devices, geometry = MODELS[model]
+    quantized, _ = write_quantized(tmp_path, scheme, family, bos_token_id=None, **HEADS, **geometry)
+    byte_level(chat_template=CHAT_TEMPLATE).save_pretrained(quantized)
+    runs = run_on_devices(quantized, f"1,{devices}")
+    alone, together = runs["1"], runs[str(devices)]
+    assert together["tokens"] == alone["tokens"]
+    if model != "gptq":  # its scales are gathered if a feature is in a group of another device
+        assert together["other_collectives"] == alone["other_collectives"] == 0
+    assert max(together["weight_shares"]) == devices
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_divided_by_rows_as_they_should_be(tmp_path: Path) -> None:
+    """Rows of queries and keys are put in order, and the quantized embedding is padded to 274 tokens."""
+    geometry = {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True, **HEADS}
+    folder = write_model(tmp_path / "folder", "llama", **{**geometry, "vocab_size": 273})
+    runs = run_on_devices(write_gguf(tmp_path / "model.gguf", folder, all_of("Q8_0")), "1,2")
+    assert runs["2"]["tokens"] == runs["1"]["tokens"]
+    assert max(runs["2"]["weight_shares"]) == 2
+
+
+def test_devices_that_would_cut_the_groups_of_experts_are_refused() -> None:
+    model = preset("Qwen3-30B-A3B", "bfloat16")
+    assert model is not None
+    packed = ((("mlp", "experts", "down"), Packing("int4", 128, offset="zeros")),)
+    quantized = replace(model, blocks=tuple(replace(block, packed=packed) for block in model.blocks))
+    assert split_model(quantized, 2).blocks[0].packed == packed
+    assert split_model(quantized, 1, 4).blocks[0].packed == packed
+    with pytest.raises(ConfigError, match="tensor_parallel = 4 cuts groups of the quantized experts: 192 features"):
+        split_model(quantized, 4)

@@ -1,0 +1,1 @@
+"""Drafts, and how many of them are tried."""

@@ -1,0 +1,100 @@
+"""Formats of chat replies: what is declared of each, and which one a model has."""
+
+# ruff: noqa: RUF001  DeepSeek writes full-width bars
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock.engine.errors import ConfigError, InvalidRequest
+from penstock.engine.text.response.formats import (
+    FORMATS,
+    MAX_PREFIX_TAGS,
+    detect_format,
+    reply_prefix,
+    resolve_format,
+)
+from penstock.engine.text.response.syntax import ReplyFormat
+from tests.support.packages import ROOT
+
+TEMPLATES = {
+    "hermes": "{{ '<|im_start|>' }}<tool_call>\\n{{ tool_call | tojson }}\\n</tool_call>",
+    "qwen3_coder": "<tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>\\n",
+    "glm": "<tool_call>{{ name }}\\n<arg_key>{{ k }}</arg_key>",
+    "llama3_json": '<|start_header_id|>{{ \'{"name": "\' + name + \'", "parameters": \' }}',
+    "llama_pythonic": "<|header_start|>assistant ... [func_name1(params_name1=params_value1, ...)]",
+    "mistral": "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
+    "mistral_list": "[TOOL_CALLS] [{{ calls }}]",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\\n```json\\n",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>",
+    "gpt_oss": "<|start|>assistant<|channel|>final<|message|>",
+    "olmo3": "<function_calls>{{ calls }}</function_calls>",
+    "gemma": "<|tool_call>call:{{ name }}",
+    "function_gemma": "<start_function_call>call:{{ name }}",
+}
+
+
+def test_every_format_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "chat.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(FORMATS)
+
+
+def test_every_format_has_a_template_here() -> None:
+    assert set(TEMPLATES) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_format_is_known_by_its_template(name: str) -> None:
+    assert detect_format(TEMPLATES[name]) == name == FORMATS[name].name
+
+
+def test_a_template_without_tags_has_no_format() -> None:
+    assert detect_format(None) is None
+    assert detect_format("{% for m in messages %}{{ m.content }}{% endfor %}") is None
+    assert detect_format("{{ content.split('</think>')[-1] }}") == "hermes"
+
+
+def test_a_setting_goes_before_the_template() -> None:
+    assert resolve_format("auto", TEMPLATES["glm"]) == "glm"
+    assert resolve_format("none", TEMPLATES["glm"]) is None
+    assert resolve_format("mistral", TEMPLATES["glm"]) == "mistral"
+    with pytest.raises(ConfigError, match=r"chat_format must be auto, none or one of .*hermes.*, not 'hermse'"):
+        resolve_format("hermse", None)
+
+
+@pytest.mark.parametrize("format_", FORMATS.values(), ids=FORMATS)
+def test_syntax_comes_apart_into_its_delimiters_and_text(format_: ReplyFormat) -> None:
+    for syntax in (format_.calls.begin, format_.calls.end, format_.calls.group_begin, format_.calls.after_name):
+        pieces = format_.pieces(syntax)
+        assert "".join(pieces) == syntax
+        assert not any(
+            tag in piece for piece in pieces if piece not in format_.delimiters for tag in format_.delimiters
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "prefix"),
+    [
+        ("hermes", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("hermes", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n", "<think>\n"),
+        ("hermes", "<|im_start|>assistant\nhm<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n", ""),
+        ("hermes", "<|im_start|>assistant\nOnce upon", "Once upon"),
+        ("hermes", "[user]hi[model]<think>\n", "<think>"),
+        ("hermes", "[user]hi[model]", ""),
+        ("mistral", "[INST]a[/INST]b</s>[TOOL_RESULTS]1[/TOOL_RESULTS]", ""),
+        ("deepseek_v31", "<｜User｜>hi<｜Assistant｜></think>", "</think>"),
+        ("gpt_oss", "<|start|>user<|message|>hi<|end|><|start|>assistant", ""),
+    ],
+)
+def test_a_prompt_may_have_the_beginning_of_a_reply(name: str, prompt: str, prefix: str) -> None:
+    assert reply_prefix(name, prompt) == prefix
+
+
+def test_a_message_that_is_continued_has_a_bounded_number_of_tags() -> None:
+    """The engine's thread looks at what follows each tag."""
+    prompt = "<|im_start|>assistant\n" + "Well. <tool_call>" * MAX_PREFIX_TAGS
+    assert reply_prefix("hermes", prompt) == "Well. <tool_call>" * MAX_PREFIX_TAGS
+    with pytest.raises(InvalidRequest, match=f"is continued has {MAX_PREFIX_TAGS + 1} tags, at most {MAX_PREFIX_TAGS}"):
+        reply_prefix("hermes", prompt + "</think>")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.text.stop import StopMatcher
+from penstock.engine.text.stream import TextStream
+from penstock.engine.text.tokenizer import Tokenizer
+from tests.engine.tokenizers_for_tests import byte_level, llama2
+
+TOKENIZERS = (Tokenizer(byte_level()), Tokenizer(llama2()))
+
+
+def run(stream: TextStream, ids: list[int]) -> tuple[str, str | None]:
+    released = ""
+    for id_ in ids:
+        text, stop = stream.push(id_)
+        released += text
+        if stop:
+            return released, stop
+    return released + stream.finish(), None
+
+
+@given(data=st.data(), tokenizer=st.sampled_from(TOKENIZERS))
+def test_text_is_the_decode_up_to_the_first_stop(data: st.DataObject, tokenizer: Tokenizer) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=25))
+    stops = data.draw(st.lists(st.text("ab é\ufffd", min_size=1, max_size=3), max_size=3))
+    matcher = StopMatcher(stops)
+    text, stop = matcher.push(tokenizer.decode(ids))
+    released, _ = run(TextStream(tokenizer, stops), ids)
+    assert released == (text if stop else text + matcher.flush())
+
+
+@given(data=st.data(), tokenizer=st.sampled_from(TOKENIZERS))
+def test_with_its_stop_string_the_text_is_longer_by_that(data: st.DataObject, tokenizer: Tokenizer) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=25))
+    stops = data.draw(st.lists(st.text("ab é\ufffd", min_size=1, max_size=3), max_size=3))
+    without, stop = run(TextStream(tokenizer, stops), ids)
+    text, same_stop = run(TextStream(tokenizer, stops, include_stop=True), ids)
+    assert same_stop == stop
+    assert text == without + (stop or "") or (stop is None and text in [without + one for one in stops])
+
+
+@given(data=st.data(), tokenizer=st.sampled_from(TOKENIZERS))
+def test_a_delimiter_stands_where_its_token_does(data: st.DataObject, tokenizer: Tokenizer) -> None:
+    """A character or a run of bytes before it may be half complete."""
+    before, after = (data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)) for _ in range(2))
+    delimiter = tokenizer.special_token_ids[data.draw(st.sampled_from(sorted(tokenizer.special_token_ids)))]
+    stream = TextStream(tokenizer, delimiters={delimiter: "\ud800"})
+    text, _ = run(stream, [*(id_ for id_ in before if id_ != delimiter), delimiter])
+    assert text == run(TextStream(tokenizer), [id_ for id_ in before if id_ != delimiter])[0] + "\ud800"
+    behind, _ = run(stream, [id_ for id_ in after if id_ != delimiter])
+    assert "\ud800" not in behind
+    assert behind == run(TextStream(tokenizer), [id_ for id_ in after if id_ != delimiter])[0]
+
+
+def test_a_stop_over_token_borders_ends_the_stream() -> None:
+    tokenizer = TOKENIZERS[0]
+    stream = TextStream(tokenizer, ["\n\n"])
+    pushed = [stream.push(id_) for id_ in tokenizer.encode("a\n\nb")]
+    assert pushed == [("a", None), ("", None), ("", "\n\n"), ("", "\n\n")]
+    assert stream.finish() == ""
+
+
+def test_a_stop_completed_by_the_last_flush_is_left_out() -> None:
+    tokenizer = TOKENIZERS[1]
+    stream = TextStream(tokenizer, ["é"])
+    released = [stream.push(3 + byte)[0] for byte in "xé".encode()]
+    assert (released, stream.finish()) == (["", "", ""], "x")

@@ -1,0 +1,1 @@
+"""Promises of a whole engine: the tokens, whatever else it does."""

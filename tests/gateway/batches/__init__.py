@@ -1,0 +1,1 @@
+"""Batches, and the files that they read and write."""

@@ -1,0 +1,1 @@
+"""The gateway's own keys in Redis."""

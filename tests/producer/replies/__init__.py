@@ -1,0 +1,1 @@
+"""Replies as callers read them."""

@@ -1,0 +1,1 @@
+"""What all sides agree on in Redis."""

@@ -1,0 +1,1 @@
+"""Connections to Redis, and what its errors mean."""

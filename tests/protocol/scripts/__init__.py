@@ -1,0 +1,1 @@
+"""Each Lua script, by noun, and models of them all."""

@@ -1,0 +1,1 @@
+"""The wire schema, and its page."""

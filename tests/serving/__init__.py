@@ -1,0 +1,1 @@
+"""What the worker's port and the gateway share."""

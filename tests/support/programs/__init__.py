@@ -1,0 +1,1 @@
+"""Workers, gateways and clients for tests, within the process and as processes."""

@@ -1,0 +1,1 @@
+"""The worker around an engine, which is a stand-in here."""

@@ -1,0 +1,1 @@
+"""Calls that a worker answers beside requests."""

@@ -1,0 +1,1 @@
+"""Entries of the queue become requests of the engine."""

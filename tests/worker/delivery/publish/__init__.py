@@ -1,0 +1,1 @@
+"""Tokens become entries of reply streams."""

@@ -1,0 +1,1 @@
+"""Requests while they run."""

@@ -1,0 +1,1 @@
+"""Settings of worker and gateway, and where they come from."""

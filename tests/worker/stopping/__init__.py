@@ -1,0 +1,1 @@
+"""How processes end, by signal and by themselves."""
