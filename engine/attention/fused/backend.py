@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,14 +96,42 @@ class FusedAttention(AttentionBackend):
     ) -> tuple[jax.Array, StackedCache]:
         """Attends by one kernel call. The number of tokens must be a multiple of 16, as in all buckets."""
         q, k, v = qkv
-        num_tokens, num_heads, head_dim = q.shape
         held = jax.tree.leaves(cache.pages)
-        pages, has_scales = held[0], len(held) > 1
-        num_kv_heads, page_size, width = pages.shape[1:]
-        layout, group = HeadLayout(head_dim), num_heads // num_kv_heads
-        blocks = blocks_for(
-            num_tokens=num_tokens,
+        num_kv_heads, group = held[0].shape[1], q.shape[1] // held[0].shape[1]
+        layout, blocks = HeadLayout(q.shape[2]), self._blocks(q, held[0], prepared)
+        rows, scales = ([], []) if k is None or v is None else _new_rows(k, v, layout, held, kv_scales)
+        body = partial(
+            attend_kernel,
+            blocks=blocks,
+            layout=layout,
+            scores=ScoreFunction(options.scale_for(q.shape[2]), options.soft_cap),
             group=group,
+            pages_per_seq=prepared.pages_per_seq,
+            window=options.sliding_window or _NO_WINDOW,
+            num_parts=len(rows),
+            has_scales=len(held) > 1,
+        )
+        dtype = held[0].dtype
+        attended, *written = self._run(
+            body,
+            (*jax.tree.leaves(prepared), cache.first_page.reshape(1)),
+            [_rows(q, layout.query_width), *rows, *scales],
+            held,
+            [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)],
+            scratch(blocks, layout, num_kv_heads, group, q.dtype.name, _new_dtype(dtype), dtype.name),
+            _cost(q, held, prepared),
+        )
+        if layout.query_width != q.shape[2]:
+            attended = attended.reshape(*q.shape[:2], -1)
+            attended = attended[..., layout.result_start : layout.result_start + q.shape[2]]
+        new_cache = jax.tree.unflatten(jax.tree.structure(cache.pages), written)
+        return attended.reshape(q.shape), StackedCache(new_cache, cache.first_page)
+
+    def _blocks(self, q: jax.Array, pages: jax.Array, prepared: StepTables) -> BlockSizes:
+        num_kv_heads, page_size, width = pages.shape[1:]
+        return blocks_for(
+            num_tokens=q.shape[0],
+            group=q.shape[1] // num_kv_heads,
             num_kv_heads=num_kv_heads,
             page_size=page_size,
             pages_per_seq=prepared.pages_per_seq,
@@ -111,61 +140,44 @@ class FusedAttention(AttentionBackend):
             max_keys=self._max_keys,
             max_queries=self._max_queries,
         )
-        new, new_scales = [], []
-        if k is not None and v is not None:
-            if has_scales:
-                k, v, rows = _coded(k, v, pages.dtype, kv_scales)
-                new_scales.append(rows)
-            new = _stored(k, v, layout, pages.dtype)
-        scores = ScoreFunction(options.scale_for(head_dim), options.soft_cap)
-        sink_rows = [] if sinks is None else [_sink_rows(sinks, num_kv_heads, blocks)]
-        operands = [
-            _rows(q, layout.query_width),
-            *new,
-            *new_scales,
-            *(pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in held),  # else XLA copies small ones
-            *sink_rows,
-        ]
-        tables = (*jax.tree.leaves(prepared), cache.first_page.reshape(1))
-        body = partial(
-            attend_kernel,
-            blocks=blocks,
-            layout=layout,
-            scores=scores,
-            group=group,
-            pages_per_seq=prepared.pages_per_seq,
-            window=options.sliding_window or _NO_WINDOW,
-            num_parts=len(new),
-            has_scales=has_scales,
-        )
+
+    def _run(
+        self,
+        body: Callable[..., None],
+        tables: Sequence[jax.Array],
+        queries: Sequence[jax.Array],
+        held: Sequence[jax.Array],
+        sink_rows: Sequence[jax.Array],
+        scratch_shapes: Sequence[Any],
+        cost: pl.CostEstimate,
+    ) -> Sequence[jax.Array]:
+        """Calls the kernel; returns what `queries`, whose rows come first, attend to, and `held`, written in place."""
         vmem, anywhere = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
-        first_held = len(operands) - len(sink_rows) - len(held)
-        attended, *written = pl.pallas_call(
+        called: Sequence[jax.Array] = pl.pallas_call(
             body,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=NUM_TABLES,
                 grid=(1,),
-                in_specs=[*[anywhere] * (first_held + len(held)), *[vmem] * len(sink_rows)],
+                in_specs=[*[anywhere] * (len(queries) + len(held)), *[vmem] * len(sink_rows)],
                 out_specs=[anywhere] * (1 + len(held)),
-                scratch_shapes=scratch(
-                    blocks, layout, num_kv_heads, group, q.dtype.name, _new_dtype(pages.dtype), pages.dtype.name
-                ),
+                scratch_shapes=scratch_shapes,
             ),
             out_shape=[
-                jax.ShapeDtypeStruct(operands[0].shape, q.dtype),  # type: ignore[no-untyped-call]
+                jax.ShapeDtypeStruct(queries[0].shape, queries[0].dtype),  # type: ignore[no-untyped-call]
                 *(pltpu.HBM(array.shape, array.dtype) for array in held),
             ],
-            input_output_aliases={NUM_TABLES + first_held + i: 1 + i for i in range(len(held))},
+            input_output_aliases={NUM_TABLES + len(queries) + i: 1 + i for i in range(len(held))},
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES),
-            cost_estimate=_cost(q, held, prepared),
+            cost_estimate=cost,
             interpret=self._interpret,
             name="fused_ragged_paged_attention",
-        )(*tables, *operands)
-        if layout.query_width != head_dim:
-            attended = attended.reshape(num_tokens, num_heads, -1)
-            attended = attended[..., layout.result_start : layout.result_start + head_dim]
-        new_cache = jax.tree.unflatten(jax.tree.structure(cache.pages), written)
-        return attended.reshape(q.shape), StackedCache(new_cache, cache.first_page)
+        )(
+            *tables,
+            *queries,
+            *(pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in held),  # else XLA copies small ones
+            *sink_rows,
+        )
+        return called
 
 
 def _stored(k: jax.Array, v: jax.Array, layout: HeadLayout, dtype: jnp.dtype) -> list[jax.Array]:
@@ -223,6 +235,16 @@ def _cost(q: jax.Array, held: list[jax.Array], tables: StepTables) -> pl.CostEst
         bytes_accessed=min(num_tokens, tables.max_seqs) * context * key_bytes + 2 * q.size * q.dtype.itemsize,
         transcendentals=num_tokens * num_heads * context,
     )
+
+
+def _new_rows(
+    k: jax.Array, v: jax.Array, layout: HeadLayout, held: Sequence[jax.Array], kv_scales: KVScales | None
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the rows that new keys and values take in pages, and their scales where pages have them."""
+    if len(held) == 1:
+        return _stored(k, v, layout, held[0].dtype), []
+    k, v, scales = _coded(k, v, held[0].dtype, kv_scales)
+    return _stored(k, v, layout, held[0].dtype), [scales]
 
 
 def _sink_rows(sinks: jax.Array, num_kv_heads: int, blocks: BlockSizes) -> jax.Array:
