@@ -1,7 +1,8 @@
 """Measures what Redis holds for a waiting request and for an ended one: `python -m benchmarks.redis_sizing`.
 
 Requests come from the client library, replies from a worker whose engine makes a token every 20 ms for each of its
-sequences. It prints bytes of memory (MEMORY USAGE of all keys) and of a rewritten append-only file for each request.
+sequences. It prints bytes of memory (MEMORY USAGE of all keys), of memory as the table of keys declares it, and of a
+rewritten append-only file for each request.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient
+from penstock.protocol.key_kinds import total_size
+from penstock.protocol.key_table import TABLE
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
@@ -64,7 +67,15 @@ async def measure(url: str, prompt_chars: int, reply_tokens: int, count: int) ->
     await redis.aclose()
     memory, file = ((now - then) // count for now, then in zip(after, before, strict=True))
     shared = {"prompt_chars": prompt_chars, "reply_tokens": reply_tokens}
-    return {**shared, "reply_entries": sum(entries) // count, "memory_bytes": memory, "file_bytes": file}
+    bytes_of = {"memory_bytes": memory, "declared_bytes": declared(prompt_chars, reply_tokens), "file_bytes": file}
+    return {**shared, "reply_entries": sum(entries) // count, **bytes_of}
+
+
+def declared(prompt_chars: int, reply_tokens: int) -> int:
+    size = total_size(TABLE)
+    if reply_tokens:
+        return size.times(remembered=1, reply=1, token=reply_tokens)
+    return prompt_chars + size.times(remembered=1, request=1)
 
 
 def main() -> None:

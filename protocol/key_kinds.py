@@ -1,11 +1,11 @@
-"""A row of the tables of keys declares a kind of key: name, type, owner, expiry, and what each role may do with it."""
+"""A row of the tables of keys declares a kind of key: name, type, owner, size, expiry, and what each role may do."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from penstock.protocol import keys
@@ -52,6 +52,68 @@ class Area:
     grants: tuple[Grant, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Bytes of the server's memory that keys of a kind take for each of these, their names included.
+
+    What clients send comes on top. The figures are `MEMORY USAGE` of Valkey 9.1; other servers and allocators need up
+    to twice as much or half of it.
+
+    Attributes:
+        fleet: one for all queues and gateways.
+        queue: a queue that is served.
+        worker: a worker of a queue.
+        client: a client that reads replies and counts tokens.
+        tenant: a tenant whose requests wait.
+        request: a request until its end, beside its prompt; with an id, a tenant and a deadline.
+        held: a request that waits for one worker, or for one model.
+        running: a request that a worker runs.
+        reply: a reply from its start until it expires.
+        token: a token of such a reply, where chunks have one or two.
+        remembered: an id that a client sent within its `dedupe_window_s`.
+        cancelled: a request that was cancelled within a day.
+        letter: a dead letter, beside the request in it.
+        malformed: an entry that was no request, beside its fields.
+        api_key: an API key that was used within a minute.
+        revoked: a revoked API key.
+        answering: a request that a gateway is answering.
+        charged: a request that an API key with limits was charged for, within the hour.
+        document: a stored response, a file or a batch, beside its bytes.
+        file: a file or a batch, beside what it takes as a document.
+        batch: a batch, beside what it takes as a file.
+        line: the result of a line of a batch, beside its bytes.
+        repeatable: a request with an Idempotency-Key, as long as its reply.
+    """
+
+    fleet: int = 0
+    queue: int = 0
+    worker: int = 0
+    client: int = 0
+    tenant: int = 0
+    request: int = 0
+    held: int = 0
+    running: int = 0
+    reply: int = 0
+    token: int = 0
+    remembered: int = 0
+    cancelled: int = 0
+    letter: int = 0
+    malformed: int = 0
+    api_key: int = 0
+    revoked: int = 0
+    answering: int = 0
+    charged: int = 0
+    document: int = 0
+    file: int = 0
+    batch: int = 0
+    line: int = 0
+    repeatable: int = 0
+
+    def times(self, **counts: int) -> int:
+        """Returns the bytes that so many of each take."""
+        return sum(getattr(self, name) * count for name, count in counts.items())
+
+
 @dataclass(frozen=True, slots=True)
 class KeyKind:
     """A kind of key.
@@ -60,6 +122,7 @@ class KeyKind:
         make: names a key.
         type: what Redis stores there.
         owner: who creates such a key; others may change it.
+        size: the memory that keys of this kind take.
         expiry: when Redis deletes it by itself; empty: it does not.
         grants: what roles may do with keys of this kind.
         area: the area that has them.
@@ -69,6 +132,7 @@ class KeyKind:
     make: Callable[..., str]
     type: Type
     owner: Owner
+    size: Size
     expiry: str = ""
     grants: tuple[Grant, ...] = ()
     area: Area | None = None
@@ -115,3 +179,9 @@ class KeyKind:
         for grant in (*self.grants, *self.wide, *(() if self.area is None else self.area.grants)):
             if role in grant.roles:
                 yield grant
+
+
+def total_size(kinds: Iterable[KeyKind]) -> Size:
+    """Returns what keys of all these kinds take for each."""
+    sizes = [kind.size for kind in kinds]
+    return Size(**{each.name: sum(getattr(size, each.name) for size in sizes) for each in fields(Size)})

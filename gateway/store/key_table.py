@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.gateway.store import names
-from penstock.protocol.key_kinds import Area, Grant, KeyKind
+from penstock.protocol.key_kinds import Area, Grant, KeyKind, Size
 
 _SCRIPTS = "eval evalsha"
 API_KEYS = Area(
@@ -35,26 +35,33 @@ OWN = Area(
 AREAS = (OWN, API_KEYS)
 
 TABLE = (
-    KeyKind(names.api_keys, "hash", "operator", area=API_KEYS),
-    KeyKind(names.revocations, "hash", "operator", area=API_KEYS),
-    KeyKind(names.revocation_notices, "stream", "operator", area=API_KEYS),
-    KeyKind(names.key_requests, "hash", "gateway", "a minute after the last request", area=OWN),
-    KeyKind(names.key_running, "zset", "gateway", "after the last lease", area=OWN),
-    KeyKind(names.key_open, "hash", "gateway", "after the last tab", area=OWN),
-    KeyKind(names.key_tokens, "hash", "gateway", "a minute after the last charge", area=OWN),
-    KeyKind(names.key_charges, "zset", "gateway", "after the last payment", area=OWN),
-    KeyKind(names.unsettled, "zset", "gateway", "after the last tab", area=OWN),
-    KeyKind(names.record, "string", "gateway", "as its client asked", area=OWN),
-    KeyKind(names.owned, "zset", "gateway", "after the last file or batch", area=OWN),
-    KeyKind(names.body, "hash", "gateway", "with the file", area=OWN),
-    KeyKind(names.file_users, "zset", "gateway", "with the last batch", area=OWN),
-    KeyKind(names.batch_leases, "zset", "gateway", area=OWN),
-    KeyKind(names.batch_holders, "hash", "gateway", area=OWN),
-    KeyKind(names.batch_progress, "hash", "gateway", "with the batch", area=OWN),
-    KeyKind(names.ledger_sizes, "hash", "gateway", "with the last charge", area=OWN),
-    KeyKind(names.ledger_expiries, "zset", "gateway", "with the last charge", area=OWN),
-    KeyKind(names.fingerprint, "string", "gateway", "with the reply", area=OWN),
-    KeyKind(names.readers, "zset", "gateway", "a day after the last sign of a reader", area=OWN),
-    KeyKind(names.swept, "string", "gateway", "after seconds", area=OWN),
-    KeyKind(names.probe, "string", "gateway", "at once", area=OWN),
+    KeyKind(names.api_keys, "hash", "operator", Size(api_key=330), area=API_KEYS),
+    KeyKind(names.revocations, "hash", "operator", Size(fleet=80, revoked=40), area=API_KEYS),
+    KeyKind(names.revocation_notices, "stream", "operator", Size(fleet=4_300, revoked=60), area=API_KEYS),
+    KeyKind(names.key_requests, "hash", "gateway", Size(api_key=700), "a minute after the last request", area=OWN),
+    KeyKind(names.key_running, "zset", "gateway", Size(answering=80), "after the last lease", area=OWN),
+    KeyKind(names.key_open, "hash", "gateway", Size(api_key=80, answering=60), "after the last tab", area=OWN),
+    KeyKind(names.key_tokens, "hash", "gateway", Size(api_key=800), "a minute after the last charge", area=OWN),
+    KeyKind(names.key_charges, "zset", "gateway", Size(charged=60), "after the last payment", area=OWN),
+    KeyKind(names.unsettled, "zset", "gateway", Size(fleet=80, answering=70), "after the last tab", area=OWN),
+    KeyKind(names.record, "string", "gateway", Size(document=110), "as its client asked", area=OWN),
+    KeyKind(names.owned, "zset", "gateway", Size(file=70), "after the last file or batch", area=OWN),
+    KeyKind(names.body, "hash", "gateway", Size(file=110, line=60), "with the file", area=OWN),
+    KeyKind(names.file_users, "zset", "gateway", Size(batch=110), "with the last batch", area=OWN),
+    KeyKind(names.batch_leases, "zset", "gateway", Size(fleet=80, batch=60), area=OWN),
+    KeyKind(names.batch_holders, "hash", "gateway", Size(fleet=90, batch=60), area=OWN),
+    KeyKind(names.batch_progress, "hash", "gateway", Size(batch=450), "with the batch", area=OWN),
+    KeyKind(names.ledger_sizes, "hash", "gateway", Size(fleet=80, document=60), "with the last charge", area=OWN),
+    KeyKind(names.ledger_expiries, "zset", "gateway", Size(fleet=80, document=60), "with the last charge", area=OWN),
+    KeyKind(names.fingerprint, "string", "gateway", Size(repeatable=180), "with the reply", area=OWN),
+    KeyKind(
+        names.readers,
+        "zset",
+        "gateway",
+        Size(fleet=80, answering=65),
+        "a day after the last sign of a reader",
+        area=OWN,
+    ),
+    KeyKind(names.swept, "string", "gateway", Size(fleet=90), "after seconds", area=OWN),
+    KeyKind(names.probe, "string", "gateway", Size(fleet=90), "at once", area=OWN),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from types import ModuleType
 
@@ -14,7 +16,7 @@ from penstock.gateway.store import key_table as gateway_table
 from penstock.gateway.store import names
 from penstock.protocol import key_table, keys
 from penstock.protocol.consumers import set_aside_for
-from penstock.protocol.key_kinds import KeyKind
+from penstock.protocol.key_kinds import KeyKind, total_size
 from penstock.worker.redis.guarded import GUARD
 
 KINDS = (*key_table.TABLE, *gateway_table.TABLE)
@@ -90,6 +92,14 @@ def test_the_wire_page_has_each_key_once() -> None:
                 assert key in internal
     assert told == {}
     assert keys.heartbeat("QUEUE", set_aside_for("DIGEST")) in internal
+
+
+def test_the_sizing_page_adds_up_the_tables() -> None:
+    size = total_size(KINDS)
+    rows = page("docs/redis.md").table("What keys take")
+    assert {row[0].codes[0]: int(row[1].text.replace(",", "")) for row in rows} == asdict(size)
+    (formula,) = (block.text for block in page("docs/redis.md").blocks if block.text.startswith("memory ="))
+    assert [*map(int, re.findall(r"\d+", formula))] == [size.request, size.reply, size.token, size.remembered]
 
 
 def test_the_page_of_lanes_has_their_keys() -> None:
