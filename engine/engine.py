@@ -26,6 +26,7 @@ from penstock.engine.execution.warm_up import warm_up
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.limits import EngineLimits
 from penstock.engine.models import Decoder
+from penstock.engine.progress import ReportProgress
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
 from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace
@@ -36,7 +37,7 @@ from penstock.engine.scheduling.step_plan import Row, StepPlan
 from penstock.engine.speculation.drafter import Drafter
 from penstock.engine.speculation.ngrams import NgramDrafter
 from penstock.engine.speculation.speculation import Speculation
-from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats, KindStats, ReportProgress
+from penstock.engine.stats import DeviceMemory, EngineInfo, EngineStats, KindStats
 from penstock.engine.structured import GrammarCompiler, GrammarFailed
 from penstock.engine.text.response.reading.delta import NOTHING, Delta
 from penstock.engine.text.tokenizer import Tokenizer

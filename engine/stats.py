@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-ReportProgress = Callable[[int, int, str], None]
-"""Called with the amount done, the total, and what is counted, during a long piece of work."""
 
 
 @dataclass(frozen=True, slots=True)

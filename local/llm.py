@@ -16,6 +16,7 @@ from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
+from penstock.engine.progress import BYTES, ReportProgress
 from penstock.local.asking import Asking
 from penstock.local.engine_options import EngineOptions, engine_config
 from penstock.local.in_process import NO_LIMITS, InProcessEngine
@@ -32,7 +33,6 @@ from penstock.protocol.reply import Chunk, Reply
 from penstock.protocol.wire import AnswerEntry, Call, GenerateRequest, Message
 from penstock.worker.errors import EngineFailed
 from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
-from penstock.worker.progress import BYTES, ShowProgress
 from penstock.worker.settings import DEMO_MODEL
 
 Chat: TypeAlias = Sequence[Message | Mapping[str, Any]]
@@ -49,7 +49,7 @@ Prompts: TypeAlias = (
 )
 """Many prompts; a plain `str` is one."""
 
-_Shown: TypeAlias = Callable[[str, str], AbstractContextManager[ShowProgress | None]]
+_Shown: TypeAlias = Callable[[str, str], AbstractContextManager[ReportProgress | None]]
 
 AHEAD = 2  # times max_num_seqs: running requests, and as many that wait for a batch slot
 
@@ -303,7 +303,7 @@ def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:
     return engine
 
 
-def _bar(title: str, unit: str) -> AbstractContextManager[ShowProgress]:
+def _bar(title: str, unit: str) -> AbstractContextManager[ReportProgress]:
     from penstock.local.progress import shown  # only a terminal needs it, and it imports the command line
 
     return shown(title, unit)

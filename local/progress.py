@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from penstock.engine.progress import BYTES, ReportProgress
 from penstock.local.console import console
-from penstock.worker.progress import BYTES, ShowProgress
 
 LOG_INTERVAL_S = 5.0
 Say: TypeAlias = Callable[[str], None]
@@ -23,7 +23,7 @@ Say: TypeAlias = Callable[[str], None]
 
 
 @contextmanager
-def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[ShowProgress]:
+def shown(title: str, unit: str = "", say: Say | None = None) -> Iterator[ReportProgress]:
     """Shows the progress of one long step, `title`, while the block lasts.
 
     Args:
@@ -50,7 +50,7 @@ def spinner(title: str) -> Iterator[Callable[[str], None]]:
         yield lambda changed: None
 
 
-def _both(report: ShowProgress, title: str, unit: str, say: Say) -> ShowProgress:
+def _both(report: ReportProgress, title: str, unit: str, say: Say) -> ReportProgress:
     def tell(done: int, total: int, what: str) -> None:
         report(done, total, what)
         say(f"{title}: {_amount(done, total, unit)}")
@@ -59,7 +59,7 @@ def _both(report: ShowProgress, title: str, unit: str, say: Say) -> ShowProgress
 
 
 @contextmanager
-def _logged(title: str, unit: str) -> Iterator[ShowProgress]:
+def _logged(title: str, unit: str) -> Iterator[ReportProgress]:
     started = time.monotonic()
     log = structlog.get_logger()
     log.info(title)
@@ -68,7 +68,7 @@ def _logged(title: str, unit: str) -> Iterator[ShowProgress]:
 
 
 @contextmanager
-def _bar(title: str, unit: str) -> Iterator[ShowProgress]:
+def _bar(title: str, unit: str) -> Iterator[ReportProgress]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(), TextColumn("[dim]{task.fields[what]}"),
@@ -89,7 +89,7 @@ def _amount(done: int, total: int, unit: str) -> str:
     return f"{done / size:.{digits}f}/{total / size:.{digits}f} {name}"
 
 
-def _logger(title: str, unit: str) -> ShowProgress:
+def _logger(title: str, unit: str) -> ReportProgress:
     last = time.monotonic()
     log = structlog.get_logger().bind(**({"unit": unit} if unit else {}))
 

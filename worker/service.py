@@ -36,7 +36,7 @@ from penstock.worker.intake.measured_grammars import MeasuredGrammars
 from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence.reservation import Reservation
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.permissions import check_permissions
 from penstock.worker.session import Session
 from penstock.worker.startup_report import NO_COMPILER_HINT, STARTED, describe, device_of
@@ -178,7 +178,7 @@ class WorkerService:
             await reservation.take(self._stop)
 
         try:
-            await faults.persist(try_redis, "redis", self.readiness, self._stop)
+            await retries.persist(try_redis, "redis", self.readiness, self._stop)
             return None if self._stop.is_set() else await self._load_under(reservation, redis)
         finally:
             await redis.aclose()
@@ -193,7 +193,7 @@ class WorkerService:
             return model
         finally:
             await end_tasks([hold, tell])
-            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # else the key lapses
+            with suppress(TimeoutError, *retries.REDIS_ERRORS):  # else the key lapses
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):
                     await reservation.release()
                     if model is None:  # else the next report follows at once
@@ -297,7 +297,7 @@ class WorkerService:
             trouble=self.readiness.trouble,
         )
         if self._redis is not None:
-            with suppress(TimeoutError, *faults.REDIS_ERRORS):  # on failure the gauges keep their last values
+            with suppress(TimeoutError, *retries.REDIS_ERRORS):  # on failure the gauges keep their last values
                 async with asyncio.timeout(SCRAPE_TIMEOUT_S):
                     await self._measure_queue(self._redis)
 

@@ -34,7 +34,7 @@ from penstock.worker.presence.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.publish.coalescing import Coalescing
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.publish.publisher import Publisher
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.run.entries import EntryReader
 from penstock.worker.run.requests import Phase, RequestTable
 from penstock.worker.threads import Threads
@@ -154,7 +154,7 @@ class Session:
     async def _join(self, stop: asyncio.Event) -> None:
         """Takes the name; waits for Redis if it is away."""
         self._readiness.not_ready(_PART, "joining the queue")
-        await faults.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
+        await retries.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
     async def _until_told(self, stop: asyncio.Event) -> None:
         reasons = (stop, self._heartbeat.must_drain, self._refusals.must_drain)
@@ -168,7 +168,7 @@ class Session:
     @property
     def _refused(self) -> WorkerError | None:
         """Error to end with, if Redis has refused for too long."""
-        return None if self._refusals.refusal is None else faults.refusal(self._refusals.refusal)
+        return None if self._refusals.refusal is None else retries.refusal(self._refusals.refusal)
 
     async def _drain_for(self, reason: WorkerError | None, intake: asyncio.Task[None]) -> None:
         """Drains, then raises `reason`, if there is one, even if Redis does not take back all requests."""
@@ -220,7 +220,7 @@ class Session:
         try:
             async with asyncio.timeout(HAND_BACK_TIMEOUT_S):
                 await self._while_working(self._handing_back.give_back_all())
-        except (TimeoutError, *faults.REDIS_ERRORS) as error:
+        except (TimeoutError, *retries.REDIS_ERRORS) as error:
             raise DrainIncomplete(
                 f"{len(self.requests)} requests could not be handed back within {HAND_BACK_TIMEOUT_S:g} s;"
                 " other workers take them once this one's heartbeat is gone"
@@ -270,7 +270,7 @@ class Session:
         try:
             async with asyncio.timeout(GOODBYE_TIMEOUT_S):
                 await part
-        except (TimeoutError, *faults.REDIS_ERRORS) as error:
+        except (TimeoutError, *retries.REDIS_ERRORS) as error:
             _log.warning("left_without_goodbye", error=repr(error), live=len(self.requests))
 
 

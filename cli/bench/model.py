@@ -13,11 +13,11 @@ from penstock.cli.shared.errors import USAGE, CommandFailed
 from penstock.cli.shared.programs import load_settings
 from penstock.cli.shared.serve import load_model
 from penstock.engine import RequestError
+from penstock.engine.progress import ReportProgress
 from penstock.tools.bench.on_engine import run_on_engine
 from penstock.tools.bench.recorder import Recorder
 from penstock.tools.bench.traffic.load import Load
 from penstock.worker.logs import configure_logs
-from penstock.worker.progress import ShowProgress
 
 
 def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output: ReportOptions) -> None:
@@ -36,7 +36,7 @@ def bench_engine(flags: Mapping[str, str], load_flags: Mapping[str, Any], output
     if model.info is not None:
         require_fits(loads, model.info.max_model_len)
 
-    async def measure(load: Load, progress: ShowProgress) -> Recorder:
+    async def measure(load: Load, progress: ReportProgress) -> Recorder:
         return run_on_engine(model.engine, model.text, load, progress)
 
     described = {"model": name, **engine_settings(settings), **options.given()}

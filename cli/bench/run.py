@@ -17,6 +17,7 @@ from penstock.cli.shared.errors import USAGE, CommandFailed
 from penstock.cli.shared.programs import load_settings
 from penstock.cli.shared.redis import connected
 from penstock.cli.shared.waiting import wait_until_served
+from penstock.engine.progress import ReportProgress
 from penstock.local.console import console
 from penstock.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.local.progress import shown
@@ -36,7 +37,6 @@ from penstock.tools.bench.summary import Summary
 from penstock.tools.bench.traffic import punctual
 from penstock.tools.bench.traffic.load import Load
 from penstock.worker.logs import configure_logs
-from penstock.worker.progress import ShowProgress
 from penstock.worker.settings import Settings, group_of
 from penstock.worker.settings_loading import flag
 
@@ -173,7 +173,7 @@ class _Client:
             raise CommandFailed(f"--timeout must be above 0, not {self.timeout_s:g}", USAGE)
 
     async def measure(self, url: str, queue: str, vocab_size: int, described: dict[str, Any]) -> None:
-        async def measure(load: Load, progress: ShowProgress) -> Recorder:
+        async def measure(load: Load, progress: ReportProgress) -> Recorder:
             return await run_on_service(
                 url, queue, load, progress, num_clients=self.num_clients, timeout_s=self.timeout_s
             )
@@ -199,7 +199,7 @@ async def measure_runs(
     described: dict[str, Any],
     loads: Sequence[Load],
     output: ReportOptions,
-    measure: Callable[[Load, ShowProgress], Awaitable[Recorder]],
+    measure: Callable[[Load, ReportProgress], Awaitable[Recorder]],
 ) -> None:
     """Measures each of `loads` and reports.
 

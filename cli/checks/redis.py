@@ -18,7 +18,7 @@ from penstock.protocol.redis.address import Address, parse_url
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.redis.faults import is_away, is_no_group, is_not_permitted, may_pass
 from penstock.serving import hints
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.permissions import NAMED_AT_MOST, OPTIONAL, denied, optional_denied
 
 MIN_VERSION = (7, 0)
@@ -45,7 +45,7 @@ async def check_redis(url: str, queue: str) -> list[Finding]:
         for name, look in looks.items():
             try:
                 found += await look()
-            except faults.REDIS_ERRORS as error:
+            except retries.REDIS_ERRORS as error:
                 if is_not_permitted(error):
                     found.append(Finding(name, "warn", f"this user may not look: {error}", hints.ROLES))
                 elif may_pass(error) and not is_away(error) and found:  # the server's earlier answers say more

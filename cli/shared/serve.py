@@ -19,6 +19,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
+from penstock.engine.progress import BYTES
 from penstock.local.progress import Say, shown
 from penstock.protocol.redis import tls
 from penstock.protocol.redis.renewal import keep_looking
@@ -28,7 +29,6 @@ from penstock.serving import garbage
 from penstock.serving.log_lines import LogLines, Rank
 from penstock.stopping import Stopping
 from penstock.worker.logs import is_for_people, service_logs
-from penstock.worker.progress import BYTES
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import DEMO_MODEL, Settings, variable
 from penstock.worker.settings_loading import SettingsError, flag

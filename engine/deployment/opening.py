@@ -17,8 +17,8 @@ from penstock.engine.models.cpu.block import pack_blocks
 from penstock.engine.models.cpu.panels import pack_head
 from penstock.engine.models.layers.quantized import unpack_in_pieces
 from penstock.engine.processors import bound_xla
+from penstock.engine.progress import ReportProgress
 from penstock.engine.sharding.linears import prepare_for_tpu
-from penstock.engine.stats import ReportProgress
 from penstock.engine.text.tokenizer import Tokenizer
 
 

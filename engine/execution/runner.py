@@ -25,8 +25,8 @@ from penstock.engine.execution.state_cache import init_states, state_arrays
 from penstock.engine.execution.steps import Steps
 from penstock.engine.models import Decoder
 from penstock.engine.processors import num_processors
+from penstock.engine.progress import ReportProgress
 from penstock.engine.sharding.placement import Placement
-from penstock.engine.stats import ReportProgress
 
 
 class InFlight:

@@ -13,8 +13,8 @@ from penstock.engine.execution.runner import Runner
 from penstock.engine.execution.sampling.options import SamplingBatch, neutral_options
 from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
 from penstock.engine.execution.step_memory import Measured, StepMemory
+from penstock.engine.progress import ReportProgress
 from penstock.engine.scheduling.pace import Pace, StepTimes
-from penstock.engine.stats import ReportProgress
 
 LOOP_STEPS = 8
 """Decode steps in one dispatch, if that pays."""

@@ -40,9 +40,9 @@ from penstock.engine.models import (
 )
 from penstock.engine.models.axes import KV_SCALES, logical_axes, row_axis
 from penstock.engine.models.hf.config import checked_dtype
+from penstock.engine.progress import ReportProgress
 from penstock.engine.sharding.experts import shard_experts
 from penstock.engine.sharding.placement import Placement
-from penstock.engine.stats import ReportProgress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = [

@@ -6,8 +6,8 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.engine.progress import BYTES
 from penstock.local.progress import shown, spinner
-from penstock.worker.progress import BYTES
 from tests.cli.cli_process import ROOT, Terminal, environment
 from tests.support.patience import WAIT_S
 

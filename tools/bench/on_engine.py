@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.engine.driver import StepEngine
+from penstock.engine.progress import ReportProgress, silent
 from penstock.engine.request import Output, Request, SamplingParams
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.tools.bench.recorder import Recorder, Timeline, end, fail, note
 from penstock.tools.bench.traffic.datasets import Said
 from penstock.tools.bench.traffic.load import Load
-from penstock.worker.progress import ShowProgress, silent
 
 
 class PromptEncoder(Protocol):
@@ -23,7 +23,7 @@ class PromptEncoder(Protocol):
     def encode_chat(self, chat: Conversation) -> EncodedChat: ...
 
 
-def run_on_engine(engine: StepEngine, text: PromptEncoder, load: Load, progress: ShowProgress = silent) -> Recorder:
+def run_on_engine(engine: StepEngine, text: PromptEncoder, load: Load, progress: ReportProgress = silent) -> Recorder:
     """Drives `engine` until every request of `load` has ended.
 
     A request that arrives during a step waits for the end of the step, and that wait counts.

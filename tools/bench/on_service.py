@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
+from penstock.engine.progress import ReportProgress, silent
 from penstock.producer import AsyncClient, PenstockError
 from penstock.producer.request import Prompt, Sampling
 from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.recorder import Recorder, Timeline, end, fail, note
 from penstock.tools.bench.traffic.datasets import BenchRequest
 from penstock.tools.bench.traffic.load import Load
-from penstock.worker.progress import ShowProgress, silent
 
 
 async def run_on_service(
     url: str,
     queue: str,
     load: Load,
-    progress: ShowProgress = silent,
+    progress: ReportProgress = silent,
     *,
     num_clients: int = 1,
     timeout_s: float | None = None,
@@ -50,7 +50,7 @@ async def run_on_service(
 
 class _Run:
     def __init__(
-        self, clients: Sequence[AsyncClient], load: Load, progress: ShowProgress, timeout_s: float | None
+        self, clients: Sequence[AsyncClient], load: Load, progress: ReportProgress, timeout_s: float | None
     ) -> None:
         self._clients = clients
         self._load = load

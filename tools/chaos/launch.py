@@ -8,14 +8,14 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from penstock.engine.progress import ReportProgress
 from penstock.local.embedded import EmbeddedServer
 from penstock.tools.chaos.plan import ChaosOptions
 from penstock.tools.chaos.run import ChaosOutcome, run_chaos
 from penstock.tools.chaos.site import Site
-from penstock.worker.progress import ShowProgress
 
 
-def launch(options: ChaosOptions, *, redis_url: str | None, model: str, progress: ShowProgress) -> ChaosOutcome:
+def launch(options: ChaosOptions, *, redis_url: str | None, model: str, progress: ReportProgress) -> ChaosOutcome:
     """Runs chaos against the server at `redis_url`, or against a server of its own with an append-only file.
 
     The workers' logs stay in `ChaosOutcome.logs` if a promise was broken, and are removed otherwise.

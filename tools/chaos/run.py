@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.engine.progress import ReportProgress
 from penstock.engine.text.response.call_ids import call_id
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
@@ -24,7 +25,6 @@ from penstock.tools.chaos.proxy import Proxy
 from penstock.tools.chaos.reading import ChoiceRead, Truth, stop_of
 from penstock.tools.chaos.saboteur import ClientWatcher, Saboteur
 from penstock.tools.chaos.site import Site
-from penstock.worker.progress import ShowProgress
 
 PATIENCE_S = 300.0  # workers that load on a busy machine take a minute before their first token
 FAKE_TTL_S = 1.0
@@ -70,7 +70,7 @@ class ChaosOutcome:
 
 
 async def run_chaos(
-    options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: ShowProgress
+    options: ChaosOptions, site: Site, *, model: str, logs: Path, progress: ReportProgress
 ) -> ChaosOutcome:
     """Makes the seed's plan, runs it, and checks the outcome.
 
@@ -92,7 +92,7 @@ async def run_chaos(
     return ChaosOutcome(plan, history, check(history, truths, recovery_limit_s=tempo.recovery_limit_s), logs)
 
 
-async def run_plan(plan: FaultPlan, site: Site, setup: WorkerSetup, *, progress: ShowProgress) -> History:
+async def run_plan(plan: FaultPlan, site: Site, setup: WorkerSetup, *, progress: ReportProgress) -> History:
     """Runs a plan and returns what was seen. Everything that it started has ended when it returns or raises.
 
     With the model, the same workers first run each request undisturbed, to learn what its reply must be.
@@ -186,7 +186,7 @@ async def _connect_clients(
     setup: WorkerSetup,
     history: History,
     direct: RedisClient,
-    progress: ShowProgress,
+    progress: ReportProgress,
 ) -> Clients:
     proxy = Proxy(*site.host_and_port)
     await proxy.start(ClientWatcher(plan, history.wire))
@@ -200,7 +200,7 @@ async def _connect_clients(
     )
 
 
-def _tell(progress: ShowProgress, plan: FaultPlan, num_ended: int) -> None:
+def _tell(progress: ReportProgress, plan: FaultPlan, num_ended: int) -> None:
     num_calm = len(plan.undisturbed) if plan.options.engine == "model" else 0
     progress(num_ended, num_calm + len(plan.requests), "no chaos" if num_ended < num_calm else "chaos")
 

@@ -12,9 +12,9 @@ from penstock.engine.deployment.deployment import Deployment, usable
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.models import ModelConfig
+from penstock.engine.progress import ReportProgress
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.memory.page_needs import PageNeeds
-from penstock.engine.stats import ReportProgress
 from penstock.tools.plan.device.chips import Chip
 from penstock.tools.plan.device.compiling import ALL_OPTIONS, WRITING, Bucket
 from penstock.tools.plan.device.roofline import Step, decode_step, prefill_step

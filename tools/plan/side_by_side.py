@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.engine.models import ModelConfig
-from penstock.engine.stats import ReportProgress
+from penstock.engine.progress import ReportProgress
 from penstock.tools.plan.device.compiling import Bucket, Compiler
 from penstock.tools.plan.layout import lay_out
 

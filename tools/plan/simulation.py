@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from penstock.engine.stats import ReportProgress
+from penstock.engine.progress import ReportProgress
 from penstock.tools.plan.replica import Replica, Served
 from penstock.tools.plan.traces import Trace
 

@@ -18,7 +18,7 @@ from penstock.serving.readiness import Readiness
 from penstock.worker.calls.answering import Answer, Answerer, refusal
 from penstock.worker.config import WorkerConfig
 from penstock.worker.metrics import WorkerMetrics
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one, make_guarded_group
 from penstock.worker.run.entries import QueueEntry
 from penstock.worker.tasks import pause
@@ -59,7 +59,7 @@ class CallServer:
         self._metrics = metrics
         self._readiness = readiness
         self._stopping = asyncio.Event()
-        self._backoff = faults.Backoff()
+        self._backoff = retries.Backoff()
         self._has_group = False
         self._is_readable = True  # whether the stream is readable, as far as is known
         self._in_hand: dict[str, asyncio.Task[None]] = {}  # by entry
@@ -146,7 +146,7 @@ class CallServer:
             answer = refusal("internal_error", f"{times - 1} workers took this call and did not get to an answer")
         else:
             answer = await self._answerer.answer(entry)
-        backoff, never = faults.Backoff(), asyncio.Event()
+        backoff, never = retries.Backoff(), asyncio.Event()
         while not await self._try_publish(entry, answer):
             await pause(never, backoff.next_s())
 
@@ -156,8 +156,8 @@ class CallServer:
         """
         try:
             await self._publish(entry, answer)
-        except (*faults.REDIS_ERRORS, OSError) as error:
-            if not faults.must_wait(error):
+        except (*retries.REDIS_ERRORS, OSError) as error:
+            if not retries.must_wait(error):
                 raise
             self._readiness.lost_redis(_ANSWERS, error)
             return False
@@ -183,12 +183,12 @@ class CallServer:
             self._backoff.reset()
             self._readiness.ready(_PART)
             self._is_readable = True
-        except (*faults.REDIS_ERRORS, OSError) as error:
+        except (*retries.REDIS_ERRORS, OSError) as error:
             if is_no_group(error):  # the stream expired, or was lost with Redis's data
                 self._has_group = False
                 return
             self._has_group = self._has_group and not is_junk(error)  # making the group sets junk aside
-            if faults.must_wait(error):
+            if retries.must_wait(error):
                 self._readiness.lost_redis(_PART, error)
             elif self._is_readable:  # logged once; requests are served all the same
                 self._is_readable = False

@@ -16,7 +16,7 @@ from penstock.worker.logs import request_logger
 from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.ending import NOT_OURS, dead_letter_of, observe_letter, observe_loss, unclaimed_end
 from penstock.worker.publish.outbox import Outbox
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.run.entries import QueueEntry
 from penstock.worker.run.requests import Asked, LiveRequest
@@ -148,8 +148,8 @@ class Claimer:
                 if await self._set_aside(request_id, entry, asked, answer.digest):
                     return None
                 answer = await self._try_claim(request_id, entry.id, asked, gone_entry, any_model=True)
-        except faults.REDIS_ERRORS as error:
-            if faults.must_wait(error):
+        except retries.REDIS_ERRORS as error:
+            if retries.must_wait(error):
                 raise
             _logger_of(request_id, asked).error("reply_unwritable", error=str(error))
             self._give_up(request_id, entry, asked, NOT_OURS)

@@ -16,7 +16,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.outbox import Outbox
 from penstock.worker.publish.publisher import Publisher
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.run.entries import ENTRIES_PER_READ
 from penstock.worker.run.requests import LiveRequest, Phase
@@ -66,12 +66,12 @@ class HandingBack:
         await self._publisher.wait_idle()
         lives = list(self._requests)
         entry_ids = [*(live.entry_id for live in lives), *self._requests.parked]
-        backoff = faults.Backoff()
+        backoff = retries.Backoff()
         while True:
             try:
                 return await self._give_back(lives, entry_ids, handbacks=1)
-            except faults.REDIS_ERRORS as error:
-                if not faults.must_wait(error):
+            except retries.REDIS_ERRORS as error:
+                if not retries.must_wait(error):
                     raise
             await asyncio.sleep(backoff.next_s())
 
@@ -119,7 +119,7 @@ class HandingBack:
             self._requests.remove(live)  # so that none of them reaches the engine any more
         try:
             await self._let_wait([live for live in self._requests if live.is_running], preparing, handbacks=0)
-        except faults.REDIS_ERRORS:
+        except retries.REDIS_ERRORS:
             self._requests.recover()
             raise
 
@@ -134,7 +134,7 @@ class HandingBack:
             await self._publisher.wait_published(lives)
             left = [*others, *(live for live in lives if not (live.has_ended or live.is_gone))]
             await self._give_back(left, [live.entry_id for live in left], handbacks)
-        except faults.REDIS_ERRORS:
+        except retries.REDIS_ERRORS:
             for live in lives:
                 if not live.is_gone:
                     self._requests.let_go(live)  # the engine no longer has it

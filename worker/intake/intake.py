@@ -21,7 +21,7 @@ from penstock.worker.intake.restore import Restorer, ending_failed
 from penstock.worker.intake.suspects import Suspects
 from penstock.worker.presence.heartbeat import Heartbeat
 from penstock.worker.publish.outbox import Outbox
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.run.entries import EntryReader, QueueEntry
 from penstock.worker.run.requests import LiveRequest, Parked
 from penstock.worker.tasks import pause
@@ -62,7 +62,7 @@ class Intake:
         self._heartbeat = heartbeat
         self._readiness = readiness
         self._stopping = asyncio.Event()
-        self._backoff = faults.Backoff()
+        self._backoff = retries.Backoff()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._passed_over: set[str] = set()  # entries that a sweep found but that were known here
         self._failures: list[BaseException] = []  # errors that ended some of them
@@ -91,7 +91,7 @@ class Intake:
         while has_more and not (self.is_stopping or self._heartbeat.is_contested):
             try:
                 swept = await self._entries.sweep()
-            except faults.REDIS_ERRORS:
+            except retries.REDIS_ERRORS:
                 self._requests.recover()  # entries of the lost answer are pending here
                 raise
             known = self._known()  # a recovery may have found them before the answer came
@@ -259,7 +259,7 @@ class Intake:
             while not read.done() and not (self._spare or self._is_interrupted):
                 ends: list[asyncio.Future[Any]] = [read, self._requests.changed.next()]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            with suppress(*faults.REDIS_ERRORS):  # the read ends by itself, or fails too
+            with suppress(*retries.REDIS_ERRORS):  # the read ends by itself, or fails too
                 if not read.done():
                     await self._entries.wake()
             entries = await asyncio.shield(read)
@@ -320,7 +320,7 @@ class Intake:
             await work
             self._backoff.reset()
             self._readiness.ready(_PART)
-        except (*faults.REDIS_ERRORS, OSError) as error:
+        except (*retries.REDIS_ERRORS, OSError) as error:
             await self._survive(error)
 
     async def _survive(self, error: Exception) -> None:
@@ -328,7 +328,7 @@ class Intake:
         if is_no_group(error) or is_junk(error):  # junk in the two keys that no script reads, on which a read waits
             try:
                 await self._entries.make_group()
-            except (*faults.REDIS_ERRORS, OSError) as refused:
+            except (*retries.REDIS_ERRORS, OSError) as refused:
                 error = refused
             else:
                 if is_no_group(error):

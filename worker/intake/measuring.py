@@ -14,7 +14,7 @@ from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.intake import Intake
 from penstock.worker.metrics import WorkerMetrics
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.run.capacity import Capacity
 from penstock.worker.run.entries import BYTES_PER_READ
@@ -48,7 +48,7 @@ class Measuring:
 
     async def run(self) -> None:
         while True:
-            await faults.survive(self.measure(), "measuring", self._readiness)
+            await retries.survive(self.measure(), "measuring", self._readiness)
             await asyncio.sleep(MEASURE_INTERVAL_S * random.uniform(0.75, 1.25))
 
     async def measure(self) -> None:

@@ -18,7 +18,7 @@ from penstock.worker.intake.admission import check_limits, to_engine_request
 from penstock.worker.intake.preparation import Preparer, prepare
 from penstock.worker.publish.journal import Journal, JournalError, read_journal
 from penstock.worker.publish.outbox import Outbox
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, Over
 from penstock.worker.threads import Threads
 
@@ -117,7 +117,7 @@ def ending_failed(live: LiveRequest, outbox: Outbox) -> Iterator[None]:
     except JournalError as error:
         live.log.warning("reply_unreadable", error=str(error))
         outbox.fail(live, "reply_unreadable", str(error))
-    except faults.REDIS_ERRORS:  # its entry is pending and known to nobody
+    except retries.REDIS_ERRORS:  # its entry is pending and known to nobody
         outbox.requests.remove(live)
         raise
     except (DriverStopped, Over):

@@ -20,7 +20,7 @@ from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, OtherFleet, WorkerError
 from penstock.worker.metrics import WorkerMetrics
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.tasks import pause
 
@@ -96,11 +96,11 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beats until cancelled. While Redis is away it keeps trying: the others notice the missing key."""
-        backoff, wait_s = faults.Backoff(longest_s=AGAIN_S), self._interval_s
+        backoff, wait_s = retries.Backoff(longest_s=AGAIN_S), self._interval_s
         while True:
             await pause(self._beat_now, wait_s)
             self._beat_now.clear()
-            if await faults.survive(self.beat(), _PART, self._readiness):
+            if await retries.survive(self.beat(), _PART, self._readiness):
                 backoff.reset()
                 wait_s = self._interval_s
             else:
@@ -154,7 +154,7 @@ class Heartbeat:
         try:
             async with asyncio.timeout(self._interval_s):
                 await self._announce(is_served=self._is_serving)
-        except (OSError, *faults.REDIS_ERRORS) as error:  # the next beat tries again
+        except (OSError, *retries.REDIS_ERRORS) as error:  # the next beat tries again
             self._num_unannounced += 1
             if self._num_unannounced == 2:  # only if beats succeed: otherwise the trouble shows elsewhere too
                 _log.warning("queue_not_announced", queue=self._config.queue, error=repr(error))
@@ -208,7 +208,7 @@ class Reclaimer:
             await asyncio.sleep(self._rest_s + random.uniform(0, LATEST - SOONEST) * interval_s)
             self._rest_s = SOONEST * interval_s  # unless the server says otherwise
             look = self._settle() if self._may_all_have_lapsed else self.look(self._rest_s)
-            if await faults.survive(look, "reclaimer", self._readiness):
+            if await retries.survive(look, "reclaimer", self._readiness):
                 self._lost_s = None
             else:
                 self._rest_s = min(self._rest_s, SOONEST * AGAIN_S)

@@ -10,7 +10,7 @@ from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken
 from penstock.worker.presence.heartbeat import BEATS_PER_TTL
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.tasks import pause
 
@@ -50,7 +50,7 @@ class Reservation:
         """
         while True:
             await asyncio.sleep(self._interval_s)
-            await faults.survive(self._renew(), _PART, self._readiness)
+            await retries.survive(self._renew(), _PART, self._readiness)
 
     async def release(self) -> None:
         self._readiness.ready(_PART)  # whatever comes of the release: nobody looks at this key from here on

@@ -29,7 +29,7 @@ from penstock.worker.publish.writes import (
     RefreshWrite,
     Write,
 )
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, RequestTable
 
 
@@ -233,7 +233,7 @@ class Outbox:
         Returns:
             what others have to do about it; None, as nearly always: nothing.
         """
-        if isinstance(answer, Exception) and faults.must_wait(answer):
+        if isinstance(answer, Exception) and retries.must_wait(answer):
             self._unsettled.append(write)  # unchanged: it may have arrived
             return None
         match write:

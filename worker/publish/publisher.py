@@ -20,7 +20,7 @@ from penstock.worker.publish.ending import observe_end, observe_letter, observe_
 from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Verdict, WriteRefused
 from penstock.worker.publish.reconnect import Reconnects, look_back
 from penstock.worker.publish.writes import AsideWrite, Burial, Write, is_published
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import GUARD
 from penstock.worker.run.requests import LiveRequest
 from penstock.worker.tasks import Signal
@@ -40,7 +40,7 @@ class Publisher:
         self._coalescing = coalescing
         self._metrics = metrics
         self._readiness = readiness
-        self._backoff = faults.Backoff()
+        self._backoff = retries.Backoff()
         self._reconnects = Reconnects(redis, self._requests.recover)
         self._is_writing = False
         self._flushed = Signal()
@@ -84,9 +84,9 @@ class Publisher:
         started_s = time.monotonic()
         try:
             batch, answers = await self._send(batch)
-        except (*faults.REDIS_ERRORS, OSError) as error:
+        except (*retries.REDIS_ERRORS, OSError) as error:
             self._reconnects.note()
-            lost = error if faults.must_wait(error) else exceptions.ConnectionError(f"no answer: {error}")
+            lost = error if retries.must_wait(error) else exceptions.ConnectionError(f"no answer: {error}")
             answers = [lost] * len(batch)  # no single write is to blame
         before = self._outbox.num_chunks, self._outbox.num_tokens, self._outbox.num_absorbed
         for write, answer in zip(batch, answers, strict=True):
@@ -184,4 +184,4 @@ class Publisher:
 
 
 def _must_wait(answer: Any) -> bool:
-    return isinstance(answer, Exception) and faults.must_wait(answer)
+    return isinstance(answer, Exception) and retries.must_wait(answer)

@@ -24,7 +24,7 @@ from penstock.protocol.redis.connection import RedisClient, on_new_connections
 from penstock.protocol.redis.pipeline import execute
 from penstock.protocol.scripts import ClaimState
 from penstock.worker.publish.outbox import Drop, Fence
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, RequestTable
 
 _look: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("_look", default=None)
@@ -101,7 +101,7 @@ async def look_back(redis: RedisClient, requests: RequestTable) -> list[Drop | F
         return []
     answers = await execute(redis, [scripts.newest(live.queue, live.id) for live in lives])
     for error in answers:
-        if isinstance(error, Exception) and faults.must_wait(error):
+        if isinstance(error, Exception) and retries.must_wait(error):
             raise error
     found = [
         judge(live, scripts.parse_standing(answer))

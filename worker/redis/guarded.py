@@ -9,7 +9,7 @@ from redis import exceptions
 from penstock.protocol import keys, scripts
 from penstock.protocol.queue.junk import Guard
 from penstock.protocol.redis.connection import RedisClient, make_group
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 
 _STAYS = frozenset({"requests"})
 _PLACES = re.compile(r"penstock:\{([^{}]+)\}:lanes:(?:bands|band:.*|tenant:.*|due|named)")
@@ -20,14 +20,14 @@ async def _relane(redis: RedisClient, moved: Sequence[str]) -> None:
 
     It keeps trying while the server refuses, as nobody would do it later.
     """
-    backoff = faults.Backoff()
+    backoff = retries.Backoff()
     for queue in {found[1] for key in moved if (found := _PLACES.fullmatch(key)) is not None}:
         after: bytes | None = b"0-0"
         while after is not None:
             try:
                 after = await Guard(_STAYS).execute_one(redis, scripts.relane(queue, after=after.decode()))
-            except (*faults.REDIS_ERRORS, OSError) as error:
-                if not faults.must_wait(error):
+            except (*retries.REDIS_ERRORS, OSError) as error:
+                if not retries.must_wait(error):
                     raise
                 await asyncio.sleep(backoff.next_s())
 

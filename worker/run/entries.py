@@ -26,8 +26,8 @@ from penstock.protocol.scripts import Bill
 from penstock.protocol.wire import ID_PATTERN, entry_size
 from penstock.protocol.wire.requests import AFFINE_CHARS
 from penstock.worker.config import WorkerConfig
-from penstock.worker.redis.faults import REDIS_ERRORS
 from penstock.worker.redis.guarded import GUARD, execute_one, make_guarded_group
+from penstock.worker.redis.retries import REDIS_ERRORS
 
 BYTES_PER_READ = 8 << 20  # of one answer, and one entry more
 LARGEST_ID = f"{2**64 - 1}-{2**64 - 1}"

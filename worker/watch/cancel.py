@@ -13,7 +13,7 @@ from penstock.protocol.redis.pipeline import execute
 from penstock.protocol.tasks import end_tasks
 from penstock.serving.readiness import Readiness
 from penstock.worker.publish.outbox import Outbox
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, Parked, Phase
 
 _PART = "cancel"  # name in readiness
@@ -48,7 +48,9 @@ class CancelWatch:
                 if poll is None or poll.done():
                     if poll is not None:
                         poll.result()
-                    poll = asyncio.create_task(faults.survive(self._poll(), _PART, self._readiness), name="cancel poll")
+                    poll = asyncio.create_task(
+                        retries.survive(self._poll(), _PART, self._readiness), name="cancel poll"
+                    )
         finally:
             await end_tasks([] if poll is None else [poll])
 

@@ -9,7 +9,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts import Bill
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.run.requests import Phase, RequestTable
 
@@ -31,7 +31,7 @@ class Charging:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(CHARGE_INTERVAL_S)
-            await faults.survive(self.charge(), _PART, self._readiness)
+            await retries.survive(self.charge(), _PART, self._readiness)
 
     async def charge(self) -> None:
         bills = {live.entry_id: live.bill for live in self._requests if live.phase is Phase.RUNNING}

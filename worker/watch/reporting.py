@@ -23,7 +23,7 @@ from penstock.protocol.wire import ModelCard
 from penstock.serving.readiness import Readiness
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.intake import Intake
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from penstock.worker.redis.guarded import execute_one
 from penstock.worker.run.requests import LiveRequest, Phase, RequestTable
 
@@ -110,7 +110,7 @@ class Reporting:
 
     async def run(self) -> None:
         while True:
-            await faults.survive(self.report(), _PART, self._readiness)
+            await retries.survive(self.report(), _PART, self._readiness)
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def report(self) -> None:

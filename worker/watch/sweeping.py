@@ -7,7 +7,7 @@ import random
 
 from penstock.serving.readiness import Readiness
 from penstock.worker.intake.intake import Intake
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 
 SWEEP_INTERVAL_S = 0.5
 
@@ -16,4 +16,4 @@ async def sweep_forever(intake: Intake, readiness: Readiness) -> None:
     """Sweeps at jittered intervals, so that workers spread out: what one has swept, others do not find."""
     while True:
         await asyncio.sleep(SWEEP_INTERVAL_S * random.uniform(0.75, 1.25))
-        await faults.survive(intake.sweep(), "sweeper", readiness)
+        await retries.survive(intake.sweep(), "sweeper", readiness)

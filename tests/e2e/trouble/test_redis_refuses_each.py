@@ -17,7 +17,7 @@ from penstock.protocol.redis.faults import may_be_elsewhere
 from penstock.protocol.scripts import calls, claims, entries, lanes, presence
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 from tests.support.programs.worker_harness import (
     Running,
     add_chunk,
@@ -55,7 +55,7 @@ def all_scripts() -> set[str]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets retries and periodic tasks follow each other at once."""
-    monkeypatch.setattr(faults.Backoff, "next_s", lambda _: 0.005)
+    monkeypatch.setattr(retries.Backoff, "next_s", lambda _: 0.005)
     for name in ("watch.sweeping.SWEEP", "watch.reporting.REPORT", "intake.measuring.MEASURE", "watch.charging.CHARGE"):
         monkeypatch.setattr(f"penstock.worker.{name}_INTERVAL_S", 0.02)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-ShowProgress = Callable[[int, int, str], None]
-"""Called with (done, total, current activity)."""
+ReportProgress = Callable[[int, int, str], None]
+"""Called with (done, total, current activity) during a long piece of work."""
 
 
 def silent(done: int, total: int, what: str) -> None:

@@ -15,7 +15,7 @@ from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.redis.faults import JunkFound, is_no_group, is_refused, is_stale_id, may_pass
 from penstock.serving.readiness import Readiness
 from penstock.worker.errors import RedisRefused
-from penstock.worker.redis import faults
+from penstock.worker.redis import retries
 
 pytestmark = pytest.mark.every_server
 
@@ -61,12 +61,12 @@ async def refusals(restricted: RedisClient, redis_url: str) -> list[BaseExceptio
 @pytest.mark.parametrize("error", PASSING, ids=str)
 def test_what_passes_is_waited_for(error: Exception) -> None:
     assert may_pass(error)
-    assert faults.must_wait(error)
+    assert retries.must_wait(error)
 
 
 @pytest.mark.parametrize("error", OF_THE_REQUEST, ids=str)
 def test_what_one_request_brought_about_is_its_own(error: Exception) -> None:
-    assert not faults.must_wait(error)
+    assert not retries.must_wait(error)
 
 
 async def test_what_a_server_will_go_on_refusing_is_final_at_the_start_and_waited_for_later(
@@ -75,13 +75,13 @@ async def test_what_a_server_will_go_on_refusing_is_final_at_the_start_and_waite
     for error in await refusals(restricted, redis_url):
         assert isinstance(error, exceptions.RedisError)
         assert is_refused(error)
-        assert faults.must_wait(error)
+        assert retries.must_wait(error)
         readiness = Readiness()
-        await faults.survive(fail(error), "part", readiness)
+        await retries.survive(fail(error), "part", readiness)
         assert readiness.refusal is error
         assert readiness.trouble == "refused"
         with pytest.raises(RedisRefused, match="Redis refuses what a worker must do: ") as raised:
-            await faults.persist(partial(fail, error), "part", readiness, asyncio.Event())
+            await retries.persist(partial(fail, error), "part", readiness, asyncio.Event())
         assert str(error).rstrip(".") in str(raised.value)
         assert raised.value.__cause__ is error
 
@@ -117,33 +117,33 @@ async def fail(error: Exception | None) -> None:
 
 async def test_a_round_that_fails_makes_the_worker_unready_until_one_succeeds() -> None:
     readiness = Readiness()
-    await faults.survive(fail(exceptions.ConnectionError("gone")), "part", readiness)
+    await retries.survive(fail(exceptions.ConnectionError("gone")), "part", readiness)
     assert readiness.reasons == {"part": "no connection to Redis"}
-    await faults.survive(fail(exceptions.ResponseError("NOGROUP No such key")), "part", readiness)
+    await retries.survive(fail(exceptions.ResponseError("NOGROUP No such key")), "part", readiness)
     assert not readiness.is_ready
-    await faults.survive(fail(None), "part", readiness)
+    await retries.survive(fail(None), "part", readiness)
     assert readiness.is_ready
 
 
 @pytest.mark.parametrize("error", OF_THE_REQUEST, ids=str)
 async def test_no_answer_ends_a_periodic_task(error: Exception) -> None:
     readiness = Readiness()
-    await faults.survive(fail(error), "part", readiness)
+    await retries.survive(fail(error), "part", readiness)
     assert readiness.trouble == "other"
     with pytest.raises(ValueError, match="a mistake of ours"):
-        await faults.survive(fail(ValueError("a mistake of ours")), "part", readiness)
+        await retries.survive(fail(ValueError("a mistake of ours")), "part", readiness)
 
 
 async def test_junk_in_a_key_makes_the_worker_unready_and_no_more() -> None:
     readiness = Readiness()
-    await faults.survive(fail(JunkFound(keys.requests("q"))), "part", readiness)
+    await retries.survive(fail(JunkFound(keys.requests("q"))), "part", readiness)
     assert "penstock:{q}:requests holds what Penstock never wrote there" in readiness.reasons["part"]
-    await faults.survive(fail(None), "part", readiness)
+    await retries.survive(fail(None), "part", readiness)
     assert readiness.is_ready
 
 
 def test_backoff_grows_and_is_bounded() -> None:
-    backoff = faults.Backoff(first_s=0.1, longest_s=1.0)
+    backoff = retries.Backoff(first_s=0.1, longest_s=1.0)
     waits = [backoff.next_s() for _ in range(50)]
     assert 0.05 <= waits[0] <= 0.1
     assert all(0.5 <= wait <= 1.0 for wait in waits[5:])

@@ -1,4 +1,4 @@
-"""What an error from Redis means for the worker: try again later, give up the one request, or not start."""
+"""Tries again what Redis refuses: at the start, in periodic tasks, and how long to wait in between."""
 
 from __future__ import annotations
 
