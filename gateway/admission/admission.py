@@ -217,11 +217,9 @@ def admission_of(connection: HTTPConnection) -> RequestAdmission:
 
 
 def of_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateRequest:
-    """Returns the request to queue for a caller: for its key's tenant, whatever tenant the client names."""
-    caller, settings = caller_of(asked), gateway_of(asked).settings
-    if caller.key_id is None:
-        return request
-    return request.model_copy(update=tenancy(request, caller.tenant, isolates=settings.isolate_prefix_cache))
+    """Returns the request to queue for a caller: for its key's tenant."""
+    isolates = gateway_of(asked).settings.isolate_prefix_cache
+    return request.model_copy(update=tenancy(request, caller_of(asked).tenant, isolates=isolates))
 
 
 async def metered(asked: HTTPConnection, sent: Sequence[OutgoingRequest]) -> list[Meter]:

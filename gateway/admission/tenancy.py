@@ -13,7 +13,7 @@ def tenancy(request: GenerateRequest, tenant: str | None, *, isolates: bool) -> 
 
     Args:
         request: as the client asked for it.
-        tenant: the key's; keys without one are one tenant.
+        tenant: the key's. Keys without one, and callers without a key, are one tenant.
         isolates: whether its prefixes in workers' caches are shared with no other tenant. A salt of the client's own
             divides them further: it is hashed with the tenant, so that no salt leads to another tenant's.
     """

@@ -54,6 +54,18 @@ async def test_no_key_sees_what_another_one_has(redis: RedisClient, redis_url: s
         assert request.cache_salt
 
 
+async def test_callers_without_a_key_are_one_tenant_alone_and_in_batches(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis)
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(ScriptedWorker(redis_url, answer))
+        asked = await stack.enter_async_context(Asked.beside(worker, redis, redis_url, isolate_prefix_cache=True))
+        await asked.ended(await asked.create(jsonl([line("a")])))
+        await asked.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+        in_batch, alone = asked.requests
+        assert alone.cache_salt
+        assert in_batch.cache_salt == alone.cache_salt
+
+
 async def test_a_batch_of_models_that_its_key_may_not_use_fails(redis: RedisClient, redis_url: str) -> None:
     async with AsyncExitStack() as stack:
         one, _ = await two_callers(stack, redis, redis_url, models=["another"])
