@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.packing import OWN_KINDS
-from penstock.engine.setting import Setting, declared
+from penstock.engine.setting import Setting, faults
 
 ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
 _INT32 = (1 << 31) - 1  # largest position, page or slot number on the device
@@ -165,9 +165,8 @@ class EngineConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        for name, field in declared(EngineConfig).items():
-            if (fault := field.setting.fault(getattr(self, name))) is not None:
-                _refuse(f"{name} {fault}", name)
+        for name, fault in faults(self):
+            _refuse(f"{name} {fault}", name)
         if self.num_pages is not None and self.kv_cache_bytes is not None:
             both = "num_pages and kv_cache_bytes both say how large the KV cache is: give one"
             _refuse(both, "num_pages", "kv_cache_bytes")

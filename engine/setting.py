@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -19,17 +20,21 @@ class Setting:
         text: what it means, for people.
         least: its smallest value.
         most: its largest value.
+        above: every value is greater.
         sane: a value above is a typo on any machine.
         one_of: the values that it can have.
         why: why `least` is that.
+        group: the heading that it is listed under; empty: that of its configuration.
     """
 
     text: str
     least: float | None = None
     most: float | None = None
+    above: float | None = None
     sane: int | None = None
     one_of: tuple[str, ...] = ()
     why: str = ""
+    group: str = ""
 
     def fault(self, value: Any) -> str | None:
         """Returns what the value must be and is not, or None. None as a value is always right."""
@@ -39,11 +44,12 @@ class Setting:
             return f"must be one of {', '.join(self.one_of)}, not {value!r}"
         if self.least is not None and self.most is not None:
             return None if self.least <= value <= self.most else f"must be {self.least} to {self.most}, not {value}"
-        if self.least is not None and value < self.least:
+        if self.above is not None and not value > self.above:
+            return f"must be above {self.above}, not {value}"
+        if self.least is not None and not value >= self.least:
             return f"must be {self.least} or more{self.why and f' ({self.why})'}, not {value}"
-        if self.sane is not None and value > self.sane:
-            return f"must be at most {self.sane}, not {value}"
-        return None
+        most = self.sane if self.most is None else self.most
+        return None if most is None or value <= most else f"must be at most {most}, not {value}"
 
 
 class Declared(NamedTuple):
@@ -51,7 +57,7 @@ class Declared(NamedTuple):
 
     Attributes:
         type: without its `Setting`.
-        default: what it is where nobody sets it.
+        default: what it is where nobody sets it; None where it is made up then.
         setting: its meaning and range.
     """
 
@@ -69,5 +75,14 @@ def declared(config: type) -> dict[str, Declared]:
         kind, *more = get_args(hints[field.name]) or (hints[field.name],)
         settings = [one for one in more if isinstance(one, Setting)]
         if settings:
-            found[field.name] = Declared(kind, field.default, settings[0])
+            default = None if field.default is dataclasses.MISSING else field.default
+            found[field.name] = Declared(kind, default, settings[0])
     return found
+
+
+def faults(config: Any) -> Iterator[tuple[str, str]]:
+    """Yields the settings of a configuration that are out of range, and what each must be and is not."""
+    kind: type = type(config)
+    for name, field in declared(kind).items():
+        if (fault := field.setting.fault(getattr(config, name))) is not None:
+            yield name, fault

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validator, model_validator
-from pydantic.config import JsonDict
 
 from penstock.protocol import keys
 from penstock.protocol.redis.address import check_files, parse_url
 from penstock.protocol.redis.credentials import Rereadable
 from penstock.protocol.redis.hosts import is_host
 from penstock.protocol.wire import ID_PATTERN, MIN_KEEP_S
+from penstock.serving.setting_fields import OrNone, setting
 
 PREFIX = "PENSTOCK_GATEWAY_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -31,21 +31,11 @@ def _names(value: object) -> object:
     return tuple(name for part in value.split(",") if (name := part.strip()))
 
 
-def _none(value: object) -> object:
-    return None if isinstance(value, str) and value.lower() == "none" else value
-
-
-_OrNone = BeforeValidator(_none)
 _Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 LAST_PORT = 65_535
 _Port = Annotated[int, Field(ge=0, le=LAST_PORT)]
 _Seconds = Annotated[float, Field(gt=0.0)]
 _Bytes = Annotated[ByteSize, Field(ge=1)]
-
-
-def _setting(group: str, text: str, default: Any, shown: str | None = None, **more: Any) -> Any:
-    extra: JsonDict = {"group": group} if shown is None else {"group": group, "default": shown}
-    return Field(default, description=text, json_schema_extra=extra, **more)
 
 
 class DoNotGoTogether(ValueError):
@@ -61,171 +51,171 @@ class GatewaySettings(Rereadable):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    redis_url: str = _setting(
+    redis_url: str = setting(
         "Redis",
         "Where Redis is, as for a worker. Where it is set nowhere for the gateway, the worker's setting is taken, then "
         "REDIS_URL.",
         "redis://localhost:6379/0",
         repr=False,
     )
-    operator_redis_url: Annotated[str | None, _OrNone] = _setting(
+    operator_redis_url: Annotated[str | None, OrNone] = setting(
         "Redis",
         "Where Redis is, as a user with the role operator: for the page that looks after queues, behind an admin key. "
         "none: as redis_url.",
         None,
         repr=False,
     )
-    queues: _Names = _setting("Redis", "Queues to serve, with commas; as a default all that have a card.", (), "all")
-    max_queue_length: Annotated[int, Field(ge=1)] = _setting(
+    queues: _Names = setting("Redis", "Queues to serve, with commas; as a default all that have a card.", (), "all")
+    max_queue_length: Annotated[int, Field(ge=1)] = setting(
         "Redis", "Requests in a queue, waiting and running, from which on more are turned away.", 10_000
     )
 
-    redis_timeout_s: _Seconds = _setting(
+    redis_timeout_s: _Seconds = setting(
         "Redis",
         "How long an answer waits for a command to Redis, which may take commands and answer none; then it is a 503. "
         "Open streams go on waiting.",
         5.0,
     )
 
-    refused_drain_after_s: _Seconds = _setting(
+    refused_drain_after_s: _Seconds = setting(
         "Redis",
         "How long Redis may refuse a running gateway by its password or permissions before it drains and exits with 5; "
         "meanwhile it answers 503, and reads user and password of redis_url anew.",
         300.0,
     )
 
-    host: str = _setting(
+    host: str = setting(
         "Server", "Address to listen on; *: all of them, of IPv6 and IPv4, as in the image.", "127.0.0.1"
     )
-    port: _Port = _setting("Server", "Port to listen on; 0: any free one.", 8000)
-    workers: Annotated[int, Field(ge=1, le=256)] = _setting(
+    port: _Port = setting("Server", "Port to listen on; 0: any free one.", 8000)
+    workers: Annotated[int, Field(ge=1, le=256)] = setting(
         "Server", "Processes that share the port. One that is killed is replaced.", 1
     )
-    metrics_port: Annotated[_Port | None, _OrNone] = _setting(
+    metrics_port: Annotated[_Port | None, OrNone] = setting(
         "Server",
         "Port of /metrics and probes at the same address, of the first process; the next one has the next port. 0: any "
         "free one, none: no such server.",
         None,
     )
-    tls_certificate: Annotated[Path | None, _OrNone] = _setting(
+    tls_certificate: Annotated[Path | None, OrNone] = setting(
         "Server", "PEM file with the certificate and those that lead to its authority; none: no TLS.", None
     )
-    tls_key: Annotated[Path | None, _OrNone] = _setting("Server", "PEM file with the key of the certificate.", None)
-    trusted_proxies: _Names = _setting(
+    tls_key: Annotated[Path | None, OrNone] = setting("Server", "PEM file with the key of the certificate.", None)
+    trusted_proxies: _Names = setting(
         "Server",
         "Addresses or networks of proxies, with commas, whose X-Forwarded-For says where a request comes from: who has "
         "no key has a share of the connections by address.",
         (),
         "",
     )
-    require_key: bool = _setting(
+    require_key: bool = setting(
         "Server",
         "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
         False,
     )
-    isolate_prefix_cache: bool = _setting(
+    isolate_prefix_cache: bool = setting(
         "Server",
         "Whether tenants of API keys share no prefixes in workers' caches, whose timing tells what others asked before;"
         " what all of them begin with is then computed once for each. Needs workers that know `cache_salt`.",
         False,
     )
-    page: bool = _setting("Server", "Whether there is a page at / to try it with in a browser.", True)
-    cors_origins: _Names = _setting(
+    page: bool = setting("Server", "Whether there is a page at / to try it with in a browser.", True)
+    cors_origins: _Names = setting(
         "Server",
         "Origins whose pages in a browser may ask, with commas; * for any. As a default no other origin.",
         (),
         "",
     )
-    drain_timeout_s: _Seconds = _setting(
+    drain_timeout_s: _Seconds = setting(
         "Server",
         "How long answers may go on after SIGTERM. Streams that are still open then get an event that says how to go "
         "on elsewhere.",
         20.0,
     )
 
-    commit_after_s: _Seconds = _setting(
+    commit_after_s: _Seconds = setting(
         "Streams",
         "How long the status of a streamed answer is held back for what may go wrong before the first token.",
         10.0,
     )
-    ping_interval_s: _Seconds = _setting(
+    ping_interval_s: _Seconds = setting(
         "Streams", "Time between comments in a stream without news, which keep proxies from closing it.", 15.0
     )
-    abandon_after_s: _Seconds = _setting(
+    abandon_after_s: _Seconds = setting(
         "Streams", "How long a request with an Idempotency-Key goes on without anybody who reads it.", 30.0
     )
 
-    max_body_bytes: _Bytes = _setting(
+    max_body_bytes: _Bytes = setting(
         "Limits of HTTP",
         "Bytes of one body. A worker has a limit too, which is lower by default; JSON may take three times as many.",
         ByteSize(4 << 20),
     )
-    max_file_bytes: _Bytes = _setting(
+    max_file_bytes: _Bytes = setting(
         "Limits of HTTP", "Bytes of one file that is uploaded, within what the store may keep.", ByteSize(200 << 20)
     )
-    max_bodies_bytes: _Bytes = _setting(
+    max_bodies_bytes: _Bytes = setting(
         "Limits of HTTP",
         "Bytes of large bodies that a process reads at once; over it they are refused for a while.",
         ByteSize(256 << 20),
     )
-    max_prompts: Annotated[int, Field(ge=1)] = _setting(
+    max_prompts: Annotated[int, Field(ge=1)] = setting(
         "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
     )
-    max_header_bytes: Annotated[ByteSize, Field(ge=1024)] = _setting(
+    max_header_bytes: Annotated[ByteSize, Field(ge=1024)] = setting(
         "Limits of HTTP", "Bytes of the request line and the headers of one request.", ByteSize(64 << 10)
     )
-    max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = _setting(
+    max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = setting(
         "Limits of HTTP",
         "Connections of one process with a request; over it, requests are turned away for a while (503). Probes come "
         "on top, as do some connections that wait.",
         4096,
     )
-    header_timeout_s: _Seconds = _setting(
+    header_timeout_s: _Seconds = setting(
         "Limits of HTTP", "From the connection to the end of the TLS handshake, and of the headers.", 10.0
     )
-    body_timeout_s: _Seconds = _setting("Limits of HTTP", "From the headers to the end of the body.", 120.0)
-    idle_timeout_s: _Seconds = _setting(
+    body_timeout_s: _Seconds = setting("Limits of HTTP", "From the headers to the end of the body.", 120.0)
+    idle_timeout_s: _Seconds = setting(
         "Limits of HTTP", "How long a connection may be without a request; longer than that of a proxy before it.", 75.0
     )
-    stall_timeout_s: _Seconds = _setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
+    stall_timeout_s: _Seconds = setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
 
-    keep_responses_s: Annotated[int, Field(ge=MIN_KEEP_S)] = _setting(
+    keep_responses_s: Annotated[int, Field(ge=MIN_KEEP_S)] = setting(
         "Store",
         "How long a stored response can be read after its end, as far as the workers' max_keep_s allows.",
         86_400,
     )
-    keep_files_s: Annotated[int, Field(ge=MIN_FILE_S, le=MAX_FILE_S)] = _setting(
+    keep_files_s: Annotated[int, Field(ge=MIN_FILE_S, le=MAX_FILE_S)] = setting(
         "Store",
         "How long files are kept, uploads as well as what batches have made, unless their clients say otherwise. A "
         "batch is known for as long after its end.",
         7 * 86_400,
     )
-    max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = _setting(
+    max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = setting(
         "Store",
         "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
         "stored responses, files, batches. All gateways together keep no more.",
         0.25,
     )
-    max_store_bytes: Annotated[ByteSize | None, Field(ge=1), _OrNone] = _setting(
+    max_store_bytes: Annotated[ByteSize | None, Field(ge=1), OrNone] = setting(
         "Store", "The same in bytes, where that is less; none: only the share counts.", None
     )
 
-    max_batch_lines: Annotated[int, Field(ge=1, le=1000)] = _setting(
+    max_batch_lines: Annotated[int, Field(ge=1, le=1000)] = setting(
         "Batches", "Lines of one batch that are in the queue at once, waiting or running.", 64
     )
-    batch_lease_s: _Seconds = _setting(
+    batch_lease_s: _Seconds = setting(
         "Batches", "How long a batch waits for the gateway that runs it before another one takes it over.", 15.0
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
         "Logs", "Lowest level that is logged; each request is an info. Where not set, the worker's setting.", "info"
     )
-    log_format: Literal["auto", "json", "console"] = _setting(
+    log_format: Literal["auto", "json", "console"] = setting(
         "Logs",
         "Form of the log lines; auto: console on a terminal, JSON elsewhere. Where not set, the worker's setting.",
         "auto",
     )
-    otel: bool = _setting(
+    otel: bool = setting(
         "Logs",
         "Send traces and metrics by OpenTelemetry, where and of what the OTEL_* variables say; needs the extra otel.",
         False,

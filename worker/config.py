@@ -1,4 +1,4 @@
-"""The settings of a worker, except its model and its Redis."""
+"""The settings of a worker, except its model and its Redis, declared once: `worker.settings` follows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 import secrets
 import socket
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from penstock.engine.setting import Setting, faults
 from penstock.protocol import keys
 from penstock.protocol.redis.hosts import is_host
 from penstock.protocol.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
@@ -33,40 +35,154 @@ class WorkerConfig:
         BadWorkerConfig: a value is out of range; the message names it.
     """
 
-    queue: str = "default"
-    name: str = field(default_factory=default_name)
-
-    heartbeat_ttl_s: float = 10.0  # the longest silence before other workers take over
-    reclaim_interval_s: float = 2.0  # between two looks for dead workers, give or take a quarter
-    block_ms: int = 1000  # one blocking read: how long a drain may wait for it, and a handed-back entry for its taker
-    steal_after_ms: int = 500  # how long an entry is left to the worker that has seen similar prompts
-    flush_interval_ms: int = 30  # chunks of one reply are joined for this long; its first text is not held
-    max_flush_interval_ms: int = 200  # the most it is stretched to while processors are short
-    cancel_poll_ms: int = 200
-    drain_timeout_s: float = 30.0
-    refused_drain_after_s: float = 300.0  # how long Redis may refuse for good before the worker gives up
-    allow_other_fleet: bool = False  # whether to join workers that have another model, tokenizer or template
-    model_wait_s: float = 300.0  # half-written replies wait for a worker with the model that began them
-    target_wait_s: float = 60.0  # for scaling: waiting requests should begin within this
-    suspect_wait_s: float = 10.0  # how long others go before a request that two crashes had in common
-    max_attempts: int = 3  # workers that a request may bring down in a row without progress
-
-    reply_ttl_s: float = 86_400.0  # of an unfinished reply, from its last refresh
-    reply_ttl_after_end_s: float = 3600.0
-    # For dead letters. Malformed entries are kept apart, up to a tenth of this number and of these bytes.
-    max_dead_entries: int = 10_000
-    max_dead_bytes: int = 256 << 20
-    dead_ttl_s: float = 14 * 86_400.0
-
-    max_body_bytes: int = 1 << 20
-    max_prompt_tokens: int | None = None  # None: what the model and its page pool can hold
-    max_stop_strings: int = 16
-    max_stop_chars: int = 256  # of one stop string
-    max_n: int = 8
-    max_keep_s: float = 7 * 86_400.0  # bounds what a request may ask for instead of reply_ttl_after_end_s
-
-    health_host: str = "127.0.0.1"  # loopback only; the image sets another address for its containers
-    health_port: int | None = 8080  # 0: any free one; None: no health server
+    queue: Annotated[str, Setting("The queue that requests are sent to and taken from.", group="Redis")] = "default"
+    name: Annotated[
+        str,
+        Setting(
+            "Name of this worker, unique in its queue; none: made of the host's name, the process id and a random "
+            "part.",
+        ),
+    ] = field(default_factory=default_name)
+    flush_interval_ms: Annotated[
+        int,
+        Setting("How long tokens are gathered into one chunk; a reply's first text is not held.", least=0),
+    ] = 30
+    max_flush_interval_ms: Annotated[
+        int,
+        Setting(
+            "What flush_interval_ms grows to while engine and worker use up the processors; a lower value: never.",
+            least=0,
+        ),
+    ] = 200
+    drain_timeout_s: Annotated[
+        float,
+        Setting("How long running requests may go on after SIGTERM before they are handed to other workers.", least=0),
+    ] = 30.0
+    refused_drain_after_s: Annotated[
+        float,
+        Setting(
+            "How long Redis may refuse a running worker by its password or permissions before it drains and exits "
+            "with 5; meanwhile it is not ready, and reads user and password of redis_url anew.",
+            least=0,
+        ),
+    ] = 300.0
+    heartbeat_ttl_s: Annotated[
+        float,
+        Setting("The longest silence of a worker before others take over its requests.", above=0),
+    ] = 10.0
+    # Give or take a quarter.
+    reclaim_interval_s: Annotated[float, Setting("Time between two looks for dead workers.", above=0)] = 2.0
+    # Three heartbeats are sent within a time to live. A read that blocks for longer makes the worker miss none, but a
+    # drain and a takeover wait for it.
+    block_ms: Annotated[
+        int,
+        Setting("How long one blocking read of the queue lasts at most.", above=0, most=10_000),
+    ] = 1000
+    steal_after_ms: Annotated[
+        int,
+        Setting(
+            "How long a request is left to the worker that has run prompts that begin alike, while that has room.",
+            least=0,
+        ),
+    ] = 500
+    cancel_poll_ms: Annotated[int, Setting("Time between two looks for cancelled requests.", above=0)] = 200
+    allow_other_fleet: Annotated[
+        bool,
+        Setting(
+            "Join a queue whose workers have other weights, another tokenizer or chat template, as in a rolling "
+            "upgrade. Half-written replies are left to workers with the model that began them.",
+        ),
+    ] = False
+    model_wait_s: Annotated[
+        float,
+        Setting(
+            "How long a half-written reply waits for a worker with the model that began it once none serves the "
+            "queue; then it ends with an error.",
+            least=0,
+        ),
+    ] = 300.0
+    target_wait_s: Annotated[
+        float,
+        Setting(
+            "How soon what waits is to begin: the queue asks for as many workers (`penstock_wanted_workers`). It "
+            "is to be the same for all workers of a queue.",
+            above=0,
+        ),
+    ] = 60.0
+    suspect_wait_s: Annotated[
+        float,
+        Setting(
+            "How long a request that was there when two workers in a row died waits for a moment to run alone; "
+            "then what runs beside it waits again.",
+            least=0,
+        ),
+    ] = 10.0
+    max_attempts: Annotated[
+        int,
+        Setting("Workers that a request may take down in a row before it goes to the dead-letter stream.", above=0),
+    ] = 3
+    max_dead_entries: Annotated[
+        int,
+        Setting(
+            "Dead letters that a queue keeps, the newest; beside them a tenth as many entries that never were a "
+            "request.",
+            above=0,
+        ),
+    ] = 10_000
+    max_dead_bytes: Annotated[
+        int,
+        Setting(
+            "Bytes of the dead letters that a queue keeps, the newest; a tenth for entries that never were a request.",
+            above=0,
+        ),
+    ] = 256 << 20
+    dead_ttl_s: Annotated[
+        float,
+        Setting(
+            "How long a dead letter is kept. The next one removes it; where none comes, it goes after twice the time.",
+            above=0,
+            most=MAX_DEAD_TTL_S,
+        ),
+    ] = 14 * 86_400.0
+    reply_ttl_s: Annotated[
+        float,
+        Setting("How long an unfinished reply is kept without a refresh.", above=0),
+    ] = 86_400.0
+    reply_ttl_after_end_s: Annotated[float, Setting("How long a reply is kept after its end.", above=0)] = 3600.0
+    max_body_bytes: Annotated[int, Setting("Bytes of one request entry.", above=0, group="Limits")] = 1 << 20
+    max_prompt_tokens: Annotated[
+        int | None,
+        Setting("Tokens of one prompt; none: what the model and the KV cache can hold.", above=0, group="Limits"),
+    ] = None
+    max_stop_strings: Annotated[int, Setting("Stop strings of one request.", least=0, group="Limits")] = 16
+    max_stop_chars: Annotated[int, Setting("Characters of one stop string.", least=0, group="Limits")] = 256
+    max_n: Annotated[int, Setting("Choices (`n`) of one request.", above=0, group="Limits")] = 8
+    max_keep_s: Annotated[
+        float,
+        Setting(
+            "How long after its end a request may have its reply kept (`keep_s`).",
+            least=MIN_KEEP_S,
+            most=MAX_KEEP_S,
+            group="Limits",
+        ),
+    ] = 7 * 86_400.0
+    # Loopback only; the image sets another address for its containers.
+    health_host: Annotated[
+        str,
+        Setting(
+            "Address that /healthz, /readyz and /metrics listen on; *: all of them, of IPv6 and IPv4, as in the image.",
+            group="Health and logs",
+        ),
+    ] = "127.0.0.1"
+    health_port: Annotated[
+        int | None,
+        Setting(
+            "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server.",
+            least=0,
+            most=65_535,
+            group="Health and logs",
+        ),
+    ] = 8080
 
     def __post_init__(self) -> None:
         for name in ("queue", "name"):
@@ -75,35 +191,9 @@ class WorkerConfig:
             self.name not in keys.HOLDERS, "name", self.name, "another one: this stands for entries without a worker"
         )
         _require(self.queue != keys.GATEWAY, "queue", self.queue, "another one: the gateway's own keys are called so")
-        for name in (
-            "heartbeat_ttl_s", "reclaim_interval_s", "block_ms", "cancel_poll_ms", "reply_ttl_s", "target_wait_s",
-            "reply_ttl_after_end_s", "max_attempts", "max_dead_entries", "max_dead_bytes", "dead_ttl_s",
-            "max_body_bytes", "max_n",
-        ):  # fmt: skip
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        for name in (
-            "model_wait_s",
-            "suspect_wait_s",
-            "steal_after_ms",
-            "flush_interval_ms",
-            "max_flush_interval_ms",
-            "drain_timeout_s",
-            "refused_drain_after_s",
-            "max_stop_strings",
-            "max_stop_chars",
-        ):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        _require(self.max_prompt_tokens is None or self.max_prompt_tokens > 0, "max_prompt_tokens",
-                 self.max_prompt_tokens, "above 0")  # fmt: skip
         _require(is_host(self.health_host), "health_host", self.health_host, "an address")  # "" would be all addresses
-        _require(self.health_port is None or 0 <= self.health_port < 65_536, "health_port", self.health_port,
-                 "0 to 65535")  # fmt: skip
-        _require(self.dead_ttl_s <= MAX_DEAD_TTL_S, "dead_ttl_s", self.dead_ttl_s, f"at most {MAX_DEAD_TTL_S}")
-        _require(MIN_KEEP_S <= self.max_keep_s <= MAX_KEEP_S, "max_keep_s", self.max_keep_s,
-                 f"{MIN_KEEP_S} to {MAX_KEEP_S}")  # fmt: skip
-        # Three heartbeats are sent within a time to live. A read that blocks for longer makes the worker miss none, but
-        # a drain and a takeover wait for it.
-        _require(self.block_ms <= 10_000, "block_ms", self.block_ms, "at most 10000")
+        for name, fault in faults(self):
+            raise BadWorkerConfig(f"{name} {fault}", name)
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -10,7 +10,8 @@ import typer
 
 from penstock.cli.shared.errors import CommandFailed, require_worker_extra
 from penstock.cli.shared.options import gathers, option
-from penstock.worker.settings import Settings, default_text, group_of
+from penstock.serving.setting_fields import default_text, group_of
+from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import flag
 
 app = typer.Typer(

@@ -26,6 +26,7 @@ from penstock.producer import AsyncClient, PenstockError
 from penstock.protocol.queue.load import query_load
 from penstock.protocol.wire import ModelCard
 from penstock.serving import garbage
+from penstock.serving.setting_fields import group_of
 from penstock.tools.bench.errors import ImpossibleLoad, NotServed, WrongModel
 from penstock.tools.bench.machine import describe_machine
 from penstock.tools.bench.on_service import run_on_service
@@ -37,7 +38,7 @@ from penstock.tools.bench.summary import Summary
 from penstock.tools.bench.traffic import punctual
 from penstock.tools.bench.traffic.load import Load
 from penstock.worker.logs import configure_logs
-from penstock.worker.settings import Settings, group_of
+from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import flag
 
 DEFAULT_VOCAB_SIZE = 1024

@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli.shared.programs import PROGRAMS
 from penstock.protocol.redis.credentials import Rereadable
-from penstock.worker.settings import WORKER, default_text, group_of
+from penstock.serving.setting_fields import default_text, group_of
+from penstock.worker.settings import WORKER
 from penstock.worker.settings_loading import Program, flag, load
 
 Subcommand = Callable[..., None]

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from penstock.cli.shared.programs import GATEWAY
-from penstock.worker.settings import WORKER, default_text, group_of
+from penstock.serving.setting_fields import default_text, group_of
+from penstock.worker.settings import WORKER
 from penstock.worker.settings_loading import CONFIG_VARIABLE, DEFAULT_CONFIG, FALLBACK_URL_VARIABLE, Program
 
 _HEAD = f"""# Configuration

@@ -17,11 +17,12 @@ from penstock.engine.loading.checkpoint import resolve
 from penstock.gateway.settings import GatewaySettings
 from penstock.local.engine_options import engine_config
 from penstock.protocol.redis.address import parse_url
+from penstock.serving.setting_fields import group_of
 from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.presets import preset_root
 from penstock.tools.plan.models import planned_model
 from penstock.worker.config import WorkerConfig
-from penstock.worker.settings import Settings, group_of
+from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import SettingsError, load
 from tests.support.packages import ROOT
 

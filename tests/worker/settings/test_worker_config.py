@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from penstock.engine.setting import Setting, declared
 from penstock.protocol import keys
 from penstock.protocol.wire import ID_PATTERN
 from penstock.worker.config import MAX_DEAD_TTL_S, WorkerConfig, default_name
@@ -40,6 +42,24 @@ def test_a_worker_is_called_like_nobody_else() -> None:
 def test_a_value_out_of_range_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(BadWorkerConfig, match=re.escape(message)):
         WorkerConfig(**values)
+
+
+def test_every_field_declares_what_it_means() -> None:
+    assert list(declared(WorkerConfig)) == [field.name for field in fields(WorkerConfig)]
+    assert [name for name, field in declared(WorkerConfig).items() if not field.setting.text.endswith(".")] == []
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, field.setting) for name, field in declared(WorkerConfig).items()])
+def test_a_setting_is_refused_by_name_outside_its_declared_range(name: str, setting: Setting) -> None:
+    wrong = [float("nan")] if (setting.least, setting.above) != (None, None) else []
+    wrong += [setting.above] if setting.above is not None else []
+    wrong += [setting.least - 1] if setting.least is not None else []
+    wrong += [setting.most + 1] if setting.most is not None else []
+    for value in wrong:
+        values: dict[str, Any] = {name: value}
+        with pytest.raises(BadWorkerConfig, match=rf"^{name} must be .*, not {value!r}$") as caught:
+            WorkerConfig(**values)
+        assert caught.value.settings == (name,)
 
 
 @pytest.mark.parametrize(
