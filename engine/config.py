@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.packing import OWN_KINDS
+from penstock.engine.formats.packing import ONLINE_KINDS
 from penstock.engine.setting import Setting, faults
 
 ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
@@ -34,7 +34,7 @@ class EngineConfig:
         Setting(
             "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint "
             "that is not: int8, int4 or fp8.",
-            one_of=("auto", *OWN_KINDS),
+            one_of=("auto", *ONLINE_KINDS),
         ),
     ] = "auto"
     activations: Annotated[

@@ -15,10 +15,10 @@ import numpy as np
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.bits import pack, unpack_rows
-from penstock.engine.formats.fields import flag, integer, unsupported
-from penstock.engine.formats.leaf import Leaf, TensorHeader, float_scales, required, scale_type
-from penstock.engine.formats.named import HEAD, is_left, names
+from penstock.engine.formats.module_patterns import HEAD, is_left, names
 from penstock.engine.formats.packing import GROUPS, Packing
+from penstock.engine.formats.quantization_config import flag, integer, unsupported
+from penstock.engine.formats.tensor_mapping import Leaf, TensorHeader, float_scales, required, scale_type
 
 PER_WORD = 8
 ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the place of each column in its word

@@ -27,10 +27,18 @@ import numpy as np
 
 from penstock.engine.errors import CheckpointError, ConfigError, shown
 from penstock.engine.formats.bits import as_bytes, unpack_rows
-from penstock.engine.formats.fields import CONFIG, flag, integer, unsupported
-from penstock.engine.formats.leaf import Leaf, TensorHeader, block_scales, fp8_bytes, order, required, scale_type
-from penstock.engine.formats.named import is_named, names
+from penstock.engine.formats.module_patterns import is_named, names
 from penstock.engine.formats.packing import GROUPS, Packing
+from penstock.engine.formats.quantization_config import CONFIG, flag, integer, unsupported
+from penstock.engine.formats.tensor_mapping import (
+    Leaf,
+    TensorHeader,
+    block_scales,
+    fp8_bytes,
+    order,
+    required,
+    scale_type,
+)
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 STRATEGIES = MappingProxyType({"int": ("channel", "group"), "float": ("tensor", "channel", "group", "block")})

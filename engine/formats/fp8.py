@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from penstock.engine.formats.fields import integer, unsupported
-from penstock.engine.formats.leaf import Leaf, TensorHeader, block_scales, fp8_bytes, required, scale_type
-from penstock.engine.formats.named import HEAD, is_left, names
+from penstock.engine.formats.module_patterns import HEAD, is_left, names
 from penstock.engine.formats.packing import Packing
+from penstock.engine.formats.quantization_config import integer, unsupported
+from penstock.engine.formats.tensor_mapping import Leaf, TensorHeader, block_scales, fp8_bytes, required, scale_type
 
 KIND = "F8_E4M3"
 BLOCKS = (16, 32, 64, 128, 256, 512)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
-from penstock.engine.formats.leaf import Leaf, TensorHeader
 from penstock.engine.formats.packing import Packing
+from penstock.engine.formats.tensor_mapping import Leaf, TensorHeader
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from types import MappingProxyType
 import numpy as np
 
 from penstock.engine.formats.bits import pack
-from penstock.engine.formats.leaf import Leaf, finite
 from penstock.engine.formats.mxfp4 import exponents
 from penstock.engine.formats.packing import Packing, leaf_shapes
+from penstock.engine.formats.tensor_mapping import Leaf, finite
 
 _Blocks = np.ndarray  # u8 [out, blocks, bytes]
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.bits import as_bytes, unpack_rows
-from penstock.engine.formats.fields import flag, integer, unsupported
-from penstock.engine.formats.leaf import Leaf, TensorHeader, float_scales, order, required, scale_type
-from penstock.engine.formats.named import HEAD, names
+from penstock.engine.formats.module_patterns import HEAD, names
 from penstock.engine.formats.packing import GROUPS, Packing
+from penstock.engine.formats.quantization_config import flag, integer, unsupported
+from penstock.engine.formats.tensor_mapping import Leaf, TensorHeader, float_scales, order, required, scale_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.formats.fields import CONFIG, quantization_of, unsupported
+from penstock.engine.formats.quantization_config import CONFIG, quantization_of, unsupported
 
 _DEFAULTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
 _FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}

@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.leaf import Leaf, TensorHeader, required
-from penstock.engine.formats.named import is_left, names
+from penstock.engine.formats.module_patterns import is_left, names
 from penstock.engine.formats.packing import Packing
+from penstock.engine.formats.tensor_mapping import Leaf, TensorHeader, required
 
 GROUP = 32
 PACKING = Packing("fp4", GROUP, scale="e8m0")

@@ -84,7 +84,7 @@ class Packing:
         return -(-num_out // self.rows) if self.rows else 1
 
 
-OWN_KINDS: Mapping[str, Packing] = MappingProxyType(
+ONLINE_KINDS: Mapping[str, Packing] = MappingProxyType(
     {
         "int8": Packing("int8", 0),
         "int4": Packing("int4", 32, scale="float16", offset="minimums"),

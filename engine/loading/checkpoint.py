@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
-from penstock.engine.formats.leaf import Leaf
+from penstock.engine.formats.tensor_mapping import Leaf
 from penstock.engine.loading.declared import check_declared, undeclared
 from penstock.engine.loading.fetched import harmed_files
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, expanded

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.reading import quant_method, read_format
+from penstock.engine.formats.detection import quant_method, read_format
 from penstock.engine.loading.headers import refuse_names
 from penstock.engine.loading.packed import PackedWeights, kernels_of
 from penstock.engine.models import ModelConfig, layer_shapes

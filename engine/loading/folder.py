@@ -12,8 +12,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.formats.leaf import QuantizedFormat
-from penstock.engine.formats.reading import read_format
+from penstock.engine.formats.detection import read_format
+from penstock.engine.formats.tensor_mapping import QuantizedFormat
 from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, check_file, check_files, read_json, samples
 from penstock.engine.loading.headers import stored_tensors
 from penstock.engine.loading.weights import Stored, WeightFiles

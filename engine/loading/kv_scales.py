@@ -26,7 +26,7 @@ import numpy as np
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.kv_cache import KVCacheScheme
-from penstock.engine.formats.leaf import FLOAT_KINDS, Index
+from penstock.engine.formats.tensor_mapping import FLOAT_KINDS, Index
 from penstock.engine.models import Family, ModelConfig, ParamPath
 from penstock.engine.models.attend import KV_SCALES_DTYPE
 from penstock.engine.models.axes import KV_SCALES

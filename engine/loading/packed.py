@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.leaf import Declared, Index, Leaf, QuantizedFormat
-from penstock.engine.formats.own import Own
+from penstock.engine.formats.online import OnlineQuantization
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
+from penstock.engine.formats.tensor_mapping import Declared, Index, Leaf, QuantizedFormat
 from penstock.engine.loading.rows import FusedRows, before_copying
 from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, PackedMatmuls
@@ -131,7 +131,7 @@ class PackedWeights:
     @property
     def is_own(self) -> bool:
         """Whether weights are quantized while loading, from an unquantized checkpoint."""
-        return isinstance(self.form, Own)
+        return isinstance(self.form, OnlineQuantization)
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """Returns `config` with the packings of its matmuls.
@@ -220,7 +220,7 @@ def packed_weights(
     _refuse_both(form, weights)
     family = family.as_stored(stored.keys())
     if form is None:
-        return PackedWeights(Own(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
+        return PackedWeights(OnlineQuantization(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
     return PackedWeights(form, family, stored)
 
 
@@ -233,7 +233,7 @@ def expected_packings(form: Declared | None, family: Family, config: ModelConfig
     _refuse_both(form, weights)
     if form is None and weights == "auto":
         return config
-    chosen: Declared = Own(weights) if form is None else form
+    chosen: Declared = OnlineQuantization(weights) if form is None else form
     left = UNQUANTIZED if form is None else ROUTERS | {"embedding"}
     return _with_packings(config, family, lambda module, num_in: chosen.expected(module, num_in, config.dtype), left)
 

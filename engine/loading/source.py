@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.leaf import QuantizedFormat
+from penstock.engine.formats.tensor_mapping import QuantizedFormat
 from penstock.engine.loading.files import CONFIG_FILE
 from penstock.engine.loading.folder import Folder
 from penstock.engine.loading.gguf.file import GgufFile

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.buffers import PIECE_BYTES, device_buffer, pieces
-from penstock.engine.formats.leaf import Index, Leaf
+from penstock.engine.formats.tensor_mapping import Index, Leaf
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.kv_scales import KVScaleSource
 from penstock.engine.loading.packed import PackedSource

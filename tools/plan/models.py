@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.engine.errors import ConfigError
+from penstock.engine.formats.detection import read_format
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
-from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.checkpoint import local, read_model_config
 from penstock.engine.loading.files import CONFIG_FILE, expanded, read_json
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE

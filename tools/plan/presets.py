@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from penstock.engine.formats.reading import read_format
+from penstock.engine.formats.detection import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES, ModelConfig
 

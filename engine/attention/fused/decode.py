@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.pages import PageBuffers, Tables
 from penstock.engine.attention.fused.scales import put_scales
-from penstock.engine.attention.fused.softmax import Int, Ref, Softmax, aligned, each_head
+from penstock.engine.attention.fused.softmax import Int, Softmax, aligned, each_head
 from penstock.engine.attention.fused.tokens import TokenBlock, row_of
+from penstock.engine.kernels.pallas import Ref
 
 _Carry = tuple[Int, Int, Int, Int]  # place in the list of decoding sequences, block of keys, buffer, block of tokens
 

@@ -22,9 +22,10 @@ from penstock.engine.attention.fused.layout import LANES, BlockSizes, HeadLayout
 from penstock.engine.attention.fused.pages import PageBuffers, ScaleBlocks, Tables
 from penstock.engine.attention.fused.prefill import Prefill
 from penstock.engine.attention.fused.scales import scale_lanes
-from penstock.engine.attention.fused.softmax import Ref, ScoreFunction, Softmax
+from penstock.engine.attention.fused.softmax import ScoreFunction, Softmax
 from penstock.engine.attention.fused.tokens import Operands, TokenBlock
 from penstock.engine.attention.quantization import is_quantized
+from penstock.engine.kernels.pallas import Ref
 
 NUM_TABLES = 7
 _NUM_OWN = 2 + 15  # outputs and scratch, without those for scales

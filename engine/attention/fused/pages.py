@@ -13,7 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention.fused.layout import LANES, BlockSizes
-from penstock.engine.attention.fused.softmax import Int, KeyBlock, Ref, aligned
+from penstock.engine.attention.fused.softmax import Int, KeyBlock, aligned
+from penstock.engine.kernels.pallas import Ref
 
 
 @dataclass(frozen=True, slots=True)

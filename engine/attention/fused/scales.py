@@ -12,7 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.layout import LANES
-from penstock.engine.attention.fused.softmax import Int, Ref, aligned, each_head, place_lanes
+from penstock.engine.attention.fused.softmax import Int, aligned, each_head, place_lanes
+from penstock.engine.kernels.pallas import Ref
 
 
 def scale_lanes(num_kv_heads: int) -> int:

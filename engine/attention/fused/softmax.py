@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.attention.fused.layout import HeadLayout
+from penstock.engine.kernels.pallas import Ref
 
-Ref = Any
 Int = jax.Array | int
 
 NEVER = -1e30  # finite: a row that sees nothing stays free of NaN

@@ -16,7 +16,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.engine.attention.fused.softmax import Int, Ref, aligned
+from penstock.engine.attention.fused.softmax import Int, aligned
+from penstock.engine.kernels.pallas import Ref
 
 ROWS = 16
 """Tokens in a tile of a 16-bit type: an array in VMEM can only be indexed dynamically by whole tiles."""

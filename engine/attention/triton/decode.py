@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from penstock.engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
+from penstock.engine.attention.triton.pages import PageBlocks, lanes_mask, masked_load
 from penstock.engine.attention.triton.softmax import (
     MaskedScores,
     SoftmaxState,
@@ -22,6 +22,7 @@ from penstock.engine.attention.triton.softmax import (
     take_keys,
 )
 from penstock.engine.attention.triton.tiles import DecodeTiles, Heads
+from penstock.engine.kernels.pallas import Ref
 from penstock.engine.models.attend import RaggedBatch
 
 _SPLITS_AT_ONCE = 16  # splits that the second pass holds in registers

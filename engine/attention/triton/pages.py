@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from penstock.engine.attention.triton.tiles import Heads, power_of_two
+from penstock.engine.kernels.pallas import Ref
 
-Ref = Any
 _Int = jax.Array | int
 
 

@@ -14,9 +14,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from penstock.engine.attention.triton.pages import PageBlocks, Ref, lanes_mask, masked_load
+from penstock.engine.attention.triton.pages import PageBlocks, lanes_mask, masked_load
 from penstock.engine.attention.triton.softmax import MaskedScores, SoftmaxState, empty_softmax, result, take_keys
 from penstock.engine.attention.triton.tiles import Heads, PrefillTiles
+from penstock.engine.kernels.pallas import Ref
 from penstock.engine.models.attend import RaggedBatch
 
 

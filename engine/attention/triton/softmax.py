@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from penstock.engine.attention.triton.pages import Ref, masked_load
+from penstock.engine.attention.triton.pages import masked_load
+from penstock.engine.kernels.pallas import Ref
 
 SoftmaxState = tuple[
     jax.Array, jax.Array, jax.Array

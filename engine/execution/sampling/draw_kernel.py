@@ -28,13 +28,13 @@ from penstock.engine.execution.sampling.sampling_rows import (
     ordered_to_float,
     uniforms,
 )
+from penstock.engine.kernels.pallas import Ref
 
 LANES = 128
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _MINUS_INFINITY, _PLUS_INFINITY = 0x007FFFFF, 0xFF800000  # in the order of `ordered_to_float`
 _TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _UNIFORM, _NUM_PARAMETERS = range(6)  # lanes of a row's parameters
 
-_Ref = Any
 _Masses = Callable[[jax.Array], jax.Array]
 
 
@@ -89,13 +89,13 @@ def _parameters(rows: SamplingRows) -> jax.Array:
 
 
 def _kernel(
-    logits: _Ref,  # [num_shares, rows, share]
-    parameters: _Ref,  # [rows, LANES]
-    out: _Ref,  # i32 [rows, LANES]
-    scaled: _Ref,  # [rows, width]: logits over temperature, NEVER for filtered tokens
-    weights: _Ref,  # [rows, width]
-    sums: _Ref,  # [rows, chunks]: of the weights of each LANES tokens
-    prefixes: _Ref,  # [rows, chunks]: inclusive prefix sums of the sums
+    logits: Ref,  # [num_shares, rows, share]
+    parameters: Ref,  # [rows, LANES]
+    out: Ref,  # i32 [rows, LANES]
+    scaled: Ref,  # [rows, width]: logits over temperature, NEVER for filtered tokens
+    weights: Ref,  # [rows, width]
+    sums: Ref,  # [rows, chunks]: of the weights of each LANES tokens
+    prefixes: Ref,  # [rows, chunks]: inclusive prefix sums of the sums
     *,
     vocab_size: int,
     share: int,  # tokens per share, without the last register's padding
@@ -122,10 +122,10 @@ def _kernel(
 class _Block:
     """Some rows in VMEM. A column is an array `[rows, 1]`."""
 
-    scaled: _Ref
-    weights: _Ref
-    sums: _Ref
-    prefixes: _Ref
+    scaled: Ref
+    weights: Ref
+    sums: Ref
+    prefixes: Ref
     strip: int
 
     @property
@@ -133,7 +133,7 @@ class _Block:
         return int(self.scaled.shape[0])
 
     def take(
-        self, logits: _Ref, temperature: jax.Array, vocab_size: int, share: int
+        self, logits: Ref, temperature: jax.Array, vocab_size: int, share: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Loads the logits; returns the columns of their maximum, its first index, and whether all are sound.
 

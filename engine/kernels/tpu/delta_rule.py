@@ -17,8 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import LANES
-from penstock.engine.kernels.tpu.tiles import Ref
 
 F32 = jnp.float32
 GATED_DELTA_RULE = "gated_delta_rule"

@@ -21,8 +21,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import KernelForm
-from penstock.engine.kernels.tpu.tiles import Ref, multiply_tile, scale_lanes, tile_rows
+from penstock.engine.kernels.tpu.tiles import multiply_tile, scale_lanes, tile_rows
 
 F32 = jnp.float32
 MOST_TOKENS = 512  # in a tile

@@ -11,13 +11,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from penstock.engine.formats.packing import Packing
+from penstock.engine.kernels.pallas import Ref
 from penstock.engine.kernels.tpu.form import LANES, LANES_AT_ONCE, ROWS
 from penstock.engine.kernels.tpu.unpacking import f32_of, spread, spread_column, values_of
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILE_BYTES = 2**20  # of codes; the first one is fetched before anything is computed
-
-Ref = Any
 
 
 def scale_lanes(num_rows: int) -> int:

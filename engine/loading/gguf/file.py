@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.gguf import Gguf
 from penstock.engine.formats.gguf_blocks import BLOCK_TYPES
-from penstock.engine.formats.leaf import FLOAT_KINDS, QuantizedFormat
+from penstock.engine.formats.tensor_mapping import FLOAT_KINDS, QuantizedFormat
 from penstock.engine.loading.files import samples
 from penstock.engine.loading.gguf.architectures import architecture_of, config_fields
 from penstock.engine.loading.gguf.header import read_header

@@ -12,7 +12,7 @@ import numpy as np
 from gguf import MODEL_ARCH_NAMES, TensorNameMap, get_tensor_name_map
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.formats.leaf import FLOAT_KINDS
+from penstock.engine.formats.tensor_mapping import FLOAT_KINDS
 from penstock.engine.loading.gguf.architectures import ROPE_FACTORS, Architecture
 from penstock.engine.loading.gguf.header import GGUFHeader, TensorInfo
 from penstock.engine.models import FAMILIES

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.engine import CheckpointError, ConfigError, Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment.deployment import deploy
+from penstock.engine.formats.detection import read_format
 from penstock.engine.formats.kv_cache import KVCacheScheme, read_kv_cache_scheme
-from penstock.engine.formats.reading import read_format
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.models import Decoder, ModelConfig, num_parameters
 from penstock.engine.sharding.placement import split_model

@@ -15,9 +15,9 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.formats.leaf import Leaf
+from penstock.engine.formats.detection import read_format
 from penstock.engine.formats.packing import Packing, leaf_shapes
-from penstock.engine.formats.reading import read_format
+from penstock.engine.formats.tensor_mapping import Leaf
 from penstock.engine.models.layers.quantized import unpacked
 from tests.engine.formats.quantized_checkpoints import KINDS
 from tests.engine.formats.quantized_weights import SCHEMES, Scheme, fp8_blocks, fp8_whole, mxfp4

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.cli.checks.model import check_model
 from penstock.engine.errors import CheckpointError, EngineError
+from penstock.engine.formats.detection import FORMATS, quant_method, read_format
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
-from penstock.engine.formats.reading import FORMATS, quant_method, read_format
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from tests.engine.checkpoints import edit_config, write_checkpoint
 from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, save, tensors_of, write_quantized

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.config import EngineConfig
-from penstock.engine.formats.reading import read_format
+from penstock.engine.formats.detection import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES
 from penstock.tools.plan import PRESETS, has_libtpu, plan

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from penstock.engine.formats.awq import Awq
 from penstock.engine.formats.compressed_tensors import CompressedTensors
-from penstock.engine.formats.fields import quantization_of, unsupported
 from penstock.engine.formats.fp8 import Fp8
 from penstock.engine.formats.gptq import Gptq
-from penstock.engine.formats.leaf import Declared
 from penstock.engine.formats.mxfp4 import Mxfp4
+from penstock.engine.formats.quantization_config import quantization_of, unsupported
+from penstock.engine.formats.tensor_mapping import Declared
 
 
 class _Read(Protocol):

@@ -21,15 +21,15 @@ import numpy as np
 
 from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.bits import pack
-from penstock.engine.formats.leaf import FLOAT_KINDS, Leaf, TensorHeader
-from penstock.engine.formats.packing import OWN_KINDS, Packing
+from penstock.engine.formats.packing import ONLINE_KINDS, Packing
+from penstock.engine.formats.tensor_mapping import FLOAT_KINDS, Leaf, TensorHeader
 
 LARGEST_F16 = 65504.0
 AT_ONCE = 2**18  # weights that are in f32 at once, in several copies
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OnlineQuantization:
     """Quantization while loading. `kind` is what weights become; None: what the model's config already says."""
 
     kind: str | None = None
@@ -44,7 +44,7 @@ class Own:
     def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:
         if self.kind is None:
             return None
-        packing = OWN_KINDS[self.kind]
+        packing = ONLINE_KINDS[self.kind]
         size = packing.group if packing.code == "int4" else 1
         return None if num_in % size else packing
 
@@ -52,7 +52,7 @@ class Own:
         self, module: str, stored: Mapping[str, TensorHeader], packing: Packing, num_out: int, num_in: int
     ) -> Mapping[str, Leaf]:
         suffix = _tensor(module, stored).removeprefix(module)
-        rows, columns = OWN_KINDS[packing.code].rows, packing.group or num_in  # also if scales are held by row
+        rows, columns = ONLINE_KINDS[packing.code].rows, packing.group or num_in  # also if scales are held by row
         held = {"int8": columns, "int4": columns // 2, "fp8": columns}[packing.code]
         leaf = partial(Leaf, suffix, (num_out, num_in), tuple(FLOAT_KINDS), stored_block=(rows, columns))
         made = dict(_MADE[packing.code])

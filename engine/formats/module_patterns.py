@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.formats.fields import unsupported
+from penstock.engine.formats.quantization_config import unsupported
 
 REGEX = "re:"  # prefix of regular expressions in the lists of compressed-tensors
 HEAD = "lm_head"  # not quantized in most formats
