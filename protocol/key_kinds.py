@@ -56,8 +56,8 @@ class Area:
 class Size:
     """Bytes of the server's memory that keys of a kind take for each of these, their names included.
 
-    What clients send comes on top. The figures are `MEMORY USAGE` of Valkey 9.1; other servers and allocators need up
-    to twice as much or half of it.
+    What clients send comes on top. The figures are `MEMORY USAGE` of Valkey 9.1, for collections of thousands; small
+    ones take half as much for each member, and other servers up to twice as much.
 
     Attributes:
         fleet: one for all queues and gateways.

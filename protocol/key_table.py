@@ -87,7 +87,7 @@ _PLACES = _lanes("hget hmget hset hsetnx hdel exists")
 
 _LANE_KINDS = (
     KeyKind(
-        keys.lane, "zset", "worker", Size(tenant=80, request=40), area=LANES, wide=_ORDER,
+        keys.lane, "zset", "worker", Size(tenant=80, request=75), area=LANES, wide=_ORDER,
         grants=(Grant(_SENDERS, "R", "zcount"),),
     ),
     KeyKind(
@@ -128,12 +128,12 @@ _LANE_KINDS = (
         wide=_lanes("xgroup|create xreadgroup xack xadd pexpire del"),
         grants=(BLOCKS,),
     ),
-    KeyKind(keys.named, "hash", "worker", Size(request=45), area=LANES, wide=_lanes("hset hmget hdel hlen hrandfield")),
+    KeyKind(keys.named, "hash", "worker", Size(request=70), area=LANES, wide=_lanes("hset hmget hdel hlen hrandfield")),
     KeyKind(
         keys.asked, "zset", "worker", Size(cancelled=90), "a day after the last cancel", area=LANES,
         wide=_lanes("zadd zmscore zincrby zrem zremrangebyscore zremrangebyrank exists pexpire"),
     ),
-    KeyKind(keys.aside, "zset", "worker", Size(held=50), area=LANES, wide=_lanes("zadd zrem zrange del")),
+    KeyKind(keys.aside, "zset", "worker", Size(held=75), area=LANES, wide=_lanes("zadd zrem zrange del")),
 )  # fmt: skip
 
 _LETTER_KINDS = (

@@ -49,7 +49,7 @@ TABLE = (
     KeyKind(names.body, "hash", "gateway", Size(file=110, line=60), "with the file", area=OWN),
     KeyKind(names.file_users, "zset", "gateway", Size(batch=110), "with the last batch", area=OWN),
     KeyKind(names.batch_leases, "zset", "gateway", Size(fleet=80, batch=60), area=OWN),
-    KeyKind(names.batch_holders, "hash", "gateway", Size(fleet=90, batch=60), area=OWN),
+    KeyKind(names.batch_holders, "hash", "gateway", Size(fleet=90, batch=70), area=OWN),
     KeyKind(names.batch_progress, "hash", "gateway", Size(batch=450), "with the batch", area=OWN),
     KeyKind(names.ledger_sizes, "hash", "gateway", Size(fleet=80, document=60), "with the last charge", area=OWN),
     KeyKind(names.ledger_expiries, "zset", "gateway", Size(fleet=80, document=60), "with the last charge", area=OWN),

@@ -26,8 +26,8 @@ from tests.support.programs.worker_harness import eventually, running_worker, se
 
 KINDS = {kind.make: kind for kind in (*key_table.TABLE, *gateway_table.TABLE)}
 LEAST, MOST = 0.5, 2.0
-"""Measured bytes over declared ones. Servers and allocators round up differently, and a collection takes several times
-as much for each member once it is no longer small.
+"""Measured bytes over declared ones. Servers and allocators round up differently, and a collection of a hundred takes
+half as much for each member as one of thousands.
 """
 
 Make: TypeAlias = Callable[..., str]
@@ -35,7 +35,7 @@ Counts: TypeAlias = Mapping[str, int]
 Write: TypeAlias = Callable[[RedisClient, str], Any]
 
 ONE = {"fleet": 1, "queue": 1, "worker": 1, "client": 1}
-WAITING, RUNNING, TENANTS, PROMPT = 144, 16, 4, "x" * 1000
+WAITING, RUNNING, TENANTS, PROMPT = 320, 16, 2, "x" * 1000
 TOKENS = [400] * RUNNING + [4] * WAITING
 BEGUN: tuple[Make, ...] = (
     keys.requests, keys.lane, keys.band, keys.bands, keys.weights, keys.charged, keys.due, keys.backlog, keys.load,
