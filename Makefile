@@ -86,9 +86,10 @@ tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write ben
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
+docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, wire.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
 	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
 	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
+	@$(BIN)/python -m docs.scripts.parameters_table
 	@$(BIN)/python -m tests.engine.models.models_page
 	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
 	@$(BIN)/python -m docs.scripts.users_acl > deploy/redis/users.acl

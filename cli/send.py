@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -16,70 +18,44 @@ from penstock.cli.shared.answer import AnswerWriter
 from penstock.cli.shared.errors import CommandFailed
 from penstock.cli.shared.options import gathers, option, takes_settings
 from penstock.cli.shared.waiting import shown_wait
+from penstock.parameters import Parameter
 from penstock.producer import AsyncClient, Chunk, Reply
-from penstock.producer.request import Prompt, Sampling
+from penstock.producer.request import Prompt
+from penstock.protocol.wire import PARAMETERS, Sampling
 from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import flag
 
-_HELP = {
-    "max_tokens": "Tokens to generate at most.",
-    "min_tokens": "Tokens to generate at least.",
-    "temperature": "Sampling temperature; 0 is greedy.",
-    "top_p": "Nucleus sampling: from the most likely tokens with this total probability.",
-    "top_k": "Sample from this many most likely tokens; 0: from all.",
-    "min_p": "Drop tokens below this fraction of the most likely one's probability.",
-    "seed": "The same seed gives the same tokens.",
-    "n": "How many completions.",
-    "repetition_penalty": "Above 1 makes tokens of prompt and answer less likely.",
-    "presence_penalty": "Subtracted from the logits of generated tokens.",
-    "frequency_penalty": "The same, once per occurrence.",
-    "logprobs": "Return log-probabilities, with this many top tokens (see --json).",
-    "priority": "Higher runs first.",
-    "timeout_s": "Deadline in seconds, whether the request waits or runs.",
-    "id": "Request id, instead of a random one.",
-}
+_FORMS = {
+    "tools": "JSON|@FILE", "tool_choice": "TEXT|JSON", "reasoning_effort": "TEXT",
+    "response_format": "JSON|@FILE", "regex": "TEXT", "grammar": "TEXT|@FILE",
+}  # fmt: skip
+"""Metavars of the options that say which form the answer has."""
 
-_CHAT = {
-    "tools": ("JSON|@FILE", "Functions that the model may call, as in OpenAI's API."),
-    "tool_choice": ("TEXT|JSON", "none, auto, required, or one of the tools."),
-    "response_format": ("JSON|@FILE", "A JSON schema that the answer follows, as in OpenAI's API."),
-    "regex": ("TEXT", "A regular expression that the answer matches."),
-    "grammar": ("TEXT|@FILE", "A grammar that the answer follows, in Lark's notation."),
-    "reasoning_effort": ("TEXT", "none, low, medium, high, or another level that the model knows."),
-}
+_METAVARS: Mapping[Any, str | None] = {bool: None, int: "NUMBER", float: "NUMBER", int | bool: "NUMBER"}
 
-_SAMPLING = [
-    *(
-        option(
-            name, str, flag(name), help=text, metavar="TEXT" if name == "id" else "NUMBER", rich_help_panel="Request"
-        )
-        for name, text in _HELP.items()
-    ),
-    option(
-        "stop",
-        list[str],
-        "--stop",
-        help="Stop string; may be repeated.",
-        metavar="TEXT",
-        rich_help_panel="Request",
-    ),
-    *(
-        option(name, str, flag(name), help=text, metavar=metavar, rich_help_panel="Answer")
-        for name, (metavar, text) in _CHAT.items()
-    ),
-    option(
-        "ignore_eos", bool, "--ignore-eos", help="Generate past the end-of-sequence token.", rich_help_panel="Request"
-    ),
-]
+
+def _option(name: str, each: Parameter) -> inspect.Parameter:
+    is_list = each.type == str | Sequence[str]
+    return option(
+        name,
+        list[str] if is_list else bool if each.type is bool else str,
+        flag(name),
+        help=f"{each.text} May be repeated." if is_list else each.text,
+        metavar=_FORMS.get(name, _METAVARS.get(each.type, "TEXT")),
+        rich_help_panel="Answer" if name in _FORMS else "Request",
+    )
+
+
+_SAMPLING = [_option(name, each) for name, each in PARAMETERS.items() if "send" in each.takers]
 
 
 def _read_files(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the options, with the text of each file that is named."""
-    return {name: _text_of(name, value) if name in _CHAT else value for name, value in given.items()}
+    return {name: _text_of(name, value) if name in _FORMS else value for name, value in given.items()}
 
 
 def _text_of(name: str, value: str) -> str:
-    if not value.startswith("@") or "@FILE" not in _CHAT[name][0]:
+    if not value.startswith("@") or "@FILE" not in _FORMS[name]:
         return value
     try:
         return Path(value[1:]).read_text()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from penstock.engine.errors import CheckpointError, InvalidRequest, shown
 from penstock.engine.loading.files import GENERATION_FILE
 from penstock.engine.request import MAX_STOP_TOKENS, SamplingParams
-
-T = TypeVar("T", bool, int, float)
+from penstock.parameters import MODEL, SamplingParameters, declared
 
 # Fields that change which tokens are chosen and have no counterpart here, with the value that means "off".
 NOT_HONOURED: Mapping[str, Any] = {
@@ -43,11 +42,7 @@ class GenerationDefaults:
     """
 
     eos_token_ids: tuple[int, ...]
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     ignored: tuple[str, ...] = ()
 
     def within(self, vocab_size: int) -> GenerationDefaults:
@@ -79,19 +74,13 @@ def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
     eos = fields.get("eos_token_id")
     if eos is None:
         eos = _of_config(checkpoint.fields, "eos_token_id")
-    defaults = GenerationDefaults(
+    return GenerationDefaults(
         eos_token_ids=_token_ids(eos),
-        temperature=_field(fields, "temperature", float, 1.0) if _field(fields, "do_sample", bool, False) else 0.0,
-        top_k=_field(fields, "top_k", int, 0),
-        top_p=_field(fields, "top_p", float, 1.0),
-        min_p=_field(fields, "min_p", float, 0.0),
-        repetition_penalty=_field(fields, "repetition_penalty", float, 1.0),
+        sampling=_sampling(fields),
         ignored=tuple(
             f"{name}={shown(fields[name])}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
         ),
     )
-    _check_ranges(defaults)
-    return defaults
 
 
 def _of_config(fields: Mapping[str, Any], name: str) -> Any:
@@ -109,25 +98,22 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if kind is float and type(value) is int and abs(value) < 2**53:
-        value = float(value)
-    if type(value) is not kind:
-        raise CheckpointError(f"{GENERATION_FILE}: {name} must be of type {kind.__name__}, not {shown(value)}")
-    return value
-
-
-def _check_ranges(defaults: GenerationDefaults) -> None:
+def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
+    """Returns what the file says of the parameters that a model has defaults for."""
+    stated: dict[str, Any] = {} if _field(fields, "do_sample", bool) else {"temperature": 0.0}
+    for name, each in declared(SamplingParameters).items():
+        if each.otherwise == MODEL and name not in stated and (value := _field(fields, name, each.type)) is not None:
+            stated[name] = value
     try:
-        SamplingParams(
-            temperature=defaults.temperature,
-            top_k=defaults.top_k,
-            top_p=defaults.top_p,
-            min_p=defaults.min_p,
-            repetition_penalty=defaults.repetition_penalty,
-        )
+        return SamplingParams(**stated)
     except InvalidRequest as error:
         raise CheckpointError(f"{GENERATION_FILE}: {error}") from error
+
+
+def _field(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        value = float(value)
+    if value is not None and type(value) is not kind:
+        raise CheckpointError(f"{GENERATION_FILE}: {name} must be of type {kind.__name__}, not {shown(value)}")
+    return value

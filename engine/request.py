@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.engine.errors import InvalidRequest
+from penstock.parameters import SamplingParameters, declared
 
 if TYPE_CHECKING:
     from penstock.engine.structured import Grammar
@@ -14,14 +15,12 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled", "expired", "error"]
 
 MAX_STOP_TOKENS = 32  # end-of-sequence ids included
-MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 2**13  # of one prompt, most likely tokens included: they are sent in one message
-MAX_LOGIT_BIAS = 100.0  # in absolute value, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop. The defaults are plain, unfiltered sampling until a stop token.
+    """The values of `SamplingParameters`. The defaults are plain, unfiltered sampling until a stop token.
 
     Raises:
         InvalidRequest: a value is out of range; the message names it.
@@ -49,39 +48,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 to 100")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
-        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0, up to 1")
-        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "0 to 1")
-        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"0 to {self.max_tokens}")
-        _require(
-            0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", self.repetition_penalty, "above 0, up to 100"
-        )
-        _require(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "-2 to 2")
-        _require(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", self.frequency_penalty, "-2 to 2")
+        for each in fields(self):
+            if (value := getattr(self, each.name)) is not each.default:
+                _check(each.name, value)
+        _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"0 to {self.max_tokens}")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
-        _require(
-            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
-            "stop_token_ids",
-            len(self.stop_token_ids),
-            f"at most {MAX_STOP_TOKENS} ids",
-        )
-        _require(
-            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
-            "logprobs",
-            self.logprobs,
-            f"0 to {MAX_LOGPROBS}",
-        )
-        _require(
-            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
-            "prompt_logprobs",
-            self.prompt_logprobs,
-            f"0 to {MAX_LOGPROBS}",
-        )
-        for token_id, bias in self.logit_bias.items():
-            _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", bias, "-100 to 100")
+        num_stops = len(self.stop_token_ids)
+        _require(num_stops <= MAX_STOP_TOKENS, "stop_token_ids", num_stops, f"at most {MAX_STOP_TOKENS} ids")
 
     @property
     def adjusts_logits(self) -> bool:
@@ -201,3 +174,12 @@ class Output:
 def _require(holds: bool, name: str, value: object, range_: str) -> None:
     if not holds:
         raise InvalidRequest(f"{name} must be {range_}, not {value}")
+
+
+def _check(name: str, value: Any) -> None:
+    is_map = name == "logit_bias"
+    numbers = {f"{name} of token {id_}": bias for id_, bias in value.items()} if is_map else {name: value}
+    parameter = declared(SamplingParameters)[name]
+    for what, number in numbers.items():
+        if fault := parameter.fault(number):
+            raise InvalidRequest(f"{what} {fault}")

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Unpack
 
-from penstock.producer.request import Prompt, Sampling, build_request, request_of_tokens
+from penstock.producer.request import Prompt, build_request, request_of_tokens
 from penstock.protocol.ids import new_id
-from penstock.protocol.wire import AnswerEntry, Call, CallName
+from penstock.protocol.wire import AnswerEntry, Call, CallName, Sampling
 
 
 class Asking(ABC):

@@ -27,10 +27,10 @@ from penstock.producer.blocking.loop_thread import LoopThread
 from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.handle import ReplyStream
 from penstock.producer.progress import ProgressCallback
-from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.request import Prompt, build_request
 from penstock.protocol.ids import new_id
 from penstock.protocol.reply import Chunk, Reply
-from penstock.protocol.wire import AnswerEntry, Call, GenerateRequest, Message
+from penstock.protocol.wire import AnswerEntry, Call, GenerateRequest, Message, Sampling
 from penstock.worker.errors import EngineFailed
 from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
 from penstock.worker.settings import DEMO_MODEL

@@ -10,7 +10,7 @@ from penstock.producer.blocking.client import BlockingHandle, BlockingReplyStrea
 from penstock.producer.bulk import BulkResult
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import BulkProgress, ProgressCallback
-from penstock.producer.request import Prompt, Sampling
+from penstock.producer.request import Prompt
 from penstock.producer.transport import State
 from penstock.protocol.errors import (
     BadAddress,
@@ -36,6 +36,7 @@ from penstock.protocol.wire import (
     GenerateRequest,
     Message,
     ModelCard,
+    Sampling,
     TokenLogprob,
     ToolCallDelta,
     TopLogprob,

@@ -18,14 +18,14 @@ from penstock.producer.connections import Connections
 from penstock.producer.handle import Handle, ReplyStream, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
-from penstock.producer.request import Prompt, Sampling, build_request, request_of_tokens
+from penstock.producer.request import Prompt, build_request, request_of_tokens
 from penstock.producer.transport import Transport
 from penstock.protocol.errors import BadAddress, ConnectionLost
 from penstock.protocol.queue.status import QueueStatus
 from penstock.protocol.redis.address import Address, check_files, parse_url
 from penstock.protocol.reply import Reply
 from penstock.protocol.telemetry.loading import client_spans
-from penstock.protocol.wire import AnswerEntry, CallName, GenerateRequest, ModelCard
+from penstock.protocol.wire import AnswerEntry, CallName, GenerateRequest, ModelCard, Sampling
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

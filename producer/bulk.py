@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from penstock.producer.arguments import check_count, check_flag, check_many
 from penstock.producer.progress import BulkProgress, ProgressCallback, check_progress, ignore, shown
-from penstock.producer.request import Prompt, Sampling, check_options
+from penstock.producer.request import Prompt, check_options
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.reply import Reply
 from penstock.protocol.tasks import end_tasks
-from penstock.protocol.wire import in_python
+from penstock.protocol.wire import Sampling, in_python
 
 READ_AHEAD = 4
 """Bound on ordered results that wait for slower ones before them, as a multiple of `max_in_flight`."""

@@ -13,12 +13,12 @@ from typing import Self, TypeAlias, TypeVar
 from penstock.producer.arguments import check_wait
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reading.reader import Subscription
-from penstock.producer.request import Prompt, Sampling, build_request
+from penstock.producer.request import Prompt, build_request
 from penstock.producer.transport import State, Transport
 from penstock.protocol.errors import PenstockError, QueueFull, ReplyTimeout, ServerRefused
 from penstock.protocol.redis.streams import is_entry_id
 from penstock.protocol.reply import Chunk, Reply
-from penstock.protocol.wire import GenerateRequest, ReplyEntry, in_python
+from penstock.protocol.wire import GenerateRequest, ReplyEntry, Sampling, in_python
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]

@@ -62,7 +62,7 @@ def _check_generation(path: Path) -> Finding:
     if defaults.ignored:
         detail = f"{GENERATION_FILE} sets fields that are not supported: {', '.join(defaults.ignored)}"
         return Finding(name, "warn", detail, f"take these fields out of {GENERATION_FILE} if you can do without them")
-    return Finding(name, "ok", f"temperature {defaults.temperature:g}, ends at {list(defaults.eos_token_ids)}")
+    return Finding(name, "ok", f"temperature {defaults.sampling.temperature:g}, ends at {list(defaults.eos_token_ids)}")
 
 
 def _chat(tokenizer: Tokenizer) -> str:

@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "requests": Section(
         "Requests",
-        "What is asked. [The wire](../wire.md#requests) has the ranges and defaults of all fields.",
+        "What is asked. [The wire](../wire.md#parameters) has the ranges and defaults of all fields.",
         ("Prompt", "Sampling", "GenerateRequest", "Message"),
     ),
     "replies": Section(

@@ -11,8 +11,9 @@ from penstock.gateway.anthropic.blocks import to_messages
 from penstock.gateway.anthropic.tools import MessagesToolChoice, to_choice, to_tools
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal, read_fields
-from penstock.gateway.common.options import SMALLEST_TOP_P, to_request
+from penstock.gateway.common.options import SMALLEST_TOP_P, takes, to_request
 from penstock.producer import GenerateRequest
+from penstock.protocol.wire import PARAMETERS
 
 
 class Thinking(Body):
@@ -82,22 +83,17 @@ class MessagesPrompt(Body):
         return to_request(self.to_wire())
 
 
+@takes("messages")
 class MessageBody(MessagesPrompt):
     """The body's supported fields."""
 
     max_tokens: int
     stream: bool = False
     stop_sequences: list[str] = Field(default_factory=list)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    priority: int | None = None
-    timeout_s: float | None = None
 
     def to_wire(self) -> Document:
-        values = super().to_wire() | {name: getattr(self, name) for name in self.model_fields_set & _SAMPLING}
-        if self.top_p == 0:
+        values = super().to_wire() | {name: getattr(self, name) for name in self.model_fields_set & _OF_WIRE}
+        if values.get("top_p") == 0:
             values["top_p"] = SMALLEST_TOP_P
         return {**values, "stop": self.stop_sequences}
 
@@ -112,7 +108,7 @@ class MessageBody(MessagesPrompt):
 _THINKING = ("enable_thinking", "thinking")
 """Templates' names for the setting."""
 
-_SAMPLING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "priority", "timeout_s"})
+_OF_WIRE = (MessageBody.model_fields.keys() - MessagesPrompt.model_fields.keys()) & PARAMETERS.keys()
 
 _BY_KEY = "whom a request is for comes from its API key"
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from penstock.gateway.common.fields import Body
+from penstock.gateway.common.fields import Body, BodyT
 from penstock.gateway.errors import ApiError, invalid_value
+from penstock.parameters import BOTH, Parameter, Taker
 from penstock.producer import GenerateRequest, ModelCard
+from penstock.protocol.wire import PARAMETERS, ResponseFormat
 from penstock.protocol.wire.values import FAIL_FAST, texts_or_text
 
 _Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
@@ -22,6 +24,36 @@ TokenIds = Annotated[list[Count], FAIL_FAST]
 
 SMALLEST_TOP_P = 1e-6
 """Replaces OpenAI's `top_p: 0`, which leaves one token to sample from, as this does."""
+
+_OVER_HTTP: Mapping[Any, Any] = {
+    Sequence[int]: TokenIds,
+    Sequence[str]: _Texts,
+    str | Sequence[str]: _Texts,
+    Mapping[int, float]: dict[str, float],
+    Mapping[str, Any]: dict[str, Any],
+    Sequence[Mapping[str, Any]]: list[dict[str, Any]],
+    ResponseFormat | Mapping[str, Any]: dict[str, Any],
+}
+"""Maps types of parameters to those of fields, where they differ."""
+
+
+def takes(*takers: Taker) -> Callable[[type[BodyT]], type[BodyT]]:
+    """Adds to a body the parameters that all of `takers` take, except those that it has a field for."""
+
+    def add(body: type[BodyT]) -> type[BodyT]:
+        fields: dict[str, Any] = {
+            name: (_over_http(each) | None, None)
+            for name, each in PARAMETERS.items()
+            if name not in body.model_fields and set(takers) <= set(each.takers)
+        }
+        return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **fields)
+
+    return add
+
+
+def _over_http(each: Parameter) -> Any:
+    is_count = each.type is int and each.most is None
+    return Count if is_count else _OVER_HTTP.get(each.type, each.type)
 
 
 class StreamOptions(Body):
@@ -44,45 +76,15 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
+@takes(*BOTH)
 class RequestOptions(Body):
-    """The fields themselves. Ranges and combinations are checked by the wire."""
+    """The parameters that both APIs take, and the fields below. The wire checks ranges and combinations."""
 
     model: Annotated[str, Field(min_length=1)]
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    n: Count | None = None
-    max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: _Texts | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
-
-    top_k: Count | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: Count | None = None
-    stop_token_ids: TokenIds | None = None
-    allowed_token_ids: TokenIds | None = None
-    bad_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    prompt_logprobs: Count | None = None
-    echo: bool | None = None
-    priority: int | None = None
     prompt_cache_key: str | None = None
-    affinity: str | None = None
-    cache_salt: str | None = None
-    timeout_s: float | None = None
-    regex: str | None = None
-    choice: _Texts | None = None
-    grammar: str | None = None
-
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -94,13 +96,13 @@ class RequestOptions(Body):
     def to_wire(self) -> dict[str, Any]:
         """Returns the fields for the worker, under the wire's names."""
         values = {name: getattr(self, name) for name in self.model_fields_set & _OF_WIRE}
-        if self.top_p == 0:
+        if values.get("top_p") == 0:
             values["top_p"] = SMALLEST_TOP_P
-        if self.top_k == -1:  # vLLM's "all"
+        if values.get("top_k") == -1:  # vLLM's "all"
             values["top_k"] = 0
-        if self.seed is not None and -(2**63) <= self.seed < 0:
-            values["seed"] = self.seed + 2**63
-        if self.prompt_cache_key and self.affinity is None:
+        if -(2**63) <= values.get("seed", 0) < 0:
+            values["seed"] += 2**63
+        if self.prompt_cache_key and "affinity" not in values:
             values["affinity"] = sha1(self.prompt_cache_key.encode(), usedforsecurity=False).hexdigest()[:16]
         for name, value in self._forms().items():
             if values.setdefault(name, value) != value:
@@ -121,7 +123,7 @@ class RequestOptions(Body):
         return {name: value for name, value in forms.items() if value}
 
 
-_OF_WIRE = frozenset(RequestOptions.model_fields) & frozenset(GenerateRequest.model_fields)
+_OF_WIRE = RequestOptions.model_fields.keys() & PARAMETERS.keys()
 
 
 def _schema_format(schema: Mapping[str, Any] | str | None) -> dict[str, Any] | None:
@@ -150,7 +152,7 @@ def shown_of(
         reasoning=reasoning,
         token_ids=options.return_token_ids,
         token_names=not options.return_tokens_as_token_ids,
-        prompt_logprobs=options.prompt_logprobs is not None,
+        prompt_logprobs="prompt_logprobs" in options.model_fields_set,
         usage=options.stream_options is not None and options.stream_options.include_usage,
         prompt_token_ids=prompt_token_ids,
     )

@@ -14,11 +14,13 @@ from penstock.gateway.common.options import (
     Shown,
     check_stream_options,
     shown_of,
+    takes,
     to_request,
     to_the_end,
 )
 from penstock.gateway.openai.messages import clean
 from penstock.producer import GenerateRequest, ModelCard
+from penstock.protocol.wire import PARAMETERS
 from penstock.protocol.wire.values import spelled
 
 _MODES = ("none", "auto", "required")
@@ -30,21 +32,15 @@ def _mode_or_object(value: Any) -> Any:
     raise ValueError(f"must be {', '.join(_MODES)}, or an object that names a function, not {spelled(value)}")
 
 
+@takes("chat")
 class ChatBody(RequestOptions):
     """The body's supported fields."""
 
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, AfterValidator(_mode_or_object)] = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: Count | None = None
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
 
     def to_wire(self) -> dict[str, Any]:
@@ -71,12 +67,9 @@ class ChatBody(RequestOptions):
         )
 
 
-_CHAT_OF_WIRE = frozenset(
-    {
-        "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "logprobs", "top_logprobs",
-        "max_completion_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
-    }
-)  # fmt: skip
+_CHAT_OF_WIRE = (ChatBody.model_fields.keys() - RequestOptions.model_fields.keys()) & {
+    *PARAMETERS, "top_logprobs", "max_completion_tokens",
+}  # fmt: skip
 
 _USE_TOOLS = "is deprecated and not supported; use {}"
 

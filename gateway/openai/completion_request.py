@@ -35,6 +35,8 @@ class CompletionBody(RequestOptions):
     """The body's supported fields."""
 
     prompt: Annotated[Any, AfterValidator(_prompts)]
+    n: int | None = None  # these three are read below
+    echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
 
@@ -51,10 +53,8 @@ class CompletionBody(RequestOptions):
     def to_wire(self) -> dict[str, Any]:
         """Returns the wire's fields, except the prompt. Echoed text has log-probabilities like the rest."""
         values = {"max_tokens": DEFAULT_MAX_TOKENS, **super().to_wire()}
-        if self.logprobs is not None:
-            values["logprobs"] = self.logprobs
-            if self.echo:
-                values.setdefault("prompt_logprobs", self.logprobs)
+        if self.is_echo_scored:
+            values.setdefault("prompt_logprobs", self.logprobs)
         return values
 
     def requests(self) -> list[GenerateRequest]:

@@ -13,6 +13,7 @@ from penstock.gateway.common.options import RequestOptions, to_request, to_the_e
 from penstock.gateway.errors import ApiError
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.ranks import LOWEST_PRIORITY
+from penstock.protocol.wire import PARAMETERS
 
 Window: TypeAlias = Literal["soonest", "2h", "8h"]
 
@@ -156,9 +157,11 @@ _OUR_NAMES: Mapping[str, str] = {
     "logprobs": "top_logprobs",
 }
 
-_OF_OPTIONS = frozenset(RequestOptions.model_fields) - {
-    "n", "max_tokens", "response_format", "echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids",
-}  # fmt: skip
+_OF_OPTIONS = {
+    name
+    for name in RequestOptions.model_fields.keys() - {"return_token_ids", "return_tokens_as_token_ids"}
+    if name not in PARAMETERS or "responses" in PARAMETERS[name].takers
+}
 _ECHOED = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key"})
 
 RESPONSE_POLICY = Policy(

@@ -16,11 +16,11 @@ from penstock.producer.bulk import BulkResult, check_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import ProgressCallback
-from penstock.producer.request import Prompt, Sampling
+from penstock.producer.request import Prompt
 from penstock.producer.transport import State
 from penstock.protocol.queue.status import QueueStatus
 from penstock.protocol.reply import Chunk, Reply
-from penstock.protocol.wire import ModelCard
+from penstock.protocol.wire import ModelCard, Sampling
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

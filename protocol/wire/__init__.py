@@ -29,6 +29,7 @@ from penstock.protocol.wire.messages import (
     TextPart,
     ToolChoice,
 )
+from penstock.protocol.wire.parameters import MAX_KEEP_S, MIN_KEEP_S, PARAMETERS, Sampling
 from penstock.protocol.wire.replies import (
     ChunkEntry,
     EndEntry,
@@ -41,16 +42,7 @@ from penstock.protocol.wire.replies import (
     decode_reply,
     encode_reply,
 )
-from penstock.protocol.wire.requests import (
-    ID_PATTERN,
-    MAX_FIELDS,
-    MAX_KEEP_S,
-    MIN_KEEP_S,
-    VERSION,
-    GenerateRequest,
-    entry_size,
-    parse_request,
-)
+from penstock.protocol.wire.requests import ID_PATTERN, MAX_FIELDS, VERSION, GenerateRequest, entry_size, parse_request
 from penstock.protocol.wire.token_lists import spell_tokens
 from penstock.protocol.wire.trace_context import trace_context
 from penstock.protocol.wire.values import explain, in_python
@@ -63,6 +55,7 @@ __all__ = [
     "MAX_KEEP_S",
     "MAX_TIMEOUT_MS",
     "MIN_KEEP_S",
+    "PARAMETERS",
     "REFUSED_CODES",
     "VERSION",
     "AllowedTools",
@@ -83,6 +76,7 @@ __all__ = [
     "OwnEntry",
     "ReplyEntry",
     "ResponseFormat",
+    "Sampling",
     "TextPart",
     "TokenLogprob",
     "ToolCallDelta",

@@ -35,6 +35,7 @@ MAX_CALLS = 128  # of one message
 MAX_TOOLS = 512
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class TextPart(WireModel):

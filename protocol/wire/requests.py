@@ -5,46 +5,42 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from itertools import chain, islice
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    Strict,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, ValidationError, WrapValidator, model_validator
 
-from penstock.protocol.ranks import HIGHEST_PRIORITY, LOWEST_PRIORITY
 from penstock.protocol.wire.errors import WireError
 from penstock.protocol.wire.messages import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Message,
     NamedTool,
+    ReasoningEffort,
     ResponseFormat,
     ToolChoice,
     ToolObject,
 )
+from penstock.protocol.wire.parameters import PARAMETERS, in_range, parameter
 from penstock.protocol.wire.trace_context import EXAMPLE as TRACEPARENT_EXAMPLE
 from penstock.protocol.wire.trace_context import is_traceparent, is_tracestate, trace_context
 from penstock.protocol.wire.values import (
     FAIL_FAST,
+    FilledText,
+    Float,
+    Int,
     JsonObject,
     Text,
+    Texts,
+    TokenId,
+    TokenIds,
     WireModel,
     explain,
     from_json,
     json_kind,
-    no_boolean,
+    piece_by_piece,
     shown,
     spelled,
-    texts_or_text,
 )
 
 VERSION = 1
@@ -53,23 +49,10 @@ VERSION = 1
 ID_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 """Ids become part of keys: braces, spaces and control characters would break hash tags and shells."""
 
-MIN_KEEP_S = 60
-"""Shortest time to keep a reply after its end, so that a worker that takes over from a dead one still sees the end."""
-
-MAX_KEEP_S = 366 * 86_400
-"""Longest time to keep a reply after its end; a worker's own limit is `max_keep_s`."""
-
 MAX_FIELDS = 128
 """Limit on the fields of a request entry and of its JSON document, several times the schema's. Larger ones are not
 read.
 """
-
-
-def _one_or_many(value: object) -> object:
-    """Accepts one plain string for `stop`; text that begins with `[` is a JSON list."""
-    if isinstance(value, str):
-        return from_json(value) if value.startswith("[") else [value]
-    return texts_or_text(value)
 
 
 def _number(value: object) -> object:
@@ -89,62 +72,6 @@ def _tracestate(value: str) -> str:
     return value
 
 
-def _piece_by_piece(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Acts like FAIL_FAST, which maps do not have."""
-    if not isinstance(value, Mapping):
-        return validate(value)
-    items = iter(value.items())
-    made = validate({})
-    _only_numbers(chain(value, value.values()))
-    while piece := dict(islice(items, _PIECE)):
-        made |= validate(piece)
-    return made
-
-
-def _in_pieces(value: object, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Validates a long list in pieces: one call would block all other threads, a tenth of a second for 500,000
-    numbers.
-    """
-    if not isinstance(value, Collection) or isinstance(value, str | Mapping):
-        return validate(value)
-    ids = value if isinstance(value, (list, tuple)) else tuple(value)
-    _only_numbers(ids)
-    if len(ids) <= _LONG_PIECE:
-        return validate(ids)
-    try:
-        pieces = [validate(ids[start : start + _LONG_PIECE]) for start in range(0, len(ids), _LONG_PIECE)]
-    except ValidationError:
-        return validate(ids)  # its error says where
-    return tuple(chain.from_iterable(pieces))
-
-
-def _only_numbers(values: Iterable[object]) -> None:
-    """Rejects booleans, which would be 0 and 1, and bytes, which would be read as text. A million takes some 10 ms."""
-    if wrong := _NO_NUMBERS.intersection(map(type, values)):
-        raise ValueError(f"holds a {min(kind.__name__ for kind in wrong)}, where only numbers may stand")
-
-
-_NO_NUMBERS = frozenset({bool, bytes})
-_PIECE = 256
-_LONG_PIECE = 4096
-
-_Int = Annotated[int, BeforeValidator(no_boolean)]
-Float = Annotated[float, BeforeValidator(no_boolean)]
-_Name = Annotated[str, Strict(), Field(pattern=f"^{ID_PATTERN.pattern}$")]
-TokenId = Annotated[int, Field(ge=0, lt=2**63)]
-_TokenIds = Annotated[tuple[TokenId, ...], FAIL_FAST, WrapValidator(_in_pieces), BeforeValidator(from_json)]
-Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-LogitBias = Annotated[dict[TokenId, Bias], WrapValidator(_piece_by_piece), BeforeValidator(from_json)]
-_Texts = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], FAIL_FAST, BeforeValidator(_one_or_many)]
-Messages = Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-_OF_CHATS = (
-    "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "add_generation_prompt",
-    "continue_final_message", "chat_template_kwargs",
-)  # fmt: skip
-_TRACE = ("traceparent", "tracestate")
-_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
 _RESERVED_VARIABLES = frozenset(
     {
         "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "reasoning_effort",
@@ -160,65 +87,78 @@ def _free_variables(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+_Name = Annotated[str, Strict(), Field(pattern=f"^{ID_PATTERN.pattern}$")]
+_Bias = Annotated[float, Field(**in_range("logit_bias"))]
+_LogitBias = Annotated[dict[TokenId, _Bias], WrapValidator(piece_by_piece), BeforeValidator(from_json)]
+_Messages = Annotated[tuple[Message, ...], FAIL_FAST, Field(max_length=MAX_MESSAGES), BeforeValidator(from_json)]
+_Tools = Annotated[tuple[ToolObject, ...], FAIL_FAST, Field(max_length=MAX_TOOLS), BeforeValidator(from_json)]
+
+_OF_CHATS = tuple(
+    name for name, each in PARAMETERS.items() if "chat" in each.takers and "completions" not in each.takers
+)
+_TRACE = ("traceparent", "tracestate")
+_CONSTRAINTS = ("response_format", "regex", "choice", "grammar")
+
+
 class GenerateRequest(WireModel):
     """One prompt and how to continue it. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
 
-    A sampling field left at None takes the model's own default (from its `generation_config.json`), or else the neutral
-    value.
+    All other fields are parameters, which `Sampling` declares. One that is None was left out: the table in docs/wire.md
+    says what holds then.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {"max_completion_tokens": "max_tokens"}
 
     v: Annotated[Literal[1], BeforeValidator(_number)] = 1
-    id: _Name | None = None
+    id: _Name | None = parameter("id")
     prompt: Text | None = None
-    messages: Messages | None = None
-    prompt_token_ids: _TokenIds | None = None
+    messages: _Messages | None = None
+    prompt_token_ids: TokenIds | None = None
 
-    tools: Annotated[tuple[ToolObject, ...], FAIL_FAST, Field(max_length=MAX_TOOLS), BeforeValidator(from_json)] = ()
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool = True
-    reasoning_effort: ReasoningEffort | None = None
-    add_generation_prompt: bool | None = None  # None: unless the final message is continued
-    continue_final_message: bool = False
+    tools: _Tools = parameter("tools")
+    tool_choice: ToolChoice | None = parameter("tool_choice")
+    parallel_tool_calls: bool = parameter("parallel_tool_calls")
+    reasoning_effort: ReasoningEffort | None = parameter("reasoning_effort")
+    add_generation_prompt: bool | None = parameter("add_generation_prompt")
+    continue_final_message: bool = parameter("continue_final_message")
     chat_template_kwargs: Annotated[JsonObject, AfterValidator(_free_variables)] = Field(default_factory=dict)
 
-    response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = None
-    regex: Annotated[Text, Field(min_length=1)] | None = None
-    choice: _Texts = ()
-    grammar: Annotated[Text, Field(min_length=1)] | None = None  # in Lark's notation
+    response_format: Annotated[ResponseFormat, BeforeValidator(from_json)] | None = parameter("response_format")
+    regex: FilledText | None = parameter("regex")
+    choice: Texts = parameter("choice")
+    grammar: FilledText | None = parameter("grammar")
 
-    n: _Int = Field(1, ge=1, le=64)
-    max_tokens: _Int = Field(256, ge=1, lt=2**63)
-    min_tokens: _Int = Field(0, ge=0, lt=2**63)
-    temperature: Float | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: Float | None = Field(None, gt=0.0, le=1.0)
-    top_k: _Int | None = Field(None, ge=0, lt=2**63)
-    min_p: Float | None = Field(None, ge=0.0, le=1.0)
-    seed: _Int | None = Field(None, ge=0, lt=2**63)
-    repetition_penalty: Float | None = Field(None, gt=0.0, le=100.0)
-    presence_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: Float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: LogitBias = Field(default_factory=dict)
-    allowed_token_ids: _TokenIds = ()
-    bad_token_ids: _TokenIds = ()
-    stop: _Texts = ()
-    stop_token_ids: _TokenIds = ()
-    ignore_eos: bool = False
-    logprobs: _Int | None = Field(None, ge=0, le=20)
-    prompt_logprobs: _Int | None = Field(None, ge=0, le=20)
-    echo: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    n: Int = parameter("n")
+    max_tokens: Int = parameter("max_tokens")
+    min_tokens: Int = parameter("min_tokens")
+    temperature: Float | None = parameter("temperature", allow_inf_nan=False)
+    top_p: Float | None = parameter("top_p")
+    top_k: Int | None = parameter("top_k")
+    min_p: Float | None = parameter("min_p")
+    seed: Int | None = parameter("seed")
+    repetition_penalty: Float | None = parameter("repetition_penalty")
+    presence_penalty: Float = parameter("presence_penalty")
+    frequency_penalty: Float = parameter("frequency_penalty")
+    logit_bias: _LogitBias = Field(default_factory=dict)
+    allowed_token_ids: TokenIds = parameter("allowed_token_ids")
+    bad_token_ids: TokenIds = parameter("bad_token_ids")
+    stop: Texts = parameter("stop")
+    stop_token_ids: TokenIds = parameter("stop_token_ids")
+    ignore_eos: bool = parameter("ignore_eos")
+    logprobs: Int | None = parameter("logprobs")
+    prompt_logprobs: Int | None = parameter("prompt_logprobs")
+    echo: bool = parameter("echo")
+    include_stop_str_in_output: bool = parameter("include_stop_str_in_output")
+    skip_special_tokens: bool = parameter("skip_special_tokens")
 
-    priority: _Int = Field(0, ge=LOWEST_PRIORITY, le=HIGHEST_PRIORITY)  # higher runs first
-    timeout_s: Float | None = Field(None, gt=0.0, le=7 * 86_400.0)  # from the moment Redis accepted the request
-    keep_s: Float | None = Field(None, ge=MIN_KEEP_S, le=MAX_KEEP_S)  # from the reply's end; None: the worker's default
-    tenant: _Name | None = None  # tenants share the capacity
-    affinity: _Name | None = None  # requests with the same value go to one worker, as far as it has capacity
-    cache_salt: Annotated[Text, Field(min_length=1, max_length=128)] | None = None  # shared prefixes have the same
-    traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = None  # the trace that it is a part of
-    tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = None  # what tracing systems add to that
+    priority: Int = parameter("priority")
+    timeout_s: Float | None = parameter("timeout_s")
+    keep_s: Float | None = parameter("keep_s")
+    tenant: _Name | None = parameter("tenant")
+    affinity: _Name | None = parameter("affinity")
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=128)] | None = parameter("cache_salt")
+    traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = parameter("traceparent")
+    tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = parameter("tracestate")
 
     @model_validator(mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -20,6 +21,7 @@ from penstock.cli import app
 from penstock.engine.models import FAMILIES, Family, families
 from penstock.gateway.app import create_app
 from penstock.gateway.settings import GatewaySettings
+from penstock.parameters import SamplingParameters, declared
 from penstock.protocol import scripts
 from tests.support.packages import PACKAGES
 
@@ -47,7 +49,7 @@ def missing(files: Iterable[str]) -> list[str]:
     return [file for file in files if not (ROOT / file).exists()]
 
 
-@pytest.mark.parametrize("heading", ["A model family", "A command", "A script", "A route"])
+@pytest.mark.parametrize("heading", ["A model family", "A command", "A script", "A route", "A request parameter"])
 def test_a_recipe_s_files_are_there(heading: str) -> None:
     wanted = recipe(heading)
     assert wanted.always
@@ -161,3 +163,25 @@ def test_every_route_is_where_the_recipe_says() -> None:
         for method in (route.methods or set()) - {"HEAD"}:
             assert f"{method} {shown}" in told
         assert route.path.partition("{")[0] in tests
+
+
+def words(path: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", path.read_text()))
+
+
+def test_every_parameter_is_where_the_recipe_says() -> None:
+    wanted = recipe("A request parameter")
+    assert len(wanted.always) <= 5
+    for file in wanted.always:
+        if not file.startswith("tests/"):
+            assert declared(SamplingParameters).keys() <= words(ROOT / file), file
+
+
+def test_a_parameter_is_named_nowhere_else() -> None:
+    """One that no API has a rule of its own for, as most new ones."""
+    wanted = recipe("A request parameter")
+    paths = [*(ROOT / "penstock").glob("*.py"), *(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))]
+    naming = {str(path.relative_to(ROOT)) for path in paths if "min_p" in words(path)}
+    elsewhere = {path for path in naming if not path.startswith("engine/execution/")}
+    assert elsewhere <= {*wanted.always, *wanted.sometimes}
+    assert elsewhere >= {file for file in wanted.always if file.endswith(".py") and not file.startswith("tests/")}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.engine import SamplingParams
 from penstock.engine.errors import CheckpointError
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.loading.source import open_checkpoint
@@ -21,7 +22,7 @@ def read(
 
 
 def test_without_a_file_sampling_is_plain(tmp_path: Path) -> None:
-    assert read(tmp_path, None, {"eos_token_id": 7}) == GenerationDefaults(eos_token_ids=(7,), temperature=1.0)
+    assert read(tmp_path, None, {"eos_token_id": 7}) == GenerationDefaults(eos_token_ids=(7,))
 
 
 def test_the_end_of_a_model_beside_a_vision_tower_is_its_texts(tmp_path: Path) -> None:
@@ -33,12 +34,12 @@ def test_the_end_of_a_model_beside_a_vision_tower_is_its_texts(tmp_path: Path) -
 def test_what_the_file_states_is_kept(tmp_path: Path) -> None:
     stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05}
     defaults = read(tmp_path, {"do_sample": True, "eos_token_id": [3, 4, 3], **stated})
-    assert defaults == GenerationDefaults(eos_token_ids=(3, 4), **stated)
+    assert defaults == GenerationDefaults((3, 4), SamplingParams(**stated))
 
 
 @pytest.mark.parametrize("fields", [{}, {"do_sample": False}, {"do_sample": False, "temperature": 0.7}])
 def test_a_file_that_does_not_sample_is_greedy(fields: dict[str, Any], tmp_path: Path) -> None:
-    assert read(tmp_path, fields).temperature == 0.0
+    assert read(tmp_path, fields).sampling == SamplingParams(temperature=0.0)
 
 
 def test_absent_and_null_fields_filter_nothing(tmp_path: Path) -> None:
@@ -78,4 +79,5 @@ def test_malformed_json(tmp_path: Path) -> None:
 
 
 def test_end_ids_beyond_the_vocabulary_are_dropped() -> None:
-    assert GenerationDefaults(eos_token_ids=(3, 100, 4), top_k=5).within(100) == GenerationDefaults((3, 4), top_k=5)
+    sampling = SamplingParams(top_k=5)
+    assert GenerationDefaults((3, 100, 4), sampling).within(100) == GenerationDefaults((3, 4), sampling)

@@ -9,28 +9,20 @@ from typing import Any
 import pytest
 
 from penstock.engine import InvalidRequest, Request, SamplingParams
-from penstock.engine.request import MAX_LOGPROBS, MAX_STOP_TOKENS
+from penstock.engine.request import MAX_STOP_TOKENS
 
 
 @pytest.mark.parametrize(
     ("value", "names"),
     [
-        ({"temperature": -0.1}, "temperature must be 0 to 100, not -0.1"),
         ({"temperature": float("nan")}, "temperature must be 0 to 100, not nan"),
         ({"top_k": -1}, "top_k must be 0 or more, not -1"),
         ({"top_p": 0.0}, "top_p must be above 0, up to 1, not 0.0"),
-        ({"min_p": 1.1}, "min_p must be 0 to 1, not 1.1"),
         ({"seed": 2**63}, f"seed must be 0 to 2**63 - 1, not {2**63}"),
-        ({"max_tokens": 0}, "max_tokens must be 1 or more, not 0"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be 0 to 4, not 5"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, up to 100, not 0.0"),
-        ({"presence_penalty": 2.1}, "presence_penalty must be -2 to 2, not 2.1"),
         ({"frequency_penalty": -2.1}, "frequency_penalty must be -2 to 2, not -2.1"),
         ({"stop": ("a", "")}, "stop must be strings that are not empty, not ('a', '')"),
         ({"stop_token_ids": (1,) * (MAX_STOP_TOKENS + 1)}, "stop_token_ids must be at most 32 ids, not 33"),
-        ({"logprobs": MAX_LOGPROBS + 1}, "logprobs must be 0 to 20, not 21"),
-        ({"prompt_logprobs": MAX_LOGPROBS + 1}, "prompt_logprobs must be 0 to 20, not 21"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs must be 0 to 20, not -1"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(value: dict[str, Any], names: str) -> None:

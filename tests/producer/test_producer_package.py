@@ -16,8 +16,7 @@ from pathlib import Path
 
 import penstock
 from penstock import producer
-from penstock.producer.request import Sampling
-from penstock.protocol.wire import GenerateRequest
+from penstock.protocol.wire import GenerateRequest, Sampling
 from tests.support.packages import PACKAGES, ROOT
 
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "torch", "rich"}

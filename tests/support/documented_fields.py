@@ -7,10 +7,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.protocol.wire import PARAMETERS
 from tests.support.packages import ROOT
 
-DOCS = "".join((ROOT / "docs" / name).read_text() for name in ("gateway.md", "gateway-fields.md"))
 _WIDER = {"both": ("chat", "completions"), "all": ("chat", "completions", "responses")}
+
+
+def honoured_by(api: str) -> set[str]:
+    """Returns what docs/gateway.md names, and the parameters that docs/wire.md says the API takes."""
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "gateway.md").read_text()))
+    return named | {name for name, each in PARAMETERS.items() if api in each.takers}
 
 
 def listed_for(api: str) -> dict[tuple[str, str], str | None]:

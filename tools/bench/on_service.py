@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from penstock.engine.progress import ReportProgress, silent
 from penstock.producer import AsyncClient, PenstockError
-from penstock.producer.request import Prompt, Sampling
+from penstock.producer.request import Prompt
+from penstock.protocol.wire import Sampling
 from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.recorder import Recorder, Timeline, end, fail, note
 from penstock.tools.bench.traffic.datasets import BenchRequest

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import replace
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.request import Request, SamplingParams
+from penstock.engine.request import Request
+from penstock.parameters import SamplingParameters, declared
 from penstock.protocol.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.preparation import Preparation
-
-_T = TypeVar("_T")
 
 
 def check_limits(request: GenerateRequest, config: WorkerConfig) -> None:
@@ -41,28 +40,8 @@ def to_engine_request(
     Raises:
         InvalidRequest: a value is out of range.
     """
-    sampling = SamplingParams(
-        temperature=_or(request.temperature, defaults.temperature),
-        top_k=_or(request.top_k, defaults.top_k),
-        top_p=_or(request.top_p, defaults.top_p),
-        min_p=_or(request.min_p, defaults.min_p),
-        seed=request.seed,
-        max_tokens=request.max_tokens,
-        min_tokens=request.min_tokens,
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        logit_bias=request.logit_bias,
-        allowed_token_ids=request.allowed_token_ids,
-        bad_token_ids=request.bad_token_ids,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs,
-        prompt_logprobs=request.prompt_logprobs,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        skip_special_tokens=request.skip_special_tokens,
-    )
+    given = {name: getattr(request, name) for name in declared(SamplingParameters)}
+    sampling = replace(defaults.sampling, **{name: value for name, value in given.items() if value is not None})
     if request.id is None:
         raise InvalidRequest("the request has no id")
     return Request(
@@ -82,7 +61,3 @@ def to_engine_request(
 def _limit(value: float, what: str, limit: float, name: str) -> None:
     if value > limit:
         raise InvalidRequest(f"{what} is {value:.15g}, the limit {name} is {limit:.15g}")
-
-
-def _or(value: _T | None, default: _T) -> _T:
-    return default if value is None else value

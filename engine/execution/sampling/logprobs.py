@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.request import MAX_LOGPROBS
+from penstock.parameters import MAX_LOGPROBS
 
 _BLOCK = 128
 

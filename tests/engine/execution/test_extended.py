@@ -34,7 +34,7 @@ from penstock.engine.execution.sampling.sampling_state import (
     slot_fill,
     state_bytes,
 )
-from penstock.engine.request import MAX_LOGIT_BIAS
+from penstock.parameters import MAX_LOGIT_BIAS
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.execution.test_sampling import KINDS, VOCAB, draw, logits, rows

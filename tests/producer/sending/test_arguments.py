@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -29,9 +29,9 @@ from penstock.producer import (
 from penstock.producer.aio import connections_of
 from penstock.producer.arguments import LONGEST_S, MOST
 from penstock.producer.connections import MAX_UNREADABLE, Connections
-from penstock.producer.request import Sampling, build_request, check_options
+from penstock.producer.request import build_request, check_options
 from penstock.protocol.redis.connection import RedisClient
-from penstock.protocol.wire import in_python
+from penstock.protocol.wire import Sampling, in_python
 from tests.support import any_json
 
 NOWHERE = "redis://127.0.0.1:1"  # nothing is sent there
@@ -106,7 +106,7 @@ def sites() -> Iterator[Site]:
                 if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                     yield Site(kind, method, name, parameter.annotation)
                 elif method in ("submit", "map"):  # all others hand them on as these do
-                    yield from (Site(kind, method, key, str(of)) for key, of in Sampling.__annotations__.items())
+                    yield from (Site(kind, method, key, str(of)) for key, of in get_type_hints(Sampling).items())
 
 
 SITES = list(sites())

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.request import ResponseSpec
+from penstock.engine.request import ResponseSpec, SamplingParams
 from penstock.protocol.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.admission import check_limits, to_engine_request
 from penstock.worker.intake.preparation import Preparation
 
+DEFAULTS = GenerationDefaults(
+    (2,), SamplingParams(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
+)
+
 
 def test_open_fields_take_the_model_s_defaults() -> None:
-    defaults = GenerationDefaults((2,), temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
     request = GenerateRequest(id="r", prompt="x")
-    sampling = to_engine_request(request, Preparation((1,)), defaults).sampling
+    sampling = to_engine_request(request, Preparation((1,)), DEFAULTS).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 0.9)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.1, 1.1, None)
 
 
 def test_what_the_request_says_wins_over_the_defaults_even_at_zero() -> None:
-    defaults = GenerationDefaults((2,), temperature=0.6, top_k=20, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
     request = GenerateRequest(
         id="r", prompt="x", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0
     )
-    sampling = to_engine_request(request, Preparation((1,)), defaults).sampling
+    sampling = to_engine_request(request, Preparation((1,)), DEFAULTS).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 1.0)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.0, 1.0, 0)
 
 
-def test_every_field_reaches_the_engine() -> None:
-    fields: dict[str, Any] = {
-        "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 7,
-        "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {1: 2.0},
-        "allowed_token_ids": (1, 2), "bad_token_ids": (3,), "stop": ("a",), "stop_token_ids": (4,), "ignore_eos": True,
-        "logprobs": 2, "prompt_logprobs": 3, "include_stop_str_in_output": True, "skip_special_tokens": False,
-    }  # fmt: skip
-    request = GenerateRequest(id="r", prompt="x", n=2, priority=5, **fields)
+def test_what_is_no_sampling_reaches_the_engine() -> None:
+    request = GenerateRequest(id="r", prompt="x", n=2, priority=5, cache_salt="s")
     preparation = Preparation((8, 9), ResponseSpec("hermes"), "said")
     result = to_engine_request(request, preparation, GenerationDefaults(()), ((1,), (2, 3)))
-    assert {name: getattr(result.sampling, name) for name in fields} == fields
-    assert {field.name for field in dataclasses.fields(result.sampling)} == set(fields)
     assert (result.id, result.n, result.priority, result.prompt_token_ids) == ("r", 2, 5, (8, 9))
     assert (result.generated, result.response, result.echo) == (((1,), (2, 3)), ResponseSpec("hermes"), "said")
+    assert (result.cache_salt, result.sampling) == ("s", SamplingParams())
 
 
 @pytest.mark.parametrize(

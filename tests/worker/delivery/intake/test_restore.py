@@ -9,6 +9,7 @@ import pytest
 from redis import exceptions
 from structlog.testing import capture_logs
 
+from penstock.engine import SamplingParams
 from penstock.engine.driver import DriverStopped
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.text.conversation import Conversation, EncodedChat
@@ -51,7 +52,7 @@ class Room:
         return live
 
     async def restore(self, live: LiveRequest, text: FakeText | None = None) -> Any:
-        defaults = GenerationDefaults((2,), temperature=0.25)
+        defaults = GenerationDefaults((2,), SamplingParams(temperature=0.25))
         preparer = Preparer(text or FakeText(), self.bench.config)
         restorer = Restorer(self.raw, self.bench.config, self.threads, preparer, defaults, self.outbox)
         return await restorer.restore(self.claimed(live))
