@@ -13,7 +13,7 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command "make image-requirements"
 
-.PHONY: help demo test test-slow test-clients test-prometheus test-upgrade lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
+.PHONY: help demo test test-slow test-clients test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
   test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway \
   test-local test-producer test-protocol test-serving test-worker \
   constraints image-requirements manifests sbom image clean distclean
@@ -25,7 +25,8 @@ demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a 
 	@$(BIN)/penstock demo
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
-PYTEST = $(BIN)/python -m pytest -q -m "not slow and not clients and not manifests and not prometheus and not upgrade" -n 2 --dist worksteal
+DEFAULT = not slow and not clients and not manifests and not prometheus and not upgrade
+PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 2 --dist worksteal
 test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
 	@echo "running the tests; this takes about half an hour on two cores"
 	@$(PYTEST)
@@ -48,6 +49,9 @@ test-prometheus: .venv/dev.stamp  ## have Prometheus evaluate alerts and dashboa
 UPGRADE_FROM ?= dcbffd7600cf7b26a97c109295b6ab226058a088
 test-upgrade: .venv/dev.stamp  ## run workers, gateways and clients of this version beside those of UPGRADE_FROM, a commit or tag
 	@UPGRADE_FROM=$(UPGRADE_FROM) $(BIN)/python -m pytest -q -m upgrade
+
+mutants: .venv/dev.stamp  ## break a promise in a copy and see its tests fail, one mutant after the other; MUTANTS="name ..." chooses some
+	@$(BIN)/python -m tests.mutants -m "$(DEFAULT)" $(MUTANTS)
 
 lint: .venv/dev.stamp  ## check style, format, the direction of imports, and what can be checked of the English
 	@$(BIN)/ruff check .

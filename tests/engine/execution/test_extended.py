@@ -81,7 +81,7 @@ def test_penalties_are_those_of_transformers_and_openai() -> None:
     scores, prompt, output = logits(3), [4, 5, 5], [6, 6, 7]
     state = state_of(2, prompt=prompt, generated=output, stops=[9])
     penalties = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.3}
-    asked = asking(3, slot=2, is_adjusted=[True, True, False], min_tokens=[0, 4, 4], **penalties)
+    asked = asking(3, slot=2, is_adjusted=[True, True, False], min_tokens=[3, 4, 4], **penalties)
     ours = np.array(adjusted(scores, asked, state, index(3, 3)))
 
     history = torch.tensor([prompt + output] * 3)

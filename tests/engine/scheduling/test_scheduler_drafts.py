@@ -82,6 +82,17 @@ def test_drafts_take_no_more_rows_than_there_are_and_nobody_elses_pages() -> Non
     assert crowded.scheduler.num_preemptions == 0
 
 
+def test_a_sequence_preempted_in_flight_keeps_its_right_drafts_and_computes_them_again() -> None:
+    harness = Harness(max_rows=16, drafts=Scripted(RIGHT))
+    sequence = harness.add(4, max_tokens=20)
+    harness.run_for(2)
+    assert harness.in_flight is not None
+    assert harness.in_flight.has_drafts
+    harness.scheduler._preempt(sequence)
+    harness.settle(harness.in_flight, None)
+    assert (len(sequence.token_ids), sequence.num_computed) == (9, 0)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     load=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 1)), min_size=1, max_size=8),

@@ -20,6 +20,22 @@ def test_tokens_in_flight_exist_and_are_still_to_be_computed() -> None:
     assert (sequence.num_tokens, sequence.num_generated, sequence.num_pending) == (4, 1, 1)
 
 
+def test_the_newest_token_is_not_certain_to_be_computed() -> None:
+    sequence = Sequence(REQUEST, 0, 0)
+    sequence.num_computed = 2
+    assert sequence.num_certain == 2
+    sequence.num_computed = 6  # a dispatch of several steps: the newest token may have ended the row
+    assert sequence.num_certain == 2
+
+
+def test_only_pages_of_one_salt_and_one_rotary_length_are_alike() -> None:
+    page, other = Sequence(REQUEST, 0, 0).page_hash(0, 2), Sequence(replace(REQUEST, id="other"), 1, 5)
+    assert other.page_hash(0, 2) == page
+    other.rotate_for(8)
+    assert other.page_hash(0, 2) != page
+    assert Sequence(replace(REQUEST, cache_salt="salt"), 0, 0).page_hash(0, 2) != page
+
+
 def test_a_resumed_choice_begins_with_its_own_tokens() -> None:
     resumed = replace(REQUEST, generated=((8,), (5, 6)))
     first, second = (Sequence(resumed, index, 0) for index in range(2))

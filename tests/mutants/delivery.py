@@ -1,0 +1,205 @@
+"""Slips in the delivery: claims, chunks, ends, acknowledgements, takeovers, cancels."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_LUA = "protocol/scripts/lua"
+_CLAIMS = "tests/protocol/scripts/test_script_claims.py"
+_ENTRIES = "tests/protocol/scripts/test_script_entries.py"
+_SWEEP = "tests/protocol/scripts/test_script_sweep.py"
+_PUBLISH = "tests/worker/delivery/publish"
+_RUN = "tests/worker/delivery/run"
+
+DELIVERY = (
+    Mutant(
+        "epoch-not-raised",
+        "P4: each claim takes an epoch above all earlier ones",
+        f"{_LUA}/claims/claim.lua",
+        "if epoch <= highest then epoch = math.floor(highest) + 1 + leap end",
+        "",
+        (f"{_CLAIMS}::test_epochs_stay_above_the_reply_s_and_the_state_s",),
+    ),
+    Mutant(
+        "end-by-another-process",
+        "P4: only the process that claimed a request ends it",
+        f"{_LUA}/claims/finish.lua",
+        "if s[1] ~= epoch or s[2] ~= instance then",
+        "if s[1] ~= epoch then",
+        (f"{_CLAIMS}::test_finish_asks_for_the_instance_and_for_what_was_written_last",),
+    ),
+    Mutant(
+        "end-over-a-gap",
+        "P2: an end is written only behind the owner's last entry",
+        f"{_LUA}/claims/finish.lua",
+        "if not newest or newest[1] ~= epoch .. '-' .. last then return 'lost' end",
+        "if not newest then return 'lost' end",
+        (f"{_CLAIMS}::test_finish_asks_for_the_instance_and_for_what_was_written_last",),
+    ),
+    Mutant(
+        "reply-kept-for-ever",
+        "P7: a reply expires after its end",
+        f"{_LUA}/claims/finish.lua",
+        "redis.call('PEXPIRE', reply, ttl)\n",
+        "",
+        (f"{_CLAIMS}::test_finish_is_all_at_once_and_only_once",),
+    ),
+    Mutant(
+        "strikes-kept-after-progress",
+        "P6: only deaths in a row without a new token count against a request",
+        f"{_LUA}/claims/claim.lua",
+        "crashes + 1, progress and 1 or strikes + 1",
+        "crashes + 1, strikes + 1",
+        (f"{_CLAIMS}::test_crashes_hand_backs_and_retries_are_told_apart",),
+    ),
+    Mutant(
+        "acknowledged-by-anybody",
+        "P1: only the worker that has an entry removes it",
+        f"{_LUA}/lanes/accounts.lua",
+        "XPENDING', requests, ARGV[1], from, last, page, ARGV[2])",
+        "XPENDING', requests, ARGV[1], from, last, page)",
+        (f"{_ENTRIES}::test_only_the_owner_s_acknowledgement_counts",),
+    ),
+    Mutant(
+        "acknowledged-with-the-end",
+        "P1: an entry leaves the queue only after its end is confirmed",
+        "worker/publish/outbox.py",
+        "        if live.has_ended:\n            return [writes.take_end(",
+        "        if live.has_ended:\n            self._removals.add(live.bill)\n            return [writes.take_end(",
+        (f"{_PUBLISH}/test_publisher.py::test_an_entry_stays_until_the_server_has_confirmed_its_end",),
+    ),
+    Mutant(
+        "removal-not-doubted",
+        "P1: on another server an entry is removed only once its end was seen there",
+        "worker/publish/outbox.py",
+        "return bool(write.entry_ids) if isinstance(write, AsideWrite | Burial) else _is_of_gone(write)",
+        "return _is_of_gone(write)",
+        (
+            f"{_PUBLISH}/test_outbox.py::test_on_another_server_what_was_let_go_of_and_what_removes_entries_is_void",
+            f"{_PUBLISH}/test_reconnect.py::test_an_acknowledgement_is_for_the_server_that_has_the_end",
+        ),
+    ),
+    Mutant(
+        "removal-before-it-settles",
+        "P1: in a cluster an entry leaves two seconds after its end was written, if that is still there",
+        "worker/publish/removals.py",
+        "self._settling.append((now_s + wait_s, check))",
+        "self._ready.append(check.removal)",
+        (f"{_PUBLISH}/test_removals.py",),
+    ),
+    Mutant(
+        "chunk-put-back-behind",
+        "P2: tokens of a refused chunk come before later ones",
+        "worker/publish/writes.py",
+        "write.pending.then(write.choice.pending)",
+        "write.choice.pending.then(write.pending)",
+        (f"{_PUBLISH}/test_writes.py::test_a_chunk_put_back_is_taken_again_in_order_under_a_new_id",),
+    ),
+    Mutant(
+        "lost-chunks-not-seen",
+        "P2, P4: a reply that lost chunks in a failover is let go of",
+        "worker/publish/reconnect.py",
+        "(epoch, number) < (live.claim.epoch, live.reply.last_number)",
+        "epoch < live.claim.epoch",
+        (f"{_PUBLISH}/test_reconnect.py::test_verdicts",),
+    ),
+    Mutant(
+        "journal-only-after-a-crash",
+        "P3: what an earlier claim published is not generated again",
+        "worker/intake/restore.py",
+        "if not live.claim.has_journal:",
+        "if not live.claim.crashes:",
+        ("tests/worker/delivery/intake/test_restore.py",),
+    ),
+    Mutant(
+        "journal-of-one-page",
+        "P3: the whole reply is read back",
+        "worker/publish/journal.py",
+        "if len(page) < PAGE:",
+        "if len(page) <= PAGE:",
+        (f"{_PUBLISH}/test_journal.py::test_a_long_journal_is_read_in_pages",),
+    ),
+    Mutant(
+        "journal-with-repeats",
+        "P2: what a failover made a worker repeat counts once",
+        "worker/publish/journal.py",
+        "known += tokens[len(known) - offset :]",
+        "known += tokens",
+        (f"{_PUBLISH}/test_journal.py",),
+    ),
+    Mutant(
+        "living-worker-retired",
+        "P4: entries of a worker with a heartbeat stay with it",
+        f"{_LUA}/lanes/retire.lua",
+        "if redis.call('EXISTS', KEYS[13]) == 1 then return -1 end",
+        "",
+        (f"{_ENTRIES}::test_only_the_dead_are_retired_and_only_the_empty_removed",),
+    ),
+    Mutant(
+        "call-taken-while-fresh",
+        "P10: a call is taken over only once its worker left it alone",
+        f"{_LUA}/calls/take.lua",
+        "group, 'IDLE', idle, '-', '+', count)",
+        "group, '-', '+', count)",
+        (
+            "tests/protocol/scripts/test_script_calls.py::test_each_call_is_taken_by_one",
+            "tests/protocol/scripts/test_script_calls.py::test_a_call_in_hand_stays_with_its_worker",
+        ),
+    ),
+    Mutant(
+        "takeover-of-one-page",
+        "P5: one look frees all that a dead worker had",
+        "worker/presence/heartbeat.py",
+        "            if moved <= 0:\n",
+        "            if moved <= RETIRE_COUNT:\n",
+        ("tests/worker/presence/test_heartbeat.py::test_one_look_frees_all_that_a_dead_worker_had",),
+    ),
+    Mutant(
+        "sweep-stops-when-full",
+        "P8: a sweep that ended as many as it may goes on",
+        f"{_LUA}/lanes/sweep.lua",
+        "#over == count",
+        "#over > count",
+        (f"{_SWEEP}::test_one_sweep_ends_so_many_and_says_that_there_are_more",),
+    ),
+    Mutant(
+        "cancel-forgotten",
+        "P8: a cancel is kept until its entry has a place",
+        f"{_LUA}/lanes/sweep.lua",
+        "  redis.call('ZADD', asked, unpack(kept))\n",
+        "",
+        (f"{_SWEEP}::test_a_wish_is_kept_for_what_has_no_place_yet",),
+    ),
+    Mutant(
+        "cancel-not-seen-while-running",
+        "P8: a running request looks for its cancel",
+        "worker/watch/cancel.py",
+        "Phase.RESTORED <= live.phase <= Phase.RUNNING",
+        "Phase.RESTORED <= live.phase < Phase.RUNNING",
+        (f"{_RUN}/test_cancel.py::test_only_what_runs_or_is_ready_to_is_asked_for",),
+    ),
+    Mutant(
+        "handed-back-unpublished",
+        "P3: what gives way is let go of once all of it is published",
+        "worker/intake/handing_back.py",
+        "            await self._publisher.wait_published(lives)\n",
+        "",
+        (f"{_RUN}/test_handing_back.py::test_it_is_let_go_of_once_all_is_published",),
+    ),
+    Mutant(
+        "id-not-remembered",
+        "P2: a request that is sent twice is added once",
+        "protocol/queue/lua/enqueue.lua",
+        "redis.call('SET', KEYS[2], entry, 'EX', ARGV[2])\n",
+        "",
+        ("tests/producer/sending/test_enqueue.py",),
+    ),
+    Mutant(
+        "one-too-many-in-the-queue",
+        "P7: the queue holds no more requests than its limit",
+        "protocol/queue/lua/enqueue.lua",
+        "length >= limit",
+        "length > limit",
+        ("tests/producer/sending/test_enqueue.py",),
+    ),
+)
