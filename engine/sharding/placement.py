@@ -211,7 +211,7 @@ class _Split:
                 continue
             share = block.mlp.intermediate_size // self.tensor
             size = max(packing.group, packing.super_group) if path[-1] == "down" else packing.rows
-            if (path[-1] == "down" and packing.has_order) or share % max(size, 1):
+            if (path[-1] == "down" and packing.has_order) or not size or share % size:  # 0: all features are a group
                 raise ConfigError(
                     f"{self} cuts groups of the quantized experts: {share} features on each device, {packing}; "
                     "expert_parallel does not"

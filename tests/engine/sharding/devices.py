@@ -25,10 +25,12 @@ def run_on_devices(model: Path, layouts: str) -> dict[str, dict[str, Any]]:
     return run_models({"model": (model, layouts)})["model"]
 
 
-def run_models(models: Mapping[str, tuple[Path, str]]) -> Runs:
+def run_models(models: Mapping[str, tuple[Path, str]], *, may_be_refused: bool = False) -> Runs:
     """Runs several models in one process: starting a process takes longer than running a model."""
     plan = json.dumps({name: [str(directory), layouts] for name, (directory, layouts) in models.items()})
     found: Runs = said_by("tests.engine.sharding.tensor_parallel_process", plan, wait_s=WAIT_S * len(models))
+    refused = [run["refused"] for runs in found.values() for run in runs.values() if "refused" in run]
+    assert may_be_refused or not refused, refused
     return found
 
 

@@ -2,8 +2,8 @@
 
 python tensor_parallel_process.py '{"NAME": ["CHECKPOINT", "LAYOUT,..."], ...}'
 
-A LAYOUT is TENSOR or TENSORxEXPERT. A NAME that begins with int8 has int8 pages, in C++ where possible; one that begins
-with fp8 has fp8 pages.
+A LAYOUT is TENSOR or TENSORxEXPERT; one that the engine refuses gives `refused`, with the message. A NAME that begins
+with int8 has int8 pages, in C++ where possible; one that begins with fp8 has fp8 pages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from penstock.engine import Engine, EngineConfig, Request, SamplingParams
+from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
 from tests.engine.engines import SMALL, drive
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     assert len(jax.devices()) == 8
     models = json.loads(sys.argv[1])
     found = {
-        name: {layout: run(name, Path(directory), *sizes(layout)) for layout in layouts.split(",")}
+        name: {layout: attempt(name, Path(directory), *sizes(layout)) for layout in layouts.split(",")}
         for name, (directory, layouts) in models.items()
     }
     json.dump(found, sys.stdout)
@@ -33,6 +33,13 @@ def main() -> None:
 def sizes(layout: str) -> tuple[int, int]:
     tensor, _, expert = layout.partition("x")
     return int(tensor), int(expert or 1)
+
+
+def attempt(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
+    try:
+        return run(name, directory, tensor, expert)
+    except ConfigError as error:
+        return {"refused": str(error)}
 
 
 def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:

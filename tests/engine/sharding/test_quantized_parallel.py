@@ -16,7 +16,7 @@ from tests.engine.engines import EOS, VOCAB_SIZE, write_model
 from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, write_quantized
 from tests.engine.formats.quantized_weights import SCHEMES, Scheme
 from tests.engine.loading.gguf_files import all_of, write_gguf
-from tests.engine.sharding.devices import run_on_devices
+from tests.engine.sharding.devices import run_models, run_on_devices
 from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 from tests.support.patience import slow
 
@@ -57,6 +57,25 @@ def test_a_gguf_file_is_divided_by_rows_as_they_should_be(tmp_path: Path) -> Non
     runs = run_on_devices(write_gguf(tmp_path / "model.gguf", folder, all_of("Q8_0")), "1,2")
     assert runs["2"]["tokens"] == runs["1"]["tokens"]
     assert max(runs["2"]["weight_shares"]) == 2
+
+
+WHOLE_EXPERTS = {
+    "compressed int4 channel", "compressed int8 packed", "compressed int8", "compressed int8 asymmetric",
+    "compressed fp8 channel", "compressed fp8 tensor", "gptq in order", "gptq 8 bits channel",
+}  # fmt: skip
+"""Formats whose experts cannot be split: all of their features share a scale, or are in groups in any order."""
+
+
+@pytest.mark.parametrize("name", ["compressed int8", *(slow(name) for name in SCHEMES if name != "compressed int8")])
+def test_a_mixture_of_any_format_gives_the_tokens_of_one_device_or_is_refused(tmp_path: Path, name: str) -> None:
+    geometry = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 4, "num_experts_per_tok": 2}
+    quantized, _ = write_quantized(tmp_path, SCHEMES[name], "qwen3_moe", bos_token_id=None, **HEADS, **geometry)
+    byte_level(chat_template=CHAT_TEMPLATE).save_pretrained(quantized)
+    runs = run_models({"mixture": (quantized, "1,2,1x2,2x2")}, may_be_refused=True)["mixture"]
+    refused = {layout: run["refused"] for layout, run in runs.items() if "refused" in run}
+    assert refused.keys() == ({"2", "2x2"} if name in WHOLE_EXPERTS else set()), refused
+    assert all("cuts groups of the quantized experts" in message for message in refused.values()), refused
+    assert all(run["tokens"] == runs["1"]["tokens"] for layout, run in runs.items() if layout not in refused)
 
 
 def test_devices_that_would_cut_the_groups_of_experts_are_refused() -> None:
