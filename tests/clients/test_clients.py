@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.programs.gateway_model import serving_model
 from tests.support.programs.worker_harness import read_reply, running_worker, send
 
 HERE = Path(__file__).parent
-ENVIRONMENTS = HERE.parents[1] / ".venv" / "clients"
+ENVIRONMENTS = Path(sys.prefix) / "clients"
 TIMEOUT_S = 300
 
 
