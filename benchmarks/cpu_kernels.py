@@ -77,7 +77,7 @@ def matmuls() -> list[dict[str, Any]]:
             forms = {"XLA": jax.jit(layer), "C++": jax.jit(PackedLinear.of(width, layer))}
             for num_tokens in (1, 16, 64, 512):
                 x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), dtype)
-                seconds = {name: fastest_s(lambda form=form, x=x: form(x)) for name, form in forms.items()}
+                seconds = {name: fastest_s(partial(form, x)) for name, form in forms.items()}
                 rows.append({
                     "dtype": dtype, "weights": f"{features_in} x {features_out}", "tokens": num_tokens,
                     **{name: round(s * 1e6, 1) for name, s in seconds.items()},
@@ -139,7 +139,8 @@ def quantized_matmuls() -> list[dict[str, Any]]:
 
 def _streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
     """Returns by form: the function that multiplies by several layers in a row, their number, and the bytes of each."""
-    width, found = panel_width(load_library(_BUILD_DIR)), {}
+    width = panel_width(load_library(_BUILD_DIR))
+    found: dict[str, tuple[Callable[..., Any], int, int]] = {}
     linear = Linear(features_in, features_out, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
     for name in ("bf16", *QUANTIZED):
         layer: nnx.Module = PackedLinear.of(width, linear)
@@ -277,6 +278,7 @@ def _attention_s(
     step = jax.jit(lambda cache: backend(QKV(q, k, k), cache, batch), donate_argnums=0)
 
     def run() -> jax.Array:
+        out: jax.Array
         out, cache[0] = step(cache[0])
         return out
 

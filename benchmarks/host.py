@@ -55,7 +55,7 @@ def word_tokenizer(vocab_size: int) -> Tokenizer:
     """Makes a tokenizer with one word per token: text has its cost here, whatever it says."""
     backend = Backend(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     backend.decoder = decoders.ByteLevel()
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))  # type: ignore[no-untyped-call]
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 def small_model(max_position: int) -> ModelConfig:

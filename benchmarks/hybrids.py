@@ -149,7 +149,7 @@ def matmul_of() -> Any:
     graph, state = nnx.split(PackedLinear.of(width, linear))
     copies = [jax.tree.map(jnp.copy, state) for _ in range(_MATMULS)]
 
-    def through(copies: list[nnx.State], x: jax.Array) -> jax.Array:
+    def through(copies: list[nnx.State[Any, Any]], x: jax.Array) -> jax.Array:
         for own in copies:
             x += 0 * nnx.merge(graph, own)(x)[:, : x.shape[1]]
         return x

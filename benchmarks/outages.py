@@ -36,7 +36,8 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Handle, PenstockError
 from penstock.protocol.operations.collector import look
-from penstock.protocol.redis.connection import answered, connect, parse_url
+from penstock.protocol.redis.address import parse_url
+from penstock.protocol.redis.connection import answered, connect
 from penstock.tools.bench.report import append_result
 from penstock.tools.chaos.process import FakeWorker
 from penstock.worker.logs import configure_logs

@@ -39,7 +39,7 @@ async def used(redis: RedisClient) -> tuple[int, int]:
         if not info["aof_rewrite_in_progress"] and not info["aof_rewrite_scheduled"]:
             break
         await asyncio.sleep(0.05)
-    sizes = [await redis.memory_usage(key, samples=0) async for key in redis.scan_iter(count=1000)]
+    sizes = [await redis.memory_usage(key, samples=0) or 0 async for key in redis.scan_iter(count=1000)]
     return sum(sizes), int(info["aof_current_size"])
 
 

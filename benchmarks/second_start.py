@@ -58,7 +58,8 @@ def start_apart(arguments: argparse.Namespace, cache: str) -> list[float]:
     command = [sys.executable, "-m", "benchmarks.second_start", "--start", cache]
     command += ["--model", arguments.model, "--dtype", arguments.dtype]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
 
 
 def start(folder: Path, dtype: str, cache: Path) -> list[float]:

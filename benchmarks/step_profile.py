@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -26,6 +26,8 @@ _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _SOURCE = re.compile(r'metadata=\{op_name="([^"]+)"')
 _DIVIDED = re.compile(r'"outer_dimension_partitions":\["')
 _CONTAINERS = ("while", "conditional", "call")  # their contents are timed separately
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,9 @@ def kinds_of(hlo: str) -> dict[str, Kind]:
 def summarized(events: list[Event], programs: list[Program]) -> Profile:
     """Sums up. `programs`: one per dispatch, in order; the k-th run of a module is its k-th dispatch."""
     program_of = _matched(events, programs)
-    by_kind: Counter[Kind] = Counter()
+    by_kind: defaultdict[Kind, float] = defaultdict(float)
     calls: Counter[Kind] = Counter()
-    by_program: Counter[str] = Counter()
+    by_program: defaultdict[str, float] = defaultdict(float)
     timed = []
     for event in events:
         program = program_of.get(event.run)
@@ -116,26 +118,30 @@ def summarized(events: list[Event], programs: list[Program]) -> Profile:
         by_program[program.title] += event.duration_ns
     runs = Counter(program.title for program in program_of.values())
     total_ns, num_steps = sum(by_kind.values()), max(Counter(each.module for each in programs).values(), default=1)
-    by_place: Counter[str] = Counter()
+    by_place: defaultdict[str, float] = defaultdict(float)
     for kind, time_ns in by_kind.items():
         by_place[kind.where] += time_ns
     return Profile(
         [
             {"program": title, "runs": runs[title], "ms per run": time_ns / runs[title] / 1e6,
              "share": time_ns / total_ns}
-            for title, time_ns in by_program.most_common()
+            for title, time_ns in _most_first(by_program)
         ],
         [
             {"computed by": place, "ms per step": time_ns / num_steps / 1e6, "share": time_ns / total_ns}
-            for place, time_ns in by_place.most_common()
+            for place, time_ns in _most_first(by_place)
         ],
         [
             {"computed by": kind.where, "operation": kind.what, "calls per step": calls[kind] / num_steps,
              "ms per step": time_ns / num_steps / 1e6, "share": time_ns / total_ns}
-            for kind, time_ns in by_kind.most_common(25)
+            for kind, time_ns in _most_first(by_kind)[:25]
         ],
         _idle_share(timed),
     )  # fmt: skip
+
+
+def _most_first(amounts: Mapping[Key, float]) -> list[tuple[Key, float]]:
+    return sorted(amounts.items(), key=lambda item: item[1], reverse=True)
 
 
 def _matched(events: Iterable[Event], programs: Iterable[Program]) -> dict[tuple[int, int], Program]:

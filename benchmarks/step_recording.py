@@ -201,7 +201,8 @@ def _fit(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         scale = np.maximum(features.max(axis=0), 1e-12)
         weights = nnls(features / scale / expected[:, None], seconds / expected)[0] / scale
         expected = np.maximum(features @ weights, 1e-6)
-    return weights * (seconds.sum() / (features @ weights).sum())
+    scaled: np.ndarray = weights * (seconds.sum() / (features @ weights).sum())
+    return scaled
 
 
 def _per_row(seconds: Sequence[tuple[int, float]]) -> tuple[float, float]:

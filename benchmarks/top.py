@@ -68,6 +68,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float]:
         ]
         await until_full(redis, arguments)
         report = await redis.get(keys.report(QUEUE, "w0")) or b""
+        assert isinstance(report, bytes)
 
         async def say() -> None:
             listed_ms = round(REMEMBERED_S * 1000)
@@ -127,7 +128,7 @@ async def cost_us(redis: RedisClient, work: Callable[[], Awaitable[Any]], argume
     elapsed_s, used_s = time.perf_counter() - begun_s, await cpu_s(redis) - begun_cpu_s
     after = await spent_s(redis, arguments.seconds)
     idle_s = (before + after) / 2 * elapsed_s
-    return 1e6 * (used_s - idle_s) / count
+    return float(1e6 * (used_s - idle_s) / count)
 
 
 async def spent_s(redis: RedisClient, seconds: float) -> float:

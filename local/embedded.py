@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
@@ -74,7 +75,7 @@ class EmbeddedServer:
             raise EmbeddedServerError("the server is not running")
         return self._process.pid
 
-    def start(self) -> EmbeddedServer:
+    def start(self) -> Self:
         """Starts the server and waits until it answers PING."""
         if self._process is not None:
             raise EmbeddedServerError(f"the server is already running as process {self._process.pid}")
@@ -119,7 +120,7 @@ class EmbeddedServer:
             self._process.wait()
             self._process = None
 
-    def __enter__(self) -> EmbeddedServer:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(

@@ -14,7 +14,7 @@ from benchmarks.peers.protocol import Clock, Got, Run, Setup, Wanted, serve
 def load(setup: Setup) -> Run:
     torch.set_grad_enabled(False)
     loaded = AutoModelForCausalLM.from_pretrained(setup.model, dtype=getattr(torch, setup.dtype))
-    loaded.eval()  # type: ignore[no-untyped-call]
+    loaded.eval()
     return lambda wanted: [answer(loaded, each) for each in wanted]
 
 

@@ -128,16 +128,17 @@ def rate_of(workload: Workload, peers: list[Peer], vocab_size: int) -> float | N
     for turn in range(2):
         wanted = workload.requests(vocab_size, None, turn)
         seconds.append(max(answer["stamps_s"][-1] for answer in peers[0].run(wanted)))
-    return workload.share * len(wanted) / min(seconds)
+    return float(workload.share * len(wanted) / min(seconds))
 
 
 def expected_tokens(setup: Setup, wanted: Wanted, console: Console) -> list[list[int]]:
     """Returns the reference's tokens; f32 only: in half precision two right engines may differ."""
     if not wanted or setup.dtype != "float32":
         return []
+    found: list[list[int]] = []
     with reported(console), started(REFERENCE, setup) as peer:
-        return [got["tokens"] for got in peer.run(wanted)]
-    return []
+        found += [got["tokens"] for got in peer.run(wanted)]
+    return found
 
 
 def measure(peers: list[Peer], rounds: list[Wanted]) -> Runs:

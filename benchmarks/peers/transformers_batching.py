@@ -20,7 +20,7 @@ def load(setup: Setup) -> Run:
     torch.set_grad_enabled(False)
     loaded = AutoModelForCausalLM.from_pretrained(
         setup.model, dtype=getattr(torch, setup.dtype), attn_implementation="paged|sdpa"
-    ).eval()  # type: ignore[no-untyped-call]
+    ).eval()
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     batching = ContinuousBatchingConfig(
         num_blocks=max(NUM_BLOCKS, 6 * setup.max_model_len // PAGE_SIZE),
@@ -35,9 +35,7 @@ def load(setup: Setup) -> Run:
 
 def run(model: Any, batching: ContinuousBatchingConfig, wanted: list[Wanted]) -> list[Got]:
     longest = max(each.num_tokens for each in wanted)
-    generation = GenerationConfig(  # type: ignore[no-untyped-call]
-        do_sample=False, max_new_tokens=longest, eos_token_id=NO_TOKEN, pad_token_id=0
-    )
+    generation = GenerationConfig(do_sample=False, max_new_tokens=longest, eos_token_id=NO_TOKEN, pad_token_id=0)
     got = [Got() for _ in wanted]
     with model.continuous_batching_context_manager(
         generation_config=generation, continuous_batching_config=batching

@@ -26,9 +26,10 @@ class Workload:
         load = self.load.load(vocab_size, turn)
         arrivals = Arrivals() if rate is None else Arrivals("poisson", rate)
         times_s = arrivals.times_s(len(load.requests), load.seed)
+        prompts = [request.prompt for request in load.requests if isinstance(request.prompt, tuple)]
         return [
-            {"prompt": list(request.prompt), "num_tokens": request.max_tokens, "time_s": time_s}
-            for request, time_s in zip(load.requests, times_s, strict=True)
+            {"prompt": list(prompt), "num_tokens": request.max_tokens, "time_s": time_s}
+            for prompt, request, time_s in zip(prompts, load.requests, times_s, strict=True)
         ]
 
     def with_options(self, requests: int | None, seed: int) -> Workload:

@@ -13,7 +13,7 @@ from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArr
 from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch, StackedCache
 from penstock.engine.sharding.placement import Placement
 
-_WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+_WHOLE: Any = PartitionSpec()
 _ANY_PAGE_SIZE = 128  # a size that every implementation takes
 
 
@@ -55,7 +55,7 @@ class ShardedAttention(AttentionBackend):
 
         def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
             sharding = self._placement.sharding(array.axes)
-            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
         cache: tuple[LayerCache, ...] = jax.tree.map(shape, self.cache_arrays(spec))
         return cache

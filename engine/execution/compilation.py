@@ -61,7 +61,7 @@ def keep_compilations(directory: Path) -> str | None:
     }
     compilation_cache.get_file_cache = _checked_cache
     for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+        jax.config.update(name, value)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as probe:
@@ -95,12 +95,12 @@ def no_kept_compilations() -> Iterator[None]:
     name = "jax_enable_compilation_cache"
     with _switching:
         was_on = getattr(jax.config, name)
-        jax.config.update(name, False)  # type: ignore[no-untyped-call]
+        jax.config.update(name, False)
         reset_cache()  # otherwise jax keeps what the process's first compilation found
         try:
             yield
         finally:
-            jax.config.update(name, was_on)  # type: ignore[no-untyped-call]
+            jax.config.update(name, was_on)
             reset_cache()
 
 

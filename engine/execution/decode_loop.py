@@ -120,7 +120,7 @@ def _unpacked_after(token_ids: jax.Array, model: Decoder) -> Decoder:
     if not model.config.is_packed:
         return model
     graph, state = nnx.split(model)
-    state, _ = jax.lax.optimization_barrier((state, token_ids))  # type: ignore[no-untyped-call]
+    state, _ = jax.lax.optimization_barrier((state, token_ids))
     return nnx.merge(graph, state)
 
 

@@ -55,7 +55,7 @@ def abstract_states(arrays: Arrays, placement: Placement) -> tuple[LayerCache, .
 
     def shape(array: CacheArray) -> jax.ShapeDtypeStruct:
         place = _format(array, placement)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)  # type: ignore[no-untyped-call]
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
 
     states: tuple[LayerCache, ...] = jax.tree.map(shape, arrays)
     return states

@@ -115,7 +115,7 @@ class Steps:
         return compiled(lowered, self._device, overlaps=self.overlaps(num_tokens))
 
     def _shape(self, *shape: int, dtype: Any = "int32") -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)  # type: ignore[no-untyped-call]
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)
 
 
 def _in_two(module: _M) -> tuple[Params, Callable[[Params], _M]]:

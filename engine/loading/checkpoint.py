@@ -218,9 +218,7 @@ def abstract_model(config: ModelConfig, placement: Placement, *, stacked: bool) 
     filled = {}
     for path, param in abstract.items():
         sharding = _sharding(path, param, placement)
-        filled[path] = param.replace(
-            jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
-        )
+        filled[path] = param.replace(jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=sharding))
     return _merged(graph, filled, placement)
 
 
@@ -351,7 +349,7 @@ def _initial(
     else:
         values = jnp.ones(shape, dtype) if leaf in _ONES else jnp.zeros(shape, dtype)
     if sharding is not None:
-        values = jax.lax.with_sharding_constraint(values, sharding)  # type: ignore[no-untyped-call]
+        values = jax.lax.with_sharding_constraint(values, sharding)
     return values
 
 

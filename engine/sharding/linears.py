@@ -105,7 +105,7 @@ class KernelLinear(Linear):
             in_specs=(
                 placement.spec((None, num_in)),
                 {name: placement.spec(logical_axes((*self.path, name), 3)) for name in held},
-                PartitionSpec(),  # type: ignore[no-untyped-call]
+                PartitionSpec(),
             ),
             out_specs=placement.spec((None, num_out)),
             check_vma=False,
@@ -115,7 +115,7 @@ class KernelLinear(Linear):
 
     def _of_device(self, x: jax.Array, held: Held, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
         y = quantized_matmul(self.form, x, held, layer, interpret=self.interpret)
-        return jax.lax.psum(y, over) if over else y  # type: ignore[no-untyped-call]
+        return jax.lax.psum(y, over) if over else y
 
 
 class KernelGroupedLinear(GroupedLinear):
@@ -211,4 +211,4 @@ def _changed(change: Callable[[jax.Array], jax.Array], value: Any, path: ParamPa
     if not isinstance(value, jax.ShapeDtypeStruct):
         return jax.jit(change, out_shardings=sharding)(value)
     shape = jax.eval_shape(change, value)
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)

@@ -73,7 +73,7 @@ def _sum_parts(placement: Placement, x: jax.Array, kernels: _Parts, *, ends_laye
         partial(_sum_parts_of_device, over=placement.replica, stays=stays),
         mesh=placement.mesh,
         in_specs=(placement.spec((None, "mlp")), (kernel,) * len(kernels)),
-        out_specs=PartitionSpec(),  # type: ignore[no-untyped-call]
+        out_specs=PartitionSpec(),
         check_vma=False,
     )
     return tuple(run(x, kernels))
@@ -95,7 +95,7 @@ def _sum_parts_of_device(x: jax.Array, kernels: _Parts, over: tuple[str, ...], *
 
 
 def _summed(x: jax.Array, over: tuple[str, ...]) -> jax.Array:
-    y: jax.Array = jax.lax.psum(x, over)  # type: ignore[no-untyped-call]
+    y: jax.Array = jax.lax.psum(x, over)
     return y
 
 

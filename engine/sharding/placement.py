@@ -78,7 +78,7 @@ class Placement:
         return bool(self.mesh.devices.flat[0].device_kind == "TPU v6 lite")
 
     def spec(self, axes: Axes) -> PartitionSpec:
-        return PartitionSpec(*(self._split(axis) for axis in axes))  # type: ignore[no-untyped-call]
+        return PartitionSpec(*(self._split(axis) for axis in axes))
 
     def _split(self, axis: str | None) -> str | tuple[str, ...] | None:
         over = () if axis is None else tuple(name for name in RULES[axis] if name in self.mesh.shape)

@@ -24,7 +24,7 @@ from penstock.engine.sharding.placement import Placement
 
 F32 = jnp.float32
 _KEYS, _VALUES = "key_heads", "value_heads"
-_WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+_WHOLE: Any = PartitionSpec()
 
 
 def has_kernel(config: DeltaNetConfig, placement: Placement | None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import QKV, AttentionOptions, LayerCache
+from penstock.engine.models.attend import QKV, AttentionOptions, GroupCache, KVScales
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class PackedAttention:
     def __call__(
         self,
         qkv: QKV,
-        cache: LayerCache,
+        cache: GroupCache,
         *,
         options: AttentionOptions,
         sinks: jax.Array | None = None,
-        kv_scales: None = None,  # there are no pages
-    ) -> tuple[jax.Array, LayerCache]:
+        kv_scales: KVScales | None = None,  # there are no pages
+    ) -> tuple[jax.Array, GroupCache]:
         if options != AttentionOptions() or sinks is not None:
             raise ValueError(f"the demo model attends to what is before, without sinks; got {options}, {sinks}")
         q, k, v = qkv

@@ -143,7 +143,7 @@ class _Pool(ConnectionPool):
     async def get_connection(self, command_name: Any = None, *keys: Any, **options: Any) -> AbstractConnection:
         connection: AbstractConnection = self.get_available_connection()  # type: ignore[no-untyped-call]
         try:
-            if connection.should_reconnect():  # type: ignore[no-untyped-call]
+            if connection.should_reconnect():
                 await connection.disconnect(nowait=True)
             await self.ensure_connection(connection)
         except BaseException:
@@ -152,7 +152,7 @@ class _Pool(ConnectionPool):
         return connection
 
     async def release(self, connection: AbstractConnection) -> None:
-        if connection.should_reconnect():  # type: ignore[no-untyped-call]
+        if connection.should_reconnect():
             await connection.disconnect()
         self._in_use_connections.remove(connection)
         self._available_connections.append(connection)
@@ -255,7 +255,7 @@ class _SentinelRedis(_Redis):
             "retry": Retry(NoBackoff(), 0),
         }
         to_one = _ToSentinelByTls if address.sentinel_tls else _ToSentinel
-        manager = Sentinel([])  # type: ignore[no-untyped-call]
+        manager = Sentinel([])
         manager.sentinels = [
             Redis.from_pool(_Pool(connection_class=to_one, host=host, port=port, **to_sentinels))
             for host, port in address.hosts

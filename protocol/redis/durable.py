@@ -30,7 +30,7 @@ async def probe(redis: RedisClient, key: str) -> None:
         node: Any = redis.get_node_from_key(key)
         await node.execute_command(*command)
     else:
-        await redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        await redis.execute_command(*command)
 
 
 async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:

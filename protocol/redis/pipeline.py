@@ -80,7 +80,7 @@ async def execute(
 async def _execute(
     redis: Redis, commands: Sequence[Command], may_send: Callable[[], bool], timeout_s: float
 ) -> list[Any]:
-    connection: Any = await redis.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+    connection: Any = await redis.connection_pool.get_connection()
     if not may_send():
         await redis.connection_pool.release(connection)
         raise Reconnected

@@ -90,7 +90,7 @@ def figure_of(runs: Sequence[PlottedRun], title: str, notes: dict[str, str] | No
 
 
 def _write(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure).print_png(str(path))  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure).print_png(str(path))
 
 
 def _rate_over_time(axes: Any, runs: Sequence[PlottedRun]) -> None:

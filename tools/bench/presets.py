@@ -181,7 +181,7 @@ def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     end = "<|endoftext|>"
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=end, pad_token=end, model_max_length=_MAX_POSITION
     )
     tokenizer.chat_template = (

@@ -163,7 +163,7 @@ class FusedAttention(AttentionBackend):
                 scratch_shapes=scratch_shapes,
             ),
             out_shape=[
-                jax.ShapeDtypeStruct(queries[0].shape, queries[0].dtype),  # type: ignore[no-untyped-call]
+                jax.ShapeDtypeStruct(queries[0].shape, queries[0].dtype),
                 *(pltpu.HBM(array.shape, array.dtype) for array in held),
             ],
             input_output_aliases={NUM_TABLES + len(queries) + i: 1 + i for i in range(len(held))},

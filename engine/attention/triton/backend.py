@@ -183,4 +183,4 @@ class TritonAttention(AttentionBackend):
 
 
 def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -67,7 +67,7 @@ def draw(
             pl.BlockSpec((block, LANES), lambda i: (i, 0)),
         ],
         out_specs=pl.BlockSpec((block, LANES), lambda i: (i, 0)),
-        out_shape=jax.ShapeDtypeStruct((num_rows, LANES), jnp.int32),  # type: ignore[no-untyped-call]
+        out_shape=jax.ShapeDtypeStruct((num_rows, LANES), jnp.int32),
         scratch_shapes=[pltpu.VMEM((block, n), jnp.float32) for n in (width, width, num_chunks, num_chunks)],
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=_VMEM_BYTES, dimension_semantics=("arbitrary",)),
         cost_estimate=pl.CostEstimate(

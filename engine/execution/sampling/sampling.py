@@ -41,7 +41,7 @@ def survey(logits: jax.Array, *, is_native: bool = False) -> Survey:
     """
     if is_native:
         shape = logits.shape[:1]
-        places, are_sound = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_))  # type: ignore[no-untyped-call]
+        places, are_sound = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_))
         return Survey(*SURVEY({"logits": logits}, {"places": places, "are_sound": are_sound}))
     greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
     return Survey(greedy.astype(jnp.int32), jnp.all(logits < jnp.inf, axis=-1))

@@ -25,7 +25,7 @@ _Work = Callable[[jax.Array, Any, Any], _Found]
 rows, and the common inputs.
 """
 
-_WHOLE: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+_WHOLE: Any = PartitionSpec()
 
 
 def sample_shares(
@@ -66,7 +66,7 @@ def by_rows(work: _Work[_Found], logits: jax.Array, of_rows: Any, common: Any, p
         return jnp.pad(array, ((0, rest), *[(0, 0)] * (array.ndim - 1))) if rest else array
 
     def on_device(logits: jax.Array, of_rows: Any, common: Any) -> _Found:
-        logits = lax.all_to_all(logits, axes, split_axis=0, concat_axis=0, tiled=True)  # type: ignore[no-untyped-call]
+        logits = lax.all_to_all(logits, axes, split_axis=0, concat_axis=0, tiled=True)
         first = lax.axis_index(axes) * per_device
         own = jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, first, per_device), of_rows)
         found = work(logits.reshape(num_shares, per_device, -1), own, common)

@@ -95,7 +95,7 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
     library.PenstockLayout.restype = ctypes.c_char_p
     check_layout(library.PenstockLayout().decode(), TABLES)
     for kernel in KERNELS:
-        handler = jax.ffi.pycapsule(getattr(library, kernel.symbol))  # type: ignore[no-untyped-call]
+        handler = jax.ffi.pycapsule(getattr(library, kernel.symbol))
         jax.ffi.register_ffi_target(kernel.target, handler, platform="cpu")
     return library
 

@@ -117,7 +117,7 @@ def gated_delta_rule(
     state_bytes = sum(state.nbytes // state.shape[0] for state in states)
     moved = 2 * min(num_writes, num_tokens) * state_bytes + tokens.gate.nbytes
     moved += sum(array.nbytes for array in (*inputs, *held))
-    y = jax.ShapeDtypeStruct(tokens.gate.shape, tokens.gate.dtype)  # type: ignore[no-untyped-call]
+    y = jax.ShapeDtypeStruct(tokens.gate.shape, tokens.gate.dtype)
     run = pl.pallas_call(
         partial(_kernel, eps),
         grid_spec=pltpu.PrefetchScalarGridSpec(

@@ -72,7 +72,7 @@ def grouped_quantized_matmul(
             ],
             out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (of_rows(tile, num), out)),
         ),
-        out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),  # type: ignore[no-untyped-call]
+        out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
         cost_estimate=pl.CostEstimate(  # without weights: the number of experts with rows is not known here
             flops=2 * num_rows * num_in * num_out,

@@ -63,7 +63,7 @@ def quantized_matmul(
             ],
             out_specs=pl.BlockSpec((tokens, outs), lambda out, token, layer: (token, out)),
         ),
-        out_shape=jax.ShapeDtypeStruct((num_tokens, num_out), F32),  # type: ignore[no-untyped-call]
+        out_shape=jax.ShapeDtypeStruct((num_tokens, num_out), F32),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
         cost_estimate=pl.CostEstimate(
             flops=2 * num_tokens * num_in * num_out,

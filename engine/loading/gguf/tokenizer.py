@@ -88,7 +88,7 @@ def tokenizer_of(header: GGUFHeader) -> PreTrainedTokenizerFast:
     _add_tokens(backend, vocabulary)
     _begin_and_end(backend, vocabulary, kind)
     special = {f"{name}_token": vocabulary.token(id_key) for name, id_key in _SPECIAL.items()}
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=_templates(header),
         clean_up_tokenization_spaces=False,

@@ -251,7 +251,7 @@ class PackedGroups(GroupedLinear):
 
 
 def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def pack_halves(block: Block, width: int) -> None:

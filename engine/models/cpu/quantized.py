@@ -273,4 +273,4 @@ def _on_device(array: np.ndarray) -> jax.Array:
 
 
 def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +57,10 @@ class QuantizedLinear(Linear):
     A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32. With `has_int8_activations`
     rows of `x` are quantized too, and products are summed as integers.
     """
+
+    if TYPE_CHECKING:  # among those that a packing names, these are in each
+        codes: nnx.Param[jax.Array]
+        scales: nnx.Param[jax.Array]
 
     is_in_pieces = False
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from penstock.tools.bench.comparing.figures import QUANTILES, Floats, Ints, Sample, Statistic
 

@@ -33,7 +33,7 @@ def device_bytes(model: nnx.Module) -> int:
 
 def _shard_bytes(array: jax.ShapeDtypeStruct) -> int:
     shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
-    return _num_bytes(jax.ShapeDtypeStruct(shape, array.dtype))  # type: ignore[no-untyped-call]
+    return _num_bytes(jax.ShapeDtypeStruct(shape, array.dtype))
 
 
 def _num_bytes(array: jax.ShapeDtypeStruct) -> int:
@@ -96,7 +96,7 @@ def _in_whole_lanes(path: ParamPath, kernel: jax.ShapeDtypeStruct) -> jax.ShapeD
     """Returns a device's kernel of experts as `prepare_for_tpu` pads it."""
     inside = logical_axes(path, len(kernel.shape)).index("expert_mlp")
     shape = [-(-size // LANES) * LANES if place == inside else size for place, size in enumerate(kernel.shape)]
-    return jax.ShapeDtypeStruct(shape, kernel.dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, kernel.dtype)
 
 
 def distinct_experts(mixture: ExpertsConfig, num_tokens: int) -> float:
@@ -147,4 +147,4 @@ def _shards(
         shape = leaf.shape
         if placement is not None:
             shape = placement.sharding(logical_axes(whole, len(shape)), shape).shard_shape(shape)
-        yield whole, jax.ShapeDtypeStruct(shape, leaf.dtype)  # type: ignore[no-untyped-call]
+        yield whole, jax.ShapeDtypeStruct(shape, leaf.dtype)
