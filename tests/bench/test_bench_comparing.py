@@ -240,7 +240,9 @@ def test_pairs_measured_in_turn_do_not_mind_a_machine_that_changes(tmp_path: Pat
     assert (row.verdict, row.interval.test) == ("worse", PAIRED)
     assert row.interval.p < 0.01
     singles = [rows(compare(pair))["ITL mean"] for pair in pairs]
-    as_if_strangers = by_runs(*(np.log([getattr(row, side) for row in singles]) for side in ("first", "second")))
+    as_if_strangers = by_runs(
+        *(np.log([getattr(row, side) for row in singles]).tolist() for side in ("first", "second"))
+    )
     assert as_if_strangers.low < 0 < as_if_strangers.high
     text = io.StringIO()
     Console(file=text, width=200).print(as_table(found))

@@ -145,7 +145,7 @@ def test_w8a8_holds_the_weights_within_half_a_step(presets: Path, dtype: str) ->
     plain, quantized = (load_file(folder / "model.safetensors") for folder in (preset, w8a8(preset)))
     name = "model.layers.1.mlp.down_proj.weight"
     scale = quantized[name + "_scale"].astype(np.float32)
-    assert (quantized[name].dtype, scale.shape) == (np.int8, (32, 1))
+    assert (quantized[name].dtype, scale.shape) == (np.dtype(np.int8), (32, 1))
     error = np.abs(quantized[name] * scale - plain[name].astype(np.float32))
     assert (error <= 0.51 * scale).all()
     assert quantized["model.embed_tokens.weight"].dtype == plain["model.embed_tokens.weight"].dtype

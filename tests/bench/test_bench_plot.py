@@ -49,7 +49,7 @@ def test_legends_name_the_run_and_its_percentiles() -> None:
 def test_percentiles_are_marked_where_they_are() -> None:
     recorder = drawn(0)
     (itl,) = [axes for axes in figure_of([PlottedRun("x", recorder)], "").axes if "ITL" in axes.get_title()]
-    marks = {line.get_label(): line.get_xydata()[0].tolist() for line in itl.lines[1:]}
+    marks = {line.get_label(): np.asarray(line.get_xydata())[0].tolist() for line in itl.lines[1:]}
     gaps_ms = [1000 * gap for line in recorder.timelines for gap in gaps_s(line)]
     assert list(marks.values()) == [
         [pytest.approx(np.percentile(gaps_ms, percent)), percent / 100] for percent in (50, 90, 99)
@@ -65,7 +65,9 @@ def test_a_comparison_lays_one_over_the_other_and_says_how_sure_it_is(tmp_path: 
         assert [text for text in texts if text.startswith("first: before.json")], title
         assert [text for text in texts if text.startswith("second: after.json")], title
     (itl,) = [axes for axes in figure.axes if "ITL" in axes.get_title()]
-    note = itl.get_legend().get_title().get_text()
+    legend = itl.get_legend()
+    assert legend is not None
+    note = legend.get_title().get_text()
     for name in ("p50", "p99"):
         (row,) = [row for row in found.rows if row.figure.name == f"ITL {name}"]
         assert f"{name} {change_text(row)}, 95 % interval" in note

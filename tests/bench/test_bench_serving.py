@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -71,7 +72,9 @@ async def test_work_ends_with_the_last_worker(
 
 async def test_a_server_that_is_away_for_a_moment_ends_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "LOOK_INTERVAL_S", 0.0)
-    answers = iter([QueueStatus(True, 0), ConnectionLost("gone"), QueueStatus(True, 0), QueueStatus(False, 0)])
+    answers: Iterator[QueueStatus | ConnectionLost] = iter(
+        [QueueStatus(True, 0), ConnectionLost("gone"), QueueStatus(True, 0), QueueStatus(False, 0)]
+    )
 
     class Client:
         async def queue_status(self) -> QueueStatus:

@@ -64,7 +64,7 @@ def stat_of(pid: int) -> list[str]:
         return [""]
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition: Callable[..., object]) -> None:
     give_up_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < give_up_s, "not within a minute"

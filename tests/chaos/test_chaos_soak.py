@@ -107,7 +107,7 @@ async def is_clean(redis: RedisClient) -> bool:
 
 async def key_names(redis: RedisClient) -> set[str]:
     """Returns the names of keys, without the one that stays for a while after each look for dead workers."""
-    return set(await redis.keys("*")) - {keys.looked("soak")}
+    return set(map(str, await redis.keys("*"))) - {keys.looked("soak")}
 
 
 async def take_sample(redis: RedisClient, pid: int, requests: int) -> Sample:

@@ -14,7 +14,7 @@ import termios
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from unittest import mock
 
 from penstock.cli import run
@@ -53,7 +53,7 @@ async def start(
 
 
 async def penstock(
-    *arguments: str, stdin: str = "", code: str | None = None, cwd: Path | None = None, **variables: str
+    *arguments: str, stdin: str = "", code: str | None = None, cwd: Path | None = None, **variables: Any
 ) -> Outcome:
     """Runs `penstock` to its end."""
     return await finish(await start(*arguments, code=code, cwd=cwd, **variables), stdin)

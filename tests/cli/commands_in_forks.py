@@ -58,7 +58,8 @@ def _lead(number: int, to: str) -> None:
 
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    while line := sys.stdin.buffer.raw.readline():  # unbuffered: a fork must not have what is for the next
+    commands = os.fdopen(0, "rb", buffering=0, closefd=False)  # unbuffered: a fork must not have what is for the next
+    while line := commands.readline():
         child = os.fork()
         if child == 0:
             answers.close()

@@ -9,7 +9,8 @@ import pytest
 from rich.table import Table
 
 from penstock.local.console import console
-from tests.cli.cli_process import ROOT, environment
+from tests.cli.cli_process import environment
+from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 
 LONG = "x" * 300

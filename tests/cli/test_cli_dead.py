@@ -13,6 +13,7 @@ from penstock.protocol import keys
 from penstock.protocol.operations import dead_letters
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.letters import add_letter
+from tests.support.redis_servers.streams import add_entry, read_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -55,7 +56,7 @@ async def test_replay_command(redis_url: str, redis: RedisClient, capsys: pytest
     capsys.readouterr()
     assert await penstock(redis_url, "dead", "replay", "--all") == 1
     captured = capsys.readouterr()
-    entries = [fields["id"] for _, fields in await redis.xrange(keys.requests("q"))]
+    entries = [fields["id"] for _, fields in await read_stream(redis, keys.requests("q"))]
     assert captured.out.split() == entries
     assert [entry.partition(".")[0] for entry in entries] == ["a", "b"]
     assert "holds no request to send again" in captured.err
@@ -129,10 +130,10 @@ async def test_a_letter_of_an_entry_from_the_far_future(
     redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     letter = {"id": "a", "entry": f"{2**64 - 1}-{2**64 - 1}", "code": "too_many_crashes", "field:prompt": "x"}
-    await redis.xadd(keys.dead("q"), letter)
+    await add_entry(redis, keys.dead("q"), letter)
     assert await penstock(redis_url, "dead", "list", "--json") == 0
     assert json.loads(capsys.readouterr().out)["enqueued_at"] == f"after the year 9999 ({2**64 - 1} ms)"
-    await redis.xadd(keys.dead("q"), letter, id="253402300799999-1")
+    await add_entry(redis, keys.dead("q"), letter, entry_id="253402300799999-1")
     assert await penstock(redis_url, "dead", "list") == 0
     assert await penstock(redis_url, "dead", "show", "a") == 0
     assert "9999-12-31T23:59:59Z" in capsys.readouterr().out
@@ -143,7 +144,7 @@ async def test_a_letter_that_a_stranger_wrote_is_shown(
     redis_url: str, redis: RedisClient, capsys: pytest.CaptureFixture[str], value: str | bytes
 ) -> None:
     fields = dict.fromkeys(["entry", "code", "message", "worker", *dead_letters.COUNTS], value)
-    letter = str(await redis.xadd(keys.dead("q"), {"id": "x", **fields}))  # type: ignore[arg-type]
+    letter = await add_entry(redis, keys.dead("q"), {"id": "x", **fields})
     assert await penstock(redis_url, "dead", "list") == 0
     assert letter in capsys.readouterr().out
     assert await penstock(redis_url, "dead", "show", letter, "--json") == 0

@@ -35,7 +35,7 @@ async def durable(redis: RedisClient) -> AsyncIterator[RedisClient]:
     await redis.config_set("appendonly", "yes")
     yield redis
     for name, value in before.items():
-        await redis.config_set(name, value)
+        await redis.config_set(str(name), str(value))
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

@@ -86,7 +86,7 @@ async def test_a_snapshot_that_failed_is_a_full_disk(tmp_path: Path) -> None:
         await redis.bgsave()
 
         async def has_failed() -> bool:
-            return (await redis.info("persistence"))["rdb_last_bgsave_status"] == "err"
+            return bool((await redis.info("persistence"))["rdb_last_bgsave_status"] == "err")
 
         await eventually(has_failed)
         found = by_name(await check_redis(server.url, "q"))

@@ -71,7 +71,7 @@ async def running(*arguments: str) -> AsyncIterator[Running]:
 
 async def is_alive(url: str, verify: ssl.SSLContext | bool = True) -> bool:
     async with httpx.AsyncClient(timeout=WAIT_S, verify=verify) as client:
-        return (await client.get(f"{url}/liveness")).json() == {"alive": True}
+        return bool((await client.get(f"{url}/liveness")).json() == {"alive": True})
 
 
 def state_of(process: asyncio.subprocess.Process) -> str:

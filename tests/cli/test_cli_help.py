@@ -12,7 +12,7 @@ from penstock.worker.settings_loading import flag
 from tests.cli.cli_process import command, penstock
 
 HEAVY = ("jax", "flax", "numpy", "transformers", "penstock.engine.engine", "uvicorn", "prometheus_client", "starlette")
-COMMANDS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  of a click that is typer's own
+COMMANDS = tuple(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # of a click that is typer's own
 
 RUN_AND_LIST_MODULES = f"""
 import sys

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.local.embedded import EmbeddedServer
-from tests.cli.cli_process import ROOT, environment
+from tests.cli.cli_process import environment
 from tests.cli.commands_in_forks import CLOSED, FULL, GONE, Run
 from tests.cli.test_cli_values import LEAVES
+from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, slow
 from tests.support.programs.worker_harness import running_worker
 

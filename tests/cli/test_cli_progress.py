@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 
 from penstock.engine.progress import BYTES
 from penstock.local.progress import shown, spinner
-from tests.cli.cli_process import ROOT, Terminal, environment
+from tests.cli.cli_process import Terminal, environment
+from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 
 SHOW = """

@@ -10,6 +10,7 @@ import termios
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,8 @@ from penstock.protocol.redis.address import parse_url
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker import session
-from tests.cli.cli_process import ROOT, Terminal, command, environment
+from tests.cli.cli_process import Terminal, command, environment
+from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
@@ -59,7 +61,10 @@ async def test_what_it_shows_and_what_its_keys_do(
     monkeypatch.setattr(session, "GOODBYE_TIMEOUT_S", WAIT_S)
     await redis.xadd(keys.dead("q"), {"id": "gone", "entry": "1-0", "code": "c", "field:prompt": SECRET})
     engine = FakeEngine(step_s=0.01)
-    options = {"heartbeat_ttl_s": WAIT_S, "drain_timeout_s": 0.1}  # what it reports lasts as long as a heartbeat
+    options: dict[str, Any] = {
+        "heartbeat_ttl_s": WAIT_S,
+        "drain_timeout_s": 0.1,
+    }  # a report lasts as long as a heartbeat
     async with running_worker(redis_url, engine, name="w0", **options) as worker:
         await send(redis, prompt=SECRET, id="long", tenant="acme", max_tokens=10**6)
         await read_until(redis, "long", is_chunk)

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
@@ -62,7 +62,7 @@ def tools() -> None:
     Weather.model_validate(call["args"])
     turns = [HumanMessage(QUESTION), called, ToolMessage("rain", tool_call_id=call["id"])]
     assert [call["name"] for call in bound.invoke(turns).tool_calls] == ["Weather"]
-    streamed = None
+    streamed: Any = None
     for part in bound.stream(QUESTION):
         streamed = part if streamed is None else streamed + part
     assert [call["args"] for call in streamed.tool_calls] == [call["args"]]

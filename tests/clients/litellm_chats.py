@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it looks for one on the internet
 
@@ -21,7 +23,7 @@ SCHEMA = {
 }
 
 
-def joined(stream):
+def joined(stream: Iterable[Any]) -> Any:
     return litellm.stream_chunk_builder(list(stream)).choices[0].message
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as NotThere
@@ -16,15 +17,17 @@ def main(arguments: list[str]) -> int:
     while arguments and arguments[0].startswith("-"):
         options[arguments[0]] = arguments[1]
         del arguments[:2]
-    place = {"unix_socket_path": options["-s"]} if "-s" in options else {"port": int(os.environ["REDIS_PORT"])}
-    client = Redis(**place, username=options.get("--user"), password=os.environ.get("REDISCLI_AUTH"), protocol=2)  # type: ignore[arg-type]
+    place: dict[str, Any] = (
+        {"unix_socket_path": options["-s"]} if "-s" in options else {"port": int(os.environ["REDIS_PORT"])}
+    )
+    client = Redis(**place, username=options.get("--user"), password=os.environ.get("REDISCLI_AUTH"), protocol=2)
     if "--rdb" in options:  # redis-cli reads as a replica does; a file has the same bytes
         before = client.lastsave()
         time.sleep(1.1)  # the time of a save is in seconds
         client.bgsave()
         while client.lastsave() == before:
             time.sleep(0.02)
-        folder, name = (client.config_get(option)[option] for option in ("dir", "dbfilename"))
+        folder, name = (str(client.config_get(option)[option]) for option in ("dir", "dbfilename"))
         sys.stdout.buffer.write((Path(folder) / name).read_bytes())
         return 0
     if arguments[0] == "shutdown":

@@ -118,8 +118,10 @@ class Fleet:
             await old.stop()
 
     async def stop(self) -> None:
-        for each in (*self.workers, *self.service.gateways):
-            await each.stop()
+        for worker in self.workers:
+            await worker.stop()
+        for gateway in self.service.gateways:
+            await gateway.stop()
 
 
 @asynccontextmanager

@@ -118,7 +118,7 @@ def test_with_the_profile_for_tls_nothing_else_is_spoken(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     script(tmp_path / "docker-entrypoint.sh", 'echo "$@"')
     environment = {**os.environ, "REDIS_SECRETS": str(tmp_path / "redis"), "TMPDIR": str(tmp_path)}
-    command = [ROOT / "deploy/redis/with_users.sh", "--appendonly", "yes"]
+    command = [str(ROOT / "deploy/redis/with_users.sh"), "--appendonly", "yes"]
     told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
     assert told[told.index("--port") + 1] == "0"
     assert told[told.index("--tls-port") + 1] == "6379"

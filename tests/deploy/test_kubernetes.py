@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.deploy.manifests import CHECKS, FOLDER, KUSTOMIZE, ROOT, SCHEMAS, Manifest, load, of_kind, pods, secrets_used
+from tests.deploy.manifests import CHECKS, FOLDER, KUSTOMIZE, SCHEMAS, Manifest, load, of_kind, pods, secrets_used
+from tests.support.packages import ROOT
 
 FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.parent.name != "overlays")
 

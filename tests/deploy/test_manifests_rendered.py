@@ -27,7 +27,7 @@ DEVICES = {"cpu": None, "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu", "compl
 def rendered(folder: str) -> tuple[Manifest, ...]:
     kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert kubectl is not None, "the extra `deploy` brings kubectl"
-    command = [kubectl, "kustomize", FOLDER / folder]
+    command = [kubectl, "kustomize", str(FOLDER / folder)]
     return tuple(load(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.deploy.fleets import ROOT, next_version
+from tests.deploy.fleets import next_version
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
+from tests.support.packages import ROOT
 from tests.support.programs.fakes import eventually
 from tests.support.programs.worker_harness import is_queue_empty
+from tests.support.redis_servers.streams import read_stream
 
 
 async def answer_to_the_new_field(redis: RedisClient, request_id: str) -> str | None:
@@ -19,7 +21,7 @@ async def answer_to_the_new_field(redis: RedisClient, request_id: str) -> str | 
     entries: list[dict[str, str]] = []
 
     async def has_ended() -> bool:
-        entries[:] = [entry for _, entry in await redis.xrange(keys.reply("q", request_id))]
+        entries[:] = [entry for _, entry in await read_stream(redis, keys.reply("q", request_id))]
         return bool(entries) and entries[-1]["type"] == "end"
 
     await eventually(has_ended)
@@ -58,7 +60,7 @@ async def what_replies_tell(redis: RedisClient) -> tuple[list[list[str]], list[b
     """Returns for each reply the workers that wrote it, and whether its end has the new field."""
     owners, has_hint = [], []
     async for key in redis.scan_iter("penstock:q:*:reply"):
-        entries = [entry for _, entry in await redis.xrange(key)]
+        entries = [entry for _, entry in await read_stream(redis, key)]
         owners.append([entry["worker"] for entry in entries if entry["type"] == "own"])
         has_hint.append("hint" in entries[-1])
     return owners, has_hint

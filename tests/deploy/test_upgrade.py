@@ -23,11 +23,13 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
-from tests.deploy.fleets import ROOT, Worker, environment, workers_of
+from tests.deploy.fleets import Worker, environment, workers_of
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
+from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import eventually
 from tests.support.programs.worker_harness import is_queue_empty, read_reply
+from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.upgrade
 
@@ -76,7 +78,7 @@ async def test_a_mixed_fleet_is_killed_in_the_middle(
             for version, tree in trees.items()
         ]
         serving = [[await fleet.start(), await fleet.start()] for fleet in fleets]
-        asked = []
+        asked: list[Any] = []
         for number, wave in enumerate(waves):
             clients = [asyncio.create_task(replies_to(wave[version], trees[version], redis_url)) for version in trees]
             workers = serving[number % 2]
@@ -131,7 +133,7 @@ async def kill(redis: RedisClient, worker: Worker) -> None:
 async def has_begun(redis: RedisClient, worker: str) -> bool:
     """Checks whether `worker` writes a reply that has not ended yet."""
     async for key in redis.scan_iter("penstock:q:*:reply"):
-        entries = [entry for _, entry in await redis.xrange(key)]
+        entries = [entry for _, entry in await read_stream(redis, key)]
         owners = [entry["worker"] for entry in entries if entry["type"] == "own"]
         if owners[-1:] == [worker] and entries[-1]["type"] == "chunk":
             return True

@@ -100,7 +100,7 @@ def test_a_family_is_named_nowhere_else() -> None:
 
 def test_every_command_is_where_the_recipe_says() -> None:
     wanted = recipe("A command")
-    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  of a click that is typer's own
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]  # of a click that is typer's own
     grouped = {"bench"}  # so many subcommands that they have a folder, and their tests a file each
     for name in sorted(commands - grouped):
         assert missing(wanted.files({"name": name})) == []

@@ -16,11 +16,16 @@ from penstock.gateway.store import key_table as gateway_table
 from penstock.gateway.store import names
 from penstock.protocol import key_table, keys
 from penstock.protocol.consumers import set_aside_for
-from penstock.protocol.key_kinds import KeyKind, total_size
+from penstock.protocol.key_kinds import KeyKind, Role, total_size
 from penstock.worker.redis.guarded import GUARD
 
 KINDS = (*key_table.TABLE, *gateway_table.TABLE)
-GROUND = {"client": ("producer", "gateway"), "worker": ("worker",), "operator": ("operator",), "gateway": ("gateway",)}
+GROUND: dict[str, tuple[Role, ...]] = {
+    "client": ("producer", "gateway"),
+    "worker": ("worker",),
+    "operator": ("operator",),
+    "gateway": ("gateway",),
+}
 SHOWN = {"queue": "QUEUE", "worker": "NAME", "tenant": "TENANT", "priority": "PRIORITY", "digest": "DIGEST"}
 TYPES = {"zset": "sorted set"}
 

@@ -88,10 +88,12 @@ def test_the_engine_has_each_that_it_honours_with_its_default() -> None:
 @pytest.mark.parametrize("name", CHECKED_BY_ENGINE)
 def test_the_engine_refuses_by_name_what_is_out_of_range(name: str) -> None:
     for value in the_edges(SAMPLING[name]):
-        assert getattr(SamplingParams(**{"max_tokens": 10, name: value}), name) == value
+        params: dict[str, Any] = {"max_tokens": 10, name: value}
+        assert getattr(SamplingParams(**params), name) == value
     for value in beyond(SAMPLING[name]):
+        wrong: dict[str, Any] = {name: value}
         with pytest.raises(InvalidRequest, match=f"^{name} must be {re.escape(SAMPLING[name].range)}, not "):
-            SamplingParams(**{name: value})
+            SamplingParams(**wrong)
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -133,8 +135,10 @@ def test_an_api_takes_what_the_rows_say(api: Taker) -> None:
 
 @pytest.mark.parametrize(("api", "name"), TAKEN)
 def test_a_value_over_http_reaches_the_queue(api: Taker, name: str) -> None:
-    value = True if (api, name) == ("chat", "logprobs") else a_value(name)
-    body = {"model": "tiny", "tools": a_value("tools")} if name == "parallel_tool_calls" else {"model": "tiny"}
+    value: Any = True if (api, name) == ("chat", "logprobs") else a_value(name)
+    body: dict[str, Any] = (
+        {"model": "tiny", "tools": a_value("tools")} if name == "parallel_tool_calls" else {"model": "tiny"}
+    )
     if api == "responses" and "tools" in body:
         body["tools"] = [{"type": "function", "name": "noon"}]
     request = READS[api]({**body, name: value})
@@ -143,7 +147,7 @@ def test_a_value_over_http_reaches_the_queue(api: Taker, name: str) -> None:
 
 
 def test_the_command_has_an_option_for_each_that_it_sends() -> None:
-    send = typer.main.get_command(app).commands["send"]  # type: ignore[attr-defined]  of a click that is typer's own
+    send = typer.main.get_command(app).commands["send"]  # type: ignore[attr-defined]  # of a click that is typer's own
     options = {each.name: each.help for each in send.params}
     sent = {name: each.text for name, each in PARAMETERS.items() if "send" in each.takers}
     assert {name: options.get(name, "").removesuffix(" May be repeated.") for name in sent} == sent

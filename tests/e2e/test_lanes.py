@@ -11,7 +11,7 @@ from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from penstock.worker.intake import intake
+from penstock.worker.run.entries import EntryReader
 from penstock.worker.watch import charging
 from tests.support.patience import WAIT_S
 from tests.support.programs.worker_harness import (
@@ -38,7 +38,7 @@ async def test_a_higher_priority_is_next_on_every_worker(redis_url: str, redis: 
     engines = [FakeEngine(max_num_seqs=1), FakeEngine(max_num_seqs=1)]
     for engine in engines:
         engine.hold()
-    none_dies = {"heartbeat_ttl_s": WAIT_S}
+    none_dies: dict[str, Any] = {"heartbeat_ttl_s": WAIT_S}
     async with (
         running_worker(redis_url, engines[0], **none_dies),
         running_worker(redis_url, engines[1], **none_dies),
@@ -111,17 +111,17 @@ async def test_what_a_sweep_took_and_nobody_heard_of_is_taken_up(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer was lost: the entry is pending for the worker, which must look."""
-    real = intake.EntryReader.sweep
+    real = EntryReader.sweep
     lost: list[str] = []
 
-    async def sweep(self: intake.EntryReader) -> Any:
+    async def sweep(self: EntryReader) -> Any:
         swept = await real(self)
         if swept.entries and not lost:
             lost.extend(entry.id for entry in swept.entries)
             raise exceptions.ConnectionError("lost")
         return swept
 
-    monkeypatch.setattr(intake.EntryReader, "sweep", sweep)
+    monkeypatch.setattr(EntryReader, "sweep", sweep)
     engine = FakeEngine(max_num_seqs=1)
     engine.hold()
     async with running_worker(redis_url, engine):

@@ -29,34 +29,30 @@ def request(number: int, **fields: Any) -> GenerateRequest:
     return GenerateRequest(id=f"r{number}", **{name: value for name, value in values.items() if value is not None})
 
 
-REQUESTS = [
-    request(number, **fields)
-    for number, fields in enumerate(
-        [
-            {"temperature": 0},
-            {"seed": 1},
-            {},
-            {"n": 3, "seed": 2},
-            {"n": 2},
-            {"prompt": None, "messages": CHAT, "temperature": 0},
-            {"prompt": None, "prompt_token_ids": (20, 21, 22, 23), "seed": 5},
-            {"seed": 3, "stop": ("turtle", "day"), "max_tokens": 100},
-            {"n": 2, "seed": 4, "stop": (" a",), "min_tokens": 5},
-            {"seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.5},
-            {"seed": 6, "temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
-            {"seed": 7, "logprobs": 3},
-            {"seed": 8, "logit_bias": {30: 5.0}, "bad_token_ids": (261,), "stop_token_ids": (27,)},
-            {"seed": 9, "allowed_token_ids": (20, 21, 22), "ignore_eos": True, "max_tokens": 12},
-            {"seed": 10, "regex": "(ab|cd){2,4}!", "temperature": 1.5, "n": 2},
-            {"seed": 11, "choice": ("yes", "no", "perhaps"), "echo": True},
-            {"seed": 12, "stop": ("e",), "include_stop_str_in_output": True, "skip_special_tokens": False},
-            {"prompt": None, "messages": CHAT, "seed": 13, "response_format": {"type": "json_object"}},
-            {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
-            {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
-            {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
-        ]
-    )
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"seed": 1},
+    {},
+    {"n": 3, "seed": 2},
+    {"n": 2},
+    {"prompt": None, "messages": CHAT, "temperature": 0},
+    {"prompt": None, "prompt_token_ids": (20, 21, 22, 23), "seed": 5},
+    {"seed": 3, "stop": ("turtle", "day"), "max_tokens": 100},
+    {"n": 2, "seed": 4, "stop": (" a",), "min_tokens": 5},
+    {"seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.5},
+    {"seed": 6, "temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    {"seed": 7, "logprobs": 3},
+    {"seed": 8, "logit_bias": {30: 5.0}, "bad_token_ids": (261,), "stop_token_ids": (27,)},
+    {"seed": 9, "allowed_token_ids": (20, 21, 22), "ignore_eos": True, "max_tokens": 12},
+    {"seed": 10, "regex": "(ab|cd){2,4}!", "temperature": 1.5, "n": 2},
+    {"seed": 11, "choice": ("yes", "no", "perhaps"), "echo": True},
+    {"seed": 12, "stop": ("e",), "include_stop_str_in_output": True, "skip_special_tokens": False},
+    {"prompt": None, "messages": CHAT, "seed": 13, "response_format": {"type": "json_object"}},
+    {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
+    {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
+    {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
 ]
+REQUESTS = [request(number, **fields) for number, fields in enumerate(ASKED)]
 REFUSED = [
     request(100, prompt=""),
     request(101, prompt="x " * 5000),
@@ -91,7 +87,7 @@ def logprobs_of(reply: Reply) -> list[float]:
 
 
 def prompt_logprobs_of(reply: Reply) -> list[float | None]:
-    return [entry and entry.logprob for entry in reply.prompt_logprobs or ()]
+    return [entry.logprob if entry else None for entry in reply.prompt_logprobs or ()]
 
 
 async def test_text_in_and_out_are_those_of_a_worker(redis_url: str, llm: LLM, compile_cache: Path) -> None:

@@ -27,6 +27,7 @@ from tests.support.programs.worker_harness import (
     running_worker,
     send,
 )
+from tests.support.redis_servers.streams import read_stream
 
 
 async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, redis: RedisClient) -> None:
@@ -40,7 +41,7 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(redis_url: str, re
         late = await send(redis, prompt="late")
         assert (await read_reply(redis, "x")).text() == expected_text("x", "x", 100)
     assert engine.prefilled == ["x"]
-    assert [entry_id for entry_id, _ in await redis.xrange(keys.requests("q"))] == [late]
+    assert [entry_id for entry_id, _ in await read_stream(redis, keys.requests("q"))] == [late]
     assert not await redis.exists(keys.heartbeat("q", "w"))
     consumers: Any = await redis.xinfo_consumers(keys.requests("q"), keys.GROUP)
     assert [(each["name"], each["pending"]) for each in consumers] == [(keys.WAITING, 0)]
@@ -85,7 +86,9 @@ async def test_what_is_handed_back_keeps_all_that_was_generated(redis_url: str, 
         await eventually(lambda: worker.service._driver.stats.generated_tokens_total == 30)  # type: ignore[union-attr]
         await worker.drain()
         chunks = [
-            fields["tokens"] for _, fields in await redis.xrange(keys.reply("q", "x")) if fields["type"] == "chunk"
+            fields["tokens"]
+            for _, fields in await read_stream(redis, keys.reply("q", "x"))
+            if fields["type"] == "chunk"
         ]
     assert ",".join(chunks).split(",") == [str(token) for token in expected_tokens(b"x", "x", 0, 30)]
 

@@ -184,7 +184,7 @@ async def keep_connecting(port: int, *, num_held: int, has_all: asyncio.Event) -
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, of Linux, to bound another process")
 @pytest.mark.usefixtures("many_descriptors")
 async def test_idle_connections_cannot_stop_a_worker(redis_url: str, redis: RedisClient, tmp_path: Path) -> None:
-    options = {"health_host": "127.0.0.1", "health_port": 0, "heartbeat_ttl_s": WAIT_S}
+    options: dict[str, Any] = {"health_host": "127.0.0.1", "health_port": 0, "heartbeat_ttl_s": WAIT_S}
     with WorkerProcess(redis_url, tmp_path / "log", name="w", **options) as process:
         await eventually(lambda: any(event["event"] == "joined" for event in process.events()))
         port = next(event["port"] for event in process.events() if event["event"] == "health_listening")
@@ -222,7 +222,7 @@ async def test_scrapes_at_the_same_time_share_one_connection(redis_url: str, red
 
 async def test_scrapes_of_all_workers_cost_one_list_of_them_a_second(redis_url: str, redis: RedisClient) -> None:
     """The list has a line for each worker: if each asked for it at each scrape, the cost would be quadratic."""
-    options = {"health_host": "127.0.0.1", "health_port": 0}
+    options: dict[str, Any] = {"health_host": "127.0.0.1", "health_port": 0}
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(running_worker(redis_url, **options)) for _ in range(4)]
         async with redis.monitor() as monitor:  # type: ignore[union-attr]

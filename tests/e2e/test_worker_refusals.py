@@ -26,6 +26,7 @@ from tests.support.programs.worker_harness import (
     send,
     take_and_claim,
 )
+from tests.support.redis_servers.streams import read_raw_stream, read_stream
 
 MALFORMED: dict[str, dict[Any, Any]] = {
     "invalid json": {"request": "{"},
@@ -86,7 +87,7 @@ async def test_malformed_entry(redis_url: str, redis: RedisClient, name: str) ->
     assert reply.end.code == ("too_large" if name == "too large" else "invalid_request")
     assert reply.end.message
     binary = connect(redis_url, decode=False)
-    letters = await binary.xrange(keys.malformed("q"))
+    letters = await read_raw_stream(binary, keys.malformed("q"))
     assert not await binary.exists(keys.dead("q"))
     await binary.aclose()
     assert [fields[b"entry"].decode() for _, fields in letters] == [entry_id]
@@ -115,7 +116,7 @@ async def test_a_request_over_the_worker_s_limit_is_refused_to_whoever_sent_it(r
         async def has_failed() -> bool:
             shown = (await http.get(f"/v1/responses/{response['id']}")).json()
             assert shown["status"] in ("queued", "failed")
-            return shown["status"] == "failed"
+            return bool(shown["status"] == "failed")
 
         await eventually(has_failed)
 
@@ -166,7 +167,7 @@ async def test_whatever_an_entry_holds_it_leaves(redis_url: str, redis: RedisCli
         assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
         await eventually(lambda: is_queue_empty(redis))
     async with aclosing(connect(redis_url, decode=False)) as binary:
-        ((_, letter),) = await binary.xrange(keys.malformed("q"))
+        ((_, letter),) = await read_raw_stream(binary, keys.malformed("q"))
         assert not await binary.exists(keys.dead("q"))
     kept = {field.removeprefix(b"field:"): value for field, value in letter.items() if field.startswith(b"field:")}
     fits = len(WIDE[name]) <= MAX_FIELDS and end.code == "invalid_request"
@@ -181,7 +182,7 @@ async def test_an_entry_left_by_a_worker_that_could_not_bury_it_leaves(redis_url
     await end_as(redis, entry_id, claim, "dead", finish_reason="error", code="invalid_request")
     async with running_worker(redis_url):
         await eventually(lambda: is_queue_empty(redis))
-    ((_, letter),) = await redis.xrange(keys.malformed("q"))
+    ((_, letter),) = await read_stream(redis, keys.malformed("q"))
     assert (letter["id"], letter["code"]) == (entry_id, "given_up")
     assert not await redis.exists(keys.dead("q"))
 
@@ -205,7 +206,7 @@ async def test_junk_where_letters_are_kept_makes_room_and_holds_up_no_entry(
         beside = await send(redis, prompt="beside", max_tokens=5)
         assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
         await eventually(lambda: is_queue_empty(redis))
-    ((_, letter),) = await redis.xrange(keys.malformed("q"))
+    ((_, letter),) = await read_stream(redis, keys.malformed("q"))
     assert letter["id"] == "junk"
     assert await redis.exists("penstock:{q}:junk:malformed")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "junk_set_aside" in line]
@@ -222,11 +223,11 @@ async def test_malformed_entries_push_out_no_request(redis_url: str, redis: Redi
             await send(redis, nonsense=f"{i}" * 100)
             await send(redis, prompt="x" * 10_000)
         await eventually(lambda: is_queue_empty(redis))
-    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    ((_, letter),) = await read_stream(redis, keys.dead("q"))
     assert letter["id"] == "real"
     assert await redis.xlen(keys.malformed("q")) <= 5
     kept = [len("".join(part for pair in fields.items() for part in pair))
-            for _, fields in await redis.xrange(keys.malformed("q"))]  # fmt: skip
+            for _, fields in await read_stream(redis, keys.malformed("q"))]  # fmt: skip
     assert 0 < sum(kept) <= 2000
     assert await redis.get(keys.letter_bytes(keys.malformed("q"))) == str(sum(kept))
 
@@ -242,7 +243,7 @@ async def test_keys_of_another_type_are_a_dead_letter_and_no_more(redis_url: str
         beside = await send(redis, prompt="beside", max_tokens=5)
         assert (await read_reply(redis, beside)).text() == expected_text("beside", beside, 5)
         await eventually(lambda: is_queue_empty(redis))
-    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    ((_, letter),) = await read_stream(redis, keys.dead("q"))
     assert letter["code"] == "reply_unwritable"
     assert letter["field:prompt"] == "x"
 
@@ -256,7 +257,7 @@ async def test_reply_that_turns_into_another_type_is_given_up(redis_url: str, re
         await redis.set(keys.reply("q", "taken"), "something else")
         engine.allow()
         await eventually(lambda: is_queue_empty(redis))
-    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    ((_, letter),) = await read_stream(redis, keys.dead("q"))
     assert letter["code"] == "reply_unwritable"
 
 
@@ -267,7 +268,7 @@ async def test_many_large_entries_hold_up_nobody(redis_url: str, redis: RedisCli
     large = [await send(redis, prompt="x" * 20_000_000, id=f"large{number}") for number in range(12)]
     if way != "new":
         await redis.xreadgroup(keys.GROUP, "dead", {keys.requests("q"): ">"}, count=1)  # one body is enough of that
-        await redis.xclaim(keys.requests("q"), keys.GROUP, "dead", 0, large, justid=True, force=True)
+        await redis.xclaim(keys.requests("q"), keys.GROUP, "dead", 0, [*large], justid=True, force=True)
         await redis.xgroup_setid(keys.requests("q"), keys.GROUP, large[-1])
     small = await send(redis, prompt="small", max_tokens=5)
     async with running_worker(redis_url, max_body_bytes=1000):
@@ -317,7 +318,7 @@ async def test_a_reply_with_the_largest_id_is_a_dead_letter(redis_url: str, redi
         await send(redis, prompt="x", id="x", max_tokens=5)
         await eventually(lambda: redis.xlen(keys.dead("q")))
         await eventually(lambda: is_queue_empty(redis))
-    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    ((_, letter),) = await read_stream(redis, keys.dead("q"))
     assert (letter["code"], letter["field:prompt"]) == ("reply_unwritable", "x")
 
 
@@ -330,9 +331,9 @@ async def test_a_journal_of_junk_ends_as_unreadable(redis_url: str, redis: Redis
     chunk = {"type": "chunk", "index": "0", "offset": "0", "text": "a", "tokens": "7", **junk}
     await redis.xadd(keys.reply("q", "x"), chunk, id=f"{claim.epoch}-1")  # type: ignore[arg-type]
     async with running_worker(redis_url):
-        newest = None
-        while newest is None or newest[1]["type"] != "end":
-            ((newest),) = await redis.xrevrange(keys.reply("q", "x"), count=1)
+        newest: dict[str, str] = {}
+        while newest.get("type") != "end":
+            _, newest = (await read_stream(redis, keys.reply("q", "x")))[-1]
             await asyncio.sleep(0.02)
         await eventually(lambda: is_queue_empty(redis))
-    assert (newest[1]["finish_reason"], newest[1]["code"]) == ("error", "reply_unreadable")
+    assert (newest["finish_reason"], newest["code"]) == ("error", "reply_unreadable")

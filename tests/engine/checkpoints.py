@@ -44,7 +44,7 @@ WITH_EXPERTS = {
 }
 GEMMA4 = {"head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 0}
 # What is large by default.
-OF_FAMILY = {
+OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma4": GEMMA4,
     "gemma4_text": GEMMA4,
     "gpt_oss": {"num_local_experts": 4},
@@ -140,7 +140,8 @@ def edit_config(directory: Path, *remove: str, **fields: Any) -> None:
 
 def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
     with torch.no_grad():
-        return reference_model(directory)(torch.tensor([token_ids])).logits[0].numpy()
+        logits: np.ndarray = reference_model(directory)(torch.tensor([token_ids])).logits[0].numpy()
+    return logits
 
 
 def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, cached: bool = True) -> list[int]:
@@ -158,7 +159,8 @@ def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, 
         pad_token_id=0,
         use_cache=cached,
     )
-    return out[0, len(token_ids) :].tolist()
+    tokens: list[int] = out[0, len(token_ids) :].tolist()
+    return tokens
 
 
 def reference_model(directory: Path) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of
@@ -95,7 +97,7 @@ def test_a_choice_that_is_cut_short_gives_out_what_was_held_back() -> None:
     ],
 )
 def test_a_resumed_choice_knows_whether_it_had_ended(
-    generated: str, params: dict[str, object], ending: Ending | None
+    generated: str, params: dict[str, Any], ending: Ending | None
 ) -> None:
     assert choice_of(generated, **params)[1].replay() == ending
 

@@ -61,7 +61,8 @@ def test_a_setting_is_refused_by_name_outside_its_declared_range(name: str, sett
             EngineConfig(**{name: value})
         assert caught.value.settings == (name,)
     for value in setting.one_of:
-        assert getattr(EngineConfig(**{name: value}), name) == value
+        config: dict[str, Any] = {name: value}
+        assert getattr(EngineConfig(**config), name) == value
 
 
 def test_the_defaults_are_consistent_and_the_smallest_step_is_allowed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -41,6 +41,7 @@ async def test_forgetting_a_request_frees_what_it_holds(engine: Engine) -> None:
     await driver.start()
     stream = outputs_of(driver, Request("r", (1, 2, 3), SamplingParams(max_tokens=90, ignore_eos=True)))
     await anext(stream)
+    assert isinstance(stream, AsyncGenerator)
     await stream.aclose()
     async with asyncio.timeout(WAIT_S):
         while driver.is_active("r"):
@@ -167,7 +168,7 @@ async def test_a_request_that_comes_while_the_device_is_at_work_is_in_the_next_s
     await driver.stop()
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[..., bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not holds():  # noqa: ASYNC110  nothing tells
             await asyncio.sleep(0.001)
@@ -215,8 +216,8 @@ async def test_nothing_is_held_while_a_step_runs_that_ends_after_patience(
     step_s: float, sent_at_step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Patience is 0.21 s from the first step on; each step takes the same time."""
-    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
     now_s = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
     monkeypatch.setattr(driver_module, "time", clock)
     async with running(0.21) as (engine, _, offsets):
         engine.steps.release(1)

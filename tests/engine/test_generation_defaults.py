@@ -32,7 +32,7 @@ def test_the_end_of_a_model_beside_a_vision_tower_is_its_texts(tmp_path: Path) -
 
 
 def test_what_the_file_states_is_kept(tmp_path: Path) -> None:
-    stated = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05}
+    stated: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.05}
     defaults = read(tmp_path, {"do_sample": True, "eos_token_id": [3, 4, 3], **stated})
     assert defaults == GenerationDefaults((3, 4), SamplingParams(**stated))
 

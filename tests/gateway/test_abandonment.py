@@ -16,6 +16,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
 from tests.support.programs.gateway_harness import standing_with
+from tests.support.redis_servers.streams import read_scores
 
 PATIENCE_S = 0.3
 FOREVER_S = 10_000.0
@@ -145,10 +146,10 @@ async def _has_deadline_in_future(redis: RedisClient) -> bool:
 
 async def _deadline_passes(redis: RedisClient) -> None:
     await eventually(lambda: redis.zcard(names.readers()))
-    ((_, first),) = await redis.zrange(names.readers(), 0, -1, withscores=True)
+    [first] = (await read_scores(redis, names.readers())).values()
 
     async def is_past() -> bool:
-        ((_, now),) = await redis.zrange(names.readers(), 0, -1, withscores=True)
-        return float(now) > first + 1000 * PATIENCE_S
+        [now] = (await read_scores(redis, names.readers())).values()
+        return now > first + 1000 * PATIENCE_S
 
     await eventually(is_past)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ async def test_who_waits_for_a_worker_that_died_waits_no_longer_than_the_request
         running_gateway(redis_url) as gateway,
         bare_client(gateway) as client,
     ):
-        for fields in ({}, {"stream": True}):
+        forms: list[dict[str, Any]] = [{}, {"stream": True}]
+        for fields in forms:
             late = await client.post(CHAT, json=chat(timeout_s=0.1, **fields))
             error = late.json()["error"]
             assert (late.status_code, error["type"], error["code"]) == (408, "timeout_error", "expired")

@@ -22,6 +22,7 @@ from penstock.protocol.redis.connection import RedisClient, connect
 from tests.support.programs.fakes import eventually
 from tests.support.programs.gateway_harness import standing_with
 from tests.support.redis_servers.clocks import ShiftedServer
+from tests.support.redis_servers.streams import read_scores
 
 FAR_S = 100_000.0  # no test waits for so long
 
@@ -71,7 +72,7 @@ async def test_what_nobody_reads_is_abandoned_in_time_and_what_somebody_reads_ne
                     await eventually(is_swept_anew)
                 assert not await is_cancelled(left)
                 server_s, _ = await redis.time()
-                left_s = await redis.zscore(names.readers(), f"default {left.id}") / 1000 - server_s
+                left_s = (await read_scores(redis, names.readers()))[f"default {left.id}"] / 1000 - server_s
                 assert 500 < left_s < 1500  # its gateway, with other settings, gave it 1,250
                 shifted.set_ahead(1300 - 2 * FAR_S)
                 await eventually(lambda: is_cancelled(left))

@@ -62,6 +62,7 @@ def all_calls() -> set[str]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets retries and periodic tasks follow each other at once, and caches nothing."""
     monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
+    assert Limiter.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(Limiter.__init__.__kwdefaults__, "lease_s", 0.3)
     for name in (
         "keys.limits.RETRY_S", "keys.settling.RETRY_S", "abandonment.readers.RETRY_S", "batches.runner.RETRY_S",

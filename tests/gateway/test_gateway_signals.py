@@ -52,9 +52,12 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[GatewayServer]:
     made: list[GatewayServer] = []
     monkeypatch.setattr(garbage, "settle", lambda: None)
     monkeypatch.setattr("penstock.gateway.server.END_S", WAIT_S)
-    monkeypatch.setattr(
-        "penstock.gateway.serve.GatewayServer", lambda *given: made.append(GatewayServer(*given)) or made[-1]
-    )
+
+    def make(*given: Any) -> GatewayServer:
+        made.append(GatewayServer(*given))
+        return made[-1]
+
+    monkeypatch.setattr("penstock.gateway.serve.GatewayServer", make)
     return made
 
 
@@ -212,7 +215,12 @@ async def test_one_of_several_is_aborted_by_the_first_process_alone(
     """A stop comes to it from a terminal's group and from the first process, which may be late or be killed."""
     monkeypatch.setattr(stopping, "SAME_STOP_S", 0.0)
     lose_parent, is_lost = _Process._lose_parent, asyncio.Event()
-    monkeypatch.setattr(_Process, "_lose_parent", lambda *given: is_lost.set() or lose_parent(*given))
+
+    def lose(*given: Any) -> None:
+        is_lost.set()
+        lose_parent(*given)
+
+    monkeypatch.setattr(_Process, "_lose_parent", lose)
     stream = Stream()
     lifeline, held = os.pipe()
     try:

@@ -81,7 +81,7 @@ async def test_a_retry_joins_what_still_runs_in_the_form_that_it_asks_for(
 
 @pytest.mark.parametrize("same", [{}, {"seed": None}, {"stream": True, "stream_options": {"include_usage": True}}])
 async def test_the_form_of_an_answer_is_no_part_of_what_is_asked_for(
-    redis_url: str, worker: ScriptedWorker, same: dict[str, object]
+    redis_url: str, worker: ScriptedWorker, same: dict[str, Any]
 ) -> None:
     async with running_gateway(redis_url) as gateway, bare_client(gateway) as client:
         assert (await client.post(CHAT, json=chat(), headers=KEY)).status_code == 200

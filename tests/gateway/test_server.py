@@ -35,6 +35,11 @@ async def worker(redis: RedisClient, redis_url: str) -> AsyncIterator[ScriptedWo
         yield worker
 
 
+def let_end(worker: ScriptedWorker) -> None:
+    assert isinstance(worker.behave, Held)
+    worker.behave.may_end.set()
+
+
 def http(gateway: Running) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=gateway.url, timeout=WAIT_S)
 
@@ -69,7 +74,7 @@ async def test_answers_have_an_id_and_how_long_they_took(redis: RedisClient, red
 
 
 async def test_the_log_has_a_line_for_each_request_and_no_text(worker: ScriptedWorker, redis_url: str) -> None:
-    worker.behave.may_end.set()
+    let_end(worker)
     with capture_logs() as log:
         async with running_gateway(redis_url) as gateway, http(gateway) as client:
             answer = await client.post("/v1/chat/completions?key=hidden", json=CHAT, headers={"x-request-id": "r1"})
@@ -240,7 +245,7 @@ async def test_a_drain_lets_answers_end(worker: ScriptedWorker, redis_url: str) 
         stream = await client.chat.completions.create(**CHAT, stream=True)
         gateway.server.stop()
         await eventually(lambda: not any(server.is_serving() for server in gateway.server.servers))
-        worker.behave.may_end.set()
+        let_end(worker)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
     assert text == "sparrows sleep"
 
@@ -259,7 +264,7 @@ async def test_the_end_of_a_drain_says_how_to_go_on(worker: ScriptedWorker, redi
     assert first[-1]["error"]["code"] == "gateway_stopping"
     assert "Last-Event-ID" in first[-1]["error"]["message"]
     last_id = [event["event_id"] for event in first if event["event_id"]][-1]
-    worker.behave.may_end.set()
+    let_end(worker)
     async with (
         running_gateway(redis_url) as gateway,
         http(gateway) as client,

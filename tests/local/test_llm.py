@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -47,7 +48,7 @@ from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import eventually
 
 NO_DEFAULTS = GenerationDefaults(eos_token_ids=())
-UNREAD = {"max_tokens": 10**6}  # what goes on until it is ended
+UNREAD: dict[str, Any] = {"max_tokens": 10**6}  # what goes on until it is ended
 
 
 def over(engine: FakeEngine, text: FakeText | None = None) -> LLM:
@@ -110,7 +111,7 @@ def test_one_prompt_gives_one_reply(llm: LLM) -> None:
     ids=["text", "token ids", "tuple", "messages", "Message", "request"],
 )
 def test_a_prompt_has_the_forms_of_the_clients(llm: LLM, prompt: Prompt) -> None:
-    sampling = {} if isinstance(prompt, GenerateRequest) else {"seed": 1, "max_tokens": 3}
+    sampling: dict[str, Any] = {} if isinstance(prompt, GenerateRequest) else {"seed": 1, "max_tokens": 3}
     assert llm.generate(prompt, **sampling).text == expected_text("user:hi", 1, 3)
     (result,) = llm.generate([prompt], **sampling)
     assert (result.index, result.prompt, result.text) == (0, prompt, expected_text("user:hi", 1, 3))
@@ -138,9 +139,11 @@ def test_order_is_kept_whatever_ends_first(drawn: list[tuple[str, int, int, int]
 
 
 def test_no_prompts_give_no_results(llm: LLM) -> None:
-    assert llm.generate([]) == []
+    prompts: list[str] = []
+    assert llm.generate(prompts) == []
     assert llm.generate(iter(())) == []
-    assert llm.chat([]) == []
+    conversations: list[list[Message]] = []
+    assert llm.chat(conversations) == []
 
 
 def test_a_long_list_does_not_pile_up_in_the_engine() -> None:
@@ -162,6 +165,7 @@ def test_map_reads_prompts_as_it_needs_them(llm: LLM) -> None:
     results = llm.map(prompts(), max_in_flight=2, max_tokens=2, seed=1)
     assert [next(results).text for _ in range(20)] == [expected_text(f"p{number}", 1, 2) for number in range(20)]
     assert len(read) < 60
+    assert isinstance(results, Generator)
     results.close()
 
 
@@ -175,13 +179,13 @@ def test_chat_answers_one_conversation_or_many(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("bad", ["hello", ["hello"], [1, 2], [[1, 2]], {"role": "user", "content": "x"}, 7])
-def test_chat_takes_nothing_but_messages(llm: LLM, bad: object) -> None:
+def test_chat_takes_nothing_but_messages(llm: LLM, bad: Any) -> None:
     with pytest.raises(TypeError, match="messages"):
         llm.chat(bad)
 
 
 @pytest.mark.parametrize("bad", [7, None, {"role": "user", "content": "x"}, Message(role="user", content="x")])
-def test_what_is_no_prompt_is_named(llm: LLM, bad: object) -> None:
+def test_what_is_no_prompt_is_named(llm: LLM, bad: Any) -> None:
     with pytest.raises(TypeError, match="a prompt is text, token ids, a list of messages or a GenerateRequest, not "):
         llm.generate(bad)
 
@@ -210,7 +214,7 @@ def test_an_error_in_the_middle_is_that_prompts_alone() -> None:
     for error, same in zip(errors, alone, strict=True):
         assert type(error) is type(same)
         assert (error.code, error.message) == (same.code, same.message)
-    assert [error.code for error in errors] == ["invalid_request", "engine_error", "internal_error"]
+    assert [getattr(error, "code", None) for error in errors] == ["invalid_request", "engine_error", "internal_error"]
     assert isinstance(errors[0], RequestRefused)
     for error in errors[1:]:
         assert isinstance(error, RequestFailed)
@@ -221,12 +225,13 @@ def test_an_error_in_the_middle_is_that_prompts_alone() -> None:
 def error_of(llm: LLM, prompt: str) -> RequestRefused | RequestFailed:
     with pytest.raises((RequestRefused, RequestFailed)) as caught:
         llm.generate(prompt, max_tokens=3, seed=1)
+    assert isinstance(caught.value, RequestRefused | RequestFailed)
     return caught.value
 
 
 def test_what_is_wrong_with_all_prompts_is_raised_once(llm: LLM, engine: FakeEngine) -> None:
     with pytest.raises(RequestRefused, match="temprature"):
-        llm.generate(["a", "b"], temprature=0)
+        llm.generate(["a", "b"], temprature=0)  # type: ignore[call-overload]
     with pytest.raises(RequestRefused, match="top_p"):
         list(llm.map(["a", "b"], top_p=2))
     with pytest.raises(ValueError, match="one id 'x' can't name many requests"):
@@ -234,7 +239,7 @@ def test_what_is_wrong_with_all_prompts_is_raised_once(llm: LLM, engine: FakeEng
     with pytest.raises(TypeError, match="set seed in the GenerateRequest"):
         llm.generate([GenerateRequest(prompt="a")], seed=1)
     with pytest.raises(TypeError, match="stream takes one prompt"):
-        llm.stream(["a", "b"])
+        llm.stream(["a", "b"])  # type: ignore[arg-type]
     assert engine.prefilled == []
 
 
@@ -460,8 +465,9 @@ def test_closing_ends_those_who_wait(engine: FakeEngine) -> None:
     llm = over(engine)
     stream = llm.stream("x", **UNREAD)
     next(stream)
+    prompts: list[Any] = ["y", ["z"] * 100]
     with ThreadPoolExecutor() as pool:
-        calls = [pool.submit(llm.generate, "y", **UNREAD), pool.submit(llm.generate, ["z"] * 100, **UNREAD)]
+        calls = [pool.submit(partial(llm.generate, prompt, **UNREAD)) for prompt in prompts]
         wait_until(lambda: len(engine.prefilled) > 3)
         llm.close()
         for call in calls:
@@ -600,7 +606,7 @@ print(LLM, LLM is penstock.LLM)
     done = run_program(code)
     assert done.stdout == "[]\n<class 'penstock.local.llm.LLM'> True\n", done.stderr
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'LMM'"):
-        _ = penstock.LMM
+        _ = penstock.LMM  # type: ignore[attr-defined]
 
 
 def test_a_light_install_is_told_what_to_install() -> None:

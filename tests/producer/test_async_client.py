@@ -140,12 +140,13 @@ async def test_chunks_come_as_they_are_written(redis_url: str) -> None:
         stream = client.stream("x")
         first = await anext(stream)
         assert (first.text, first.index, first.offset, first.entry_id) == ("first", 0, 0, "1-1")
-        assert stream.reply is None
+        before = stream.reply
         gate.set()
         rest = [chunk async for chunk in stream]
         assert [(chunk.text, chunk.offset, chunk.tokens) for chunk in rest] == [
             (" second", 5, tuple(map(ord, " second")))
         ]
+        assert before is None
         assert stream.reply is not None
         assert (stream.reply.text, stream.reply.finish_reason) == ("first second", "length")
 
@@ -367,7 +368,7 @@ async def test_states(redis: RedisClient, redis_url: str) -> None:
             await redis.delete(heartbeat)
             assert await handle.state() == "lost"
             for status in (b"\xff", "queued"):
-                await redis.hset(keys.state("default", handle.id), "status", status)  # type: ignore[arg-type]
+                await redis.hset(keys.state("default", handle.id), "status", status)
                 assert await handle.state() == "queued"
             await redis.hset(keys.state("default", handle.id), "status", "running")
             await redis.set(heartbeat, "1")

@@ -18,12 +18,13 @@ import pytest
 import redis as blocking_redis
 
 from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout
+from penstock.producer.progress import BulkProgress
 from penstock.protocol import keys
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually, until_cancelled
 
-Workers = Callable[[Behaviour], None]
+Workers = Callable[..., None]
 
 
 async def never(reply: ScriptedReply) -> None:
@@ -172,8 +173,13 @@ def test_leaving_map_early_cancels_the_rest(redis_url: str, start_worker: Worker
 
 def test_a_callback_that_blocks_on_the_client_is_told_so(redis_url: str, start_worker: Workers) -> None:
     start_worker()
-    with Client(redis_url) as client, pytest.raises(RuntimeError, match="inside a progress callback"):
-        list(client.map(["a"], progress=lambda now: client.generate("b") and None))
+    with Client(redis_url) as client:
+
+        def ask(now: BulkProgress) -> None:
+            client.generate("b")
+
+        with pytest.raises(RuntimeError, match="inside a progress callback"):
+            list(client.map(["a"], progress=ask))
 
 
 def test_closing_ends_the_waits_of_other_threads(redis_url: str, start_worker: Workers) -> None:

@@ -11,6 +11,7 @@ import pytest
 from penstock.producer import AsyncClient, GenerateRequest, ReplyTimeout, RequestFailed, RequestRefused
 from penstock.producer.bulk import READ_AHEAD
 from penstock.producer.progress import BulkProgress
+from penstock.producer.request import Prompt
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, echo, eventually
@@ -112,7 +113,7 @@ async def test_a_prompt_that_fails_leaves_the_others_alone(redis_url: str, order
         elif reply.request.prompt != "ignore":
             await echo(reply)
 
-    prompts = ["a", "break", [], "ignore", "b"]
+    prompts: list[Prompt] = ["a", "break", [], "ignore", "b"]
     async with ScriptedWorker(redis_url, behave), AsyncClient(redis_url) as client:
         found = {result.index: result async for result in client.map(prompts, ordered=ordered, timeout=3)}
     assert [found[index].text for index in (0, 4)] == ["a", "b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
@@ -20,10 +21,12 @@ from penstock.producer import (
 from penstock.producer.aio import MAX_OTHERS
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.streams import stream_entries
 from penstock.protocol.wire import MAX_TIMEOUT_MS
 from tests.support.patience import WAIT_S
 from tests.support.programs.worker_harness import eventually, running_worker
 from tests.support.redis_servers.redis_proxy import RedisProxy
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = pytest.mark.every_server
 
@@ -36,8 +39,8 @@ async def take_one(redis: RedisClient) -> dict[str, str]:
     async with asyncio.timeout(WAIT_S):
         while not (answer := await redis.xreadgroup(keys.GROUP, "w", {CALLS: ">"}, count=1, block=1000)):
             pass
-    fields: dict[str, str] = answer[0][1][0][1]
-    return fields
+    [(_, [(_, fields)])] = stream_entries(answer)
+    return cast("dict[str, str]", fields)
 
 
 async def group(redis: RedisClient) -> None:
@@ -97,7 +100,7 @@ async def test_an_answer_finds_the_call_that_it_is_to(redis_url: str, redis: Red
         for number, fields in enumerate(
             ({"junk": "x"}, {"id": "other", "worker": "w"}, {"id": second["id"], "worker": "w", "prompt_tokens": "x"})
         ):
-            await redis.xadd(mailbox, fields, id=f"1-{number + 1}")
+            await add_entry(redis, mailbox, fields, entry_id=f"1-{number + 1}")
         for fields, count in ((second, 2), (second, 9), (first, 1)):
             await redis.xadd(mailbox, {"id": fields["id"], "worker": "w", "prompt_tokens": count, "news": "x"})
         assert [await task for task in asked] == [1, 2]
@@ -110,7 +113,7 @@ async def test_a_worker_that_breaks_is_told_of(redis_url: str, redis: RedisClien
         asked = asyncio.create_task(client.tokenize("a"))
         fields = await take_one(redis)
         answer = {"id": fields["id"], "worker": "w", "code": "internal_error", "message": "broken"}
-        await redis.xadd(keys.answers("q", fields["to"]), answer)
+        await add_entry(redis, keys.answers("q", fields["to"]), answer)
         with pytest.raises(CallFailed, match="tokenize failed, internal_error: broken"):
             await asked
 

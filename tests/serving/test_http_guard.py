@@ -46,6 +46,11 @@ class Client:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert isinstance(self.writer.transport, asyncio.Transport)
+        return self.writer.transport
+
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
@@ -77,7 +82,7 @@ async def serving(app: App, limits: PortLimits) -> AsyncIterator[Connect]:
         finally:
             app.may_answer.set()
             for client in clients:
-                client.writer.transport.abort()
+                client.transport.abort()
 
 
 def at_once() -> App:
@@ -158,10 +163,10 @@ async def test_an_answer_that_nobody_takes_is_given_up() -> None:
     app.body = b"x" * (1 << 24)  # more than the buffers of both sides
     async with serving(app, limits(8, answer_timeout_s=SOON_S)) as connect:
         client = await connect()
-        client.writer.transport.pause_reading()
+        client.transport.pause_reading()
         client.send(REQUEST)
         await eventually(lambda: app.num_ended == 1)
-        client.writer.transport.resume_reading()
+        client.transport.resume_reading()
         assert not (await client.reader.read()).endswith(b"okok")
     assert app.num_ended == 1
 
@@ -171,10 +176,10 @@ async def test_a_client_that_takes_nothing_is_given_up() -> None:
     app.body = b"x" * (1 << 24)  # more than the buffers of both sides
     async with serving(app, limits(stall_timeout_s=SOON_S)) as connect:
         client = await connect()
-        client.writer.transport.pause_reading()
+        client.transport.pause_reading()
         client.send(REQUEST)
         await eventually(lambda: app.num_ended == 1)
-        client.writer.transport.resume_reading()
+        client.transport.resume_reading()
         assert not (await client.reader.read()).endswith(b"okok")
 
 
@@ -199,6 +204,6 @@ async def test_no_packet_of_an_answer_waits_for_an_acknowledgement() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         await eventually(lambda: server.server_state.connections)
         [connection] = server.server_state.connections
-        accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         writer.close()

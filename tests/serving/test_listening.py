@@ -64,12 +64,11 @@ def test_how_it_is_shown() -> None:
 
 def test_each_server_of_ours_listens_by_it() -> None:
     """Harnesses are the exception, as they serve this machine alone."""
-    found = set()
+    found, wanted = set(), ("create_server", "start_server", "bind")
     for package in (*PACKAGES, "penstock"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-                if is_call and node.func.attr in ("create_server", "start_server", "bind"):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in wanted:
                     found.add((path.relative_to(ROOT).as_posix(), ast.unparse(node.func)))
     assert found == {
         ("serving/listening.py", "socket.create_server"),

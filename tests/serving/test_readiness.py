@@ -26,8 +26,8 @@ def test_each_part_gives_and_takes_back_its_own_reason() -> None:
     readiness.not_ready("heartbeat", "some trouble")
     readiness.not_ready("service", "loading the model")
     readiness.not_ready("service", "warming up")
-    assert not readiness.is_ready
-    assert readiness.reasons == {"heartbeat": "some trouble", "service": "warming up"}
+    reasons = {"heartbeat": "some trouble", "service": "warming up"}
+    assert (readiness.is_ready, readiness.reasons) == (False, reasons)
     readiness.ready("service")
     readiness.ready("publisher")
     assert readiness.reasons == {"heartbeat": "some trouble"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,12 +17,16 @@ values = st.recursive(
 def mutations(value: Any) -> st.SearchStrategy[Any]:
     """Draws the value with one place changed."""
     if isinstance(value, dict) and value:
-        inside = [mutations(inner).map(lambda new, name=name: {**value, name: new}) for name, inner in value.items()]
+        inside = [mutations(inner).map(partial(_replaced, value, name)) for name, inner in value.items()]
         return st.one_of(values, st.tuples(st.text(), values).map(lambda item: {**value, item[0]: item[1]}), *inside)
     if isinstance(value, list) and value:
-        inside = [
-            mutations(inner).map(lambda new, at=at: [*value[:at], new, *value[at + 1 :]])
-            for at, inner in enumerate(value)
-        ]
-        return st.one_of(values, *inside)
+        return st.one_of(
+            values, *(mutations(inner).map(partial(_replaced, value, at)) for at, inner in enumerate(value))
+        )
     return values
+
+
+def _replaced(value: Any, at: Any, new: Any) -> Any:
+    changed = copy(value)
+    changed[at] = new
+    return changed

@@ -31,7 +31,8 @@ def no_files_and_no_favours() -> Iterator[Counter[str]]:
     if not _is_heard:
         sys.addaudithook(_hear)
         _is_heard = True
-    _refused = refused = Counter()
+    refused: Counter[str] = Counter()
+    _refused = refused
     try:
         with ExitStack() as patched:
             for owner, name in _CALLS:

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import sys
 from multiprocessing import forkserver
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import pytest
@@ -56,7 +56,7 @@ def test_uvicorn_s_server_is_started_and_stopped_as_ours_expects() -> None:
 async def test_uvicorn_s_protocol_has_what_ours_reads() -> None:
     config = uvicorn.Config(lambda: None)
     config.load()
-    protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol = cast("Any", HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop()))
     assert protocol.cycle is None
     assert not protocol.pipeline
     assert protocol.loop is asyncio.get_running_loop()
@@ -70,4 +70,4 @@ async def test_uvicorn_s_protocol_has_what_ours_reads() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only there does a process of the chaos harness use it")
 def test_a_fork_server_is_held_by_a_pipe_that_has_this_name() -> None:
     """`tools/chaos/process.py` closes it."""
-    assert hasattr(forkserver._forkserver, "_forkserver_alive_fd")  # type: ignore[attr-defined]
+    assert hasattr(forkserver._forkserver, "_forkserver_alive_fd")

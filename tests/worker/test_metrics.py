@@ -146,7 +146,7 @@ def test_grammars_are_counted_by_what_became_of_them() -> None:
 
     metrics = WorkerMetrics()
     grammars = MeasuredGrammars(Grammars(), metrics)  # type: ignore[arg-type]
-    assert [grammars.compile("a"), grammars.compile("a")] == ["A", "A"]
+    assert [str(grammars.compile("a")) for _ in range(2)] == ["A", "A"]
     with pytest.raises(InvalidRequest):
         grammars.compile("bad")
     with pytest.raises(RuntimeError):

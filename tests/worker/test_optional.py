@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import ProcessCollector
 from structlog.testing import capture_logs
 
 from docs.scripts.pages import page
@@ -88,7 +90,7 @@ async def test_no_command_that_is_nice_to_have_is_needed(
             proxy.refuse(answer, *OPTIONAL)
             proxy.cut()
         assert (await client.generate("x", max_tokens=3)).finish_reason == "length"
-        file = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
+        file: dict[str, Any] = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
         assert (await http.post("/v1/files", files=file)).status_code == 200
         await eventually(lambda: _is_ready(http))  # where connections were cut, each part sees it in its own time
         shown = await asyncio.to_thread(command, "workers", "--queue", "q", "--json", "--redis-url", proxy.url)
@@ -119,7 +121,7 @@ async def test_nobody_needs_files_or_favours(redis_url: str, is_later: bool, cap
             assert (await client.generate("x", max_tokens=3)).finish_reason == "length"
             said = {"model": "q", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
             assert (await http.post("/v1/chat/completions", json=said)).status_code == 200
-            file = {"file": ("a.jsonl", b"{}" * 2**20), "purpose": (None, "batch")}
+            file: dict[str, Any] = {"file": ("a.jsonl", b"{}" * 2**20), "purpose": (None, "batch")}
             assert (await http.post("/v1/files", files=file)).status_code == 200
             assert (await http.get("/")).status_code == 200
             metrics = (await http.get(f"http://127.0.0.1:{worker.service.health_port}/metrics")).text
@@ -145,7 +147,7 @@ def test_what_the_kernel_says_of_a_process_may_be_junk(
     for name in ("stat", "self/stat", "self/limits"):
         (tmp_path / name).write_bytes(Path("/proc", name).read_bytes())
     (tmp_path / path).write_bytes(content)
-    monkeypatch.setattr(exposition, "ProcessCollector", partial(exposition.ProcessCollector, proc=str(tmp_path)))
+    monkeypatch.setattr(exposition, "ProcessCollector", partial(ProcessCollector, proc=str(tmp_path)))
     registry = exposition.Registry("1")
     for _ in range(2):
         assert b"penstock_build_info" in exposition.render(registry, "")[0]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import pytest
 from redis import exceptions
@@ -47,7 +48,7 @@ async def restricted(redis: RedisClient, redis_url: str) -> AsyncIterator[RedisC
     await redis.execute_command("ACL", "DELUSER", "restricted")
 
 
-async def refusals(restricted: RedisClient, redis_url: str) -> list[BaseException]:
+async def refusals(restricted: RedisClient, redis_url: str) -> tuple[Any, ...]:
     """Real answers of a server to clients that it will go on refusing."""
     async with aclosing(connect(redis_url.replace("//", "//restricted:wrong@"), decode=False)) as stranger:
         return await asyncio.gather(

@@ -27,8 +27,8 @@ def test_each_action_is_asked_about_and_done_after_yes_alone(keys: tuple[str, ..
     assert board.asked == action
     assert action.target in action.question
     for other in ("n", "escape", "tab", "d", "q"):
-        assert pressed(board, other) == []
-        assert board.asked is None
+        found: tuple[list[Action], Action | None] = (pressed(board, other), board.asked)
+        assert found == ([], None)
         assert "not done" in board.note
         pressed(board, keys[-1])
     assert pressed(board, "y") == [action]
@@ -55,8 +55,8 @@ def test_what_is_selected_stays_so_wherever_it_moves() -> None:
     board.show(snapshot(num_workers=1))
     assert board.selected == 0
     board.show(snapshot(num_workers=0))
-    assert board.selected is None
-    assert pressed(board, "down", "d") == []
+    found: tuple[int | None, list[Action]] = (board.selected, pressed(board, "down", "d"))
+    assert found == (None, [])
 
 
 def test_what_was_asked_about_is_done_though_rows_move_meanwhile() -> None:

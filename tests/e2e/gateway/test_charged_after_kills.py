@@ -37,6 +37,7 @@ from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_process import GatewayProcess
 from tests.support.programs.worker_harness import QUICK, running_worker, serving
 from tests.support.programs.worker_process import WorkerProcess
+from tests.support.redis_servers.streams import read_stream
 
 QUEUE = "q"
 COMPLETIONS = "/v1/completions"
@@ -89,7 +90,7 @@ async def published(redis: RedisClient) -> int | None:
     """Returns the tokens of all replies, prompts included; None while one has not ended."""
     total = 0
     for name in await redis.keys(keys.reply(QUEUE, "*")):
-        [(_, last)] = await redis.xrevrange(name, count=1)
+        _, last = (await read_stream(redis, str(name)))[-1]
         if last["type"] != "end":
             return None
         total += int(last["prompt_tokens"]) + int(last["completion_tokens"])

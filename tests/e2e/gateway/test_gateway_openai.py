@@ -75,7 +75,8 @@ async def test_the_same_seed_gives_the_same_answers_streamed_or_not(served: Serv
 async def test_the_client_for_threads_gets_the_same(served: Served) -> None:
     def ask() -> str | None:
         with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-            return client.chat.completions.create(**BRIEF).choices[0].message.content
+            content: str | None = client.chat.completions.create(**BRIEF).choices[0].message.content
+            return content
 
     completion = await served.openai.chat.completions.create(**BRIEF)
     assert await asyncio.to_thread(ask) == completion.choices[0].message.content
@@ -127,7 +128,7 @@ async def test_tools_are_called_over_two_turns(served: Served) -> None:
     first = await served.openai.chat.completions.create(**asked)
     (choice,) = first.choices
     assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls or ()
+    [call] = choice.message.tool_calls or []
     assert call.type == "function"
     Answer.model_validate_json(call.function.arguments)
     assert choice.message.content is None

@@ -123,7 +123,7 @@ async def test_from_none_to_many_and_back(redis_url: str, redis: RedisClient, ra
                 await keda.workers.pop().drain()
             for _ in range(keda.replicas - len(keda.workers)):
                 engine = FakeEngine(max_num_seqs=2, step_s=0.01)
-                options = {"health_host": "127.0.0.1", "health_port": 0, "target_wait_s": 3.0}
+                options: dict[str, Any] = {"health_host": "127.0.0.1", "health_port": 0, "target_wait_s": 3.0}
                 keda.workers.append(await fleet.enter_async_context(running_worker(redis_url, engine, **options)))
             return keda.replicas
 

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.observed import load, observed
-from tests.support.promql import DASHBOARDS, ROOT, RULES, alerts, expressions, labels, metrics, panels
+from tests.support.packages import ROOT
+from tests.support.promql import DASHBOARDS, RULES, alerts, expressions, labels, metrics, panels
 
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 SCRAPED = {"job", "instance"}  # labels that Prometheus adds

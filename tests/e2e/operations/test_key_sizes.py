@@ -121,10 +121,10 @@ async def content(redis: RedisClient, kind: KeyKind, key: str) -> int:
 async def measured(redis: RedisClient) -> dict[Make, int]:
     """Returns the bytes of all keys of each kind, without what clients sent."""
     found: dict[Make, int] = {}
-    for key in await redis.keys("*"):
+    for key in map(str, await redis.keys("*")):
         type_, taken = await redis.type(key), await redis.memory_usage(key, samples=0)
         if type_ != "none" and taken is not None:  # it may have expired
-            kind = kind_of(key, type_)
+            kind = kind_of(key, str(type_))
             found[kind.make] = found.get(kind.make, 0) + taken - await content(redis, kind, key)
     return found
 
@@ -221,5 +221,5 @@ async def test_keys_of_moments_take_what_is_declared(redis: RedisClient, make: M
         name="probe",
     )  # fmt: skip
     await write(redis, key)
-    size, declared = await redis.memory_usage(key, samples=0), KINDS[make].size.times(**counts)
+    size, declared = await redis.memory_usage(key, samples=0) or 0, KINDS[make].size.times(**counts)
     assert LEAST <= size / declared <= MOST, (size, declared)

@@ -53,7 +53,7 @@ def tree(spans: Iterable[Seen], parent_id: str | None) -> dict[str, Any]:
     return {span.name: tree(spans, span.span_id) for span in below}
 
 
-WORKER_TREE = {
+WORKER_TREE: dict[str, Any] = {
     "wait q": {},
     "claim q": {},
     "process q": {"prepare": {}, "prefill": {}, "decode": {}},

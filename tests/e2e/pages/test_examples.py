@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.redis_servers.streams import read_stream
 
 EXAMPLES = ROOT / "examples"
 CLIENT_DOCS = (ROOT / "docs" / "client.md").read_text()
@@ -64,14 +66,8 @@ async def think_and_call(reply: ScriptedReply) -> None:
     await reply.own()
     calls = [ToolCallDelta(index=0, id="call_1", name="weather", arguments=ARGUMENTS[:10])]
     calls += [ToolCallDelta(index=0, arguments=ARGUMENTS[10:])]
-    for at, parts in enumerate(
-        [
-            {"reasoning": "Let me"},
-            {"reasoning": " see."},
-            {"text": "Well"},
-            *({"tool_calls": (call,)} for call in calls),
-        ]
-    ):
+    said: list[dict[str, Any]] = [{"reasoning": "Let me"}, {"reasoning": " see."}, {"text": "Well"}]
+    for at, parts in enumerate([*said, *({"tool_calls": (call,)} for call in calls)]):
         await reply.write(ChunkEntry.model_validate({"index": 0, "offset": at, "tokens": (at,), "text": "", **parts}))
     reply.tokens[0] = 5
     await reply.end("tool_calls")
@@ -80,7 +76,7 @@ async def think_and_call(reply: ScriptedReply) -> None:
 async def tell_a_story(reply: ScriptedReply) -> None:
     """Answers each prompt of the examples; the very long story goes on until it is cancelled."""
     request = reply.request
-    prompt = request.prompt or (request.messages[0].content if request.messages else "")
+    prompt = str(request.prompt or (request.messages[0].content if request.messages else ""))
     await reply.own()
     if "very long" in prompt:
         await reply.cancelled()
@@ -221,7 +217,7 @@ async def test_the_documented_lines_work(redis_url: str) -> None:
         assert 172_000 < int(out) <= 172_800
         ask, _ = call.strip().splitlines()  # nobody answers here, so the second line would wait
         await run("bash", "-ec", function + ask, redis_url=redis_url)
-        [(_, asked)] = await worker.redis.xrange(keys.calls("default"))
+        [(_, asked)] = await read_stream(worker.redis, keys.calls("default"))
         assert asked == {"call": "count_tokens", "prompt": "What is 12 + 30?", "to": "my-answers"}
     first, second, third = worker.taken
     assert (first.id, first.prompt, first.max_tokens) == ("hello-1", "What is 12 + 30?", 32)

@@ -31,6 +31,7 @@ from penstock.worker.service import WorkerService
 from tests.support.packages import ROOT
 from tests.support.patience import slow
 from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, serving, take_and_claim
+from tests.support.redis_servers.streams import add_entry
 
 TEMPLATE = ROOT / "tests/chat_templates/hermes.jinja"
 SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
@@ -85,7 +86,7 @@ def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
 async def leave(redis: RedisClient, kind: str, outputs: list[Output], cut: int) -> None:
     """Leaves a request whose worker died after publishing its first `cut` outputs, each as a chunk of its own."""
     asked = request(kind, cut)
-    await redis.xadd(keys.requests("q"), asked.to_entry())
+    await add_entry(redis, keys.requests("q"), asked.to_entry())
     claim = await take_and_claim(redis, "victim", str(asked.id))
     choices = [ChoiceBuffer(index) for index in range(asked.n)]
     for number, output in enumerate(outputs[:cut], start=1):

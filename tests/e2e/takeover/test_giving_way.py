@@ -18,6 +18,7 @@ from penstock.engine.demo import MODEL_DIR
 from penstock.producer import GenerateRequest
 from penstock.protocol import keys
 from penstock.protocol.queue.cancelling import cancel
+from penstock.protocol.redis import pipeline
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
 from penstock.worker.config import WorkerConfig
@@ -106,7 +107,7 @@ async def test_a_cancel_is_not_lost_whenever_its_request_gives_way(
     redis_url: str, redis: RedisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cancel, each step of the way back to the lane, and sweeps, which look at cancels, come in any order."""
-    chance, step = random.Random(46), publisher.execute
+    chance, step = random.Random(46), pipeline.execute
     monkeypatch.setattr(sweeping, "SWEEP_INTERVAL_S", 0.005)
 
     async def later(*arguments: Any) -> Any:

@@ -89,7 +89,7 @@ async def test_work_behind_sentinel_goes_on(redis_url: str, tmp_path: Path) -> N
 
 
 async def test_work_on_a_cluster_goes_on(redis_cluster: list[EmbeddedServer]) -> None:
-    async with proxied_nodes(redis_cluster) as (url, nodes):
+    async with proxied_nodes(redis_cluster, RefusingProxy) as (url, nodes):
         await outlast(url, nodes, ["black hole", "reset"])
 
 

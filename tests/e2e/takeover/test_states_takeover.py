@@ -37,6 +37,7 @@ from tests.support.programs.worker_harness import (
     read_until,
     serving,
 )
+from tests.support.redis_servers.streams import add_entry
 
 NUM_TOKENS = 500
 SIZES: dict[str, Any] = {
@@ -149,7 +150,7 @@ async def test_replies_go_on_in_another_worker_with_the_same_tokens(
     victim = ModelWorker(redis_url, tmp_path / "log", {**QUICK, **settings, "name": "victim", "model": model})
     try:
         for each in asked.values():
-            await redis.xadd(keys.requests("q"), each.to_entry())
+            await add_entry(redis, keys.requests("q"), each.to_entry())
         for name in asked:
             await read_until(redis, name, is_under_way)
     finally:

@@ -23,6 +23,7 @@ from tests.support.packages import ROOT
 from tests.support.programs.gateway_client import bare_client, openai_client
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, send
+from tests.support.redis_servers.streams import read_stream
 
 CHAT: Any = "/v1/chat/completions"
 GUARANTEES = ROOT / "docs/guarantees.md"
@@ -69,7 +70,7 @@ async def _end(stage: Stage, state: State, reason: str) -> None:
 
 
 async def _have_left(stage: Stage) -> bool:
-    entries = await stage.redis.xrange(keys.requests("q"))
+    entries = await read_stream(stage.redis, keys.requests("q"))
     return not {fields.get("id") for _, fields in entries} & set(IDS)
 
 
@@ -161,7 +162,8 @@ async def goes_next_among_suspects(stage: Stage, state: State) -> None:
 
 async def is_joined_or_gone(stage: Stage, state: State) -> None:
     """A request sent again joins the first. After the reply has expired, every way of sending it fails at once."""
-    client, tried = stage.client, {"prompt": "x", "id": "library"}
+    client = stage.client
+    tried: dict[str, Any] = {"prompt": "x", "id": "library"}
     await is_joined(stage, State.RUNNING)
     await client.submit(**tried)
     assert (await client.generate(**tried)).choices[0].tokens
@@ -207,7 +209,7 @@ async def calls_are_answered_each(stage: Stage, _: State) -> None:
 
 
 async def _has_answers(stage: Stage, counts: set[str]) -> bool:
-    found = await stage.redis.xrange(keys.answers("q", "box"))
+    found = await read_stream(stage.redis, keys.answers("q", "box"))
     return {fields["prompt_tokens"] for _, fields in found} == counts
 
 
@@ -239,7 +241,7 @@ async def background_has_its_priority(stage: Stage, _: State) -> None:
     async with _responding(stage) as http:
         for said, priority in (("low", LOW), ("high", HIGH)):
             await http.post("/v1/responses", json=_body(input=said, priority=priority))
-        entries = await stage.redis.xrange(keys.requests("q"))
+        entries = await read_stream(stage.redis, keys.requests("q"))
         assert [fields.get("priority") for _, fields in entries[1:]] == [str(LOW), str(HIGH)]
 
 

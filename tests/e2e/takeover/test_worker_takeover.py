@@ -12,6 +12,7 @@ from penstock.engine.request import Output
 from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_speech, expected_text, expected_tokens
 from penstock.tools.chaos.fake_words import CALL, speech_of
 from penstock.worker.publish.chunks import chunk_fields
@@ -31,6 +32,7 @@ from tests.support.programs.worker_harness import (
     take_and_claim,
 )
 from tests.support.programs.worker_process import WorkerProcess
+from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -49,7 +51,7 @@ async def test_kill_in_mid_stream(redis_url: str, redis: RedisClient, tmp_path: 
     with WorkerProcess(redis_url, tmp_path / "log", engine=engine, name="victim") as victim:
         for i in range(3):
             await send(redis, prompt=f"p{i}", id=f"r{i}", max_tokens=300, n=1 + i % 2, keep_s=250_000, tenant="acme")
-        await read_until(redis, "r2", lambda entry: is_chunk(entry) and entry.offset > 5)
+        await read_until(redis, "r2", lambda entry: isinstance(entry, ChunkEntry) and entry.offset > 5)
         victim.kill()
         async with running_worker(redis_url, FakeEngine(holds_back=holds_back), name="heir") as heir:
             replies = [await read_reply(redis, f"r{i}") for i in range(3)]
@@ -213,7 +215,7 @@ async def test_kill_between_the_end_and_the_dead_letter(redis_url: str, redis: R
     claim = await take_and_claim(redis, "dead", "x")
     await end_as(redis, "x", claim, "dead", finish_reason="error", code="too_many_crashes")
     _, engine = await finish_elsewhere(redis_url, redis, "x")
-    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    ((_, letter),) = await read_stream(redis, keys.dead("q"))
     assert (letter["id"], letter["code"], letter["field:prompt"]) == ("x", "given_up", "x")
     assert engine.prefilled == []
 
@@ -272,6 +274,6 @@ async def test_poison_runs_alone_and_then_goes_to_the_dead_letters(redis_url: st
             assert (await read_reply(redis, f"good{i}")).text() == expected_text(f"p{i}", f"good{i}", 10)
         await eventually(lambda: is_queue_empty(redis))
     assert (end.finish_reason, end.code) == ("error", "too_many_crashes")
-    ((_, letter),) = await redis.xrange(keys.dead("q"))
+    ((_, letter),) = await read_stream(redis, keys.dead("q"))
     assert (letter["id"], letter["code"], letter["crashes"], letter["strikes"]) == ("bad", "too_many_crashes", "3", "3")
     assert letter["field:prompt"] == "bad\0"

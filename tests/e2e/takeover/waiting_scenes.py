@@ -36,6 +36,7 @@ from tests.support.programs.worker_harness import (
     take_and_claim,
 )
 from tests.support.redis_servers.redis_proxy import RedisProxy
+from tests.support.redis_servers.streams import read_stream
 
 IDS = ("library", "by-hand")  # who sent them; both have an id of their own
 NUM_TOKENS = 4
@@ -133,7 +134,7 @@ class Stage:
     async def is_late(self) -> bool:
         """Checks by the server's clock whether the requests' time is over."""
         seconds, _ = await self.redis.time()
-        [*_, (last, _)] = await self.redis.xrange(keys.requests("q"))
+        [*_, (last, _)] = await read_stream(self.redis, keys.requests("q"))
         return bool(seconds > int(last.split("-")[0]) / 1000 + self.fields["timeout_s"])
 
     def on_release(self, release: Callable[[], object]) -> None:
@@ -195,13 +196,13 @@ class Stage:
     async def _are_held_by(self, consumer: str, request_ids: Sequence[str]) -> bool:
         pending = await self.redis.xpending_range(keys.requests("q"), keys.GROUP, "-", "+", 100, consumer)
         held = {str(each["message_id"]) for each in pending}
-        entries = await self.redis.xrange(keys.requests("q"))
+        entries = await read_stream(self.redis, keys.requests("q"))
         there = {fields.get("id"): entry for entry, fields in entries}
         return all([there.get(each) in held or await self.has_ended(each) for each in request_ids])
 
     async def has_ended(self, request_id: str) -> bool:
-        newest = await self.redis.xrevrange(keys.reply("q", request_id), count=1)
-        return bool(newest) and newest[0][1].get("type") == "end"
+        entries = await read_stream(self.redis, keys.reply("q", request_id))
+        return bool(entries) and entries[-1][1].get("type") == "end"
 
     async def ended(self, request_id: str) -> str:
         return (await read_reply(self.redis, request_id)).end.finish_reason
@@ -291,7 +292,7 @@ async def unowned(stage: Stage) -> AsyncIterator[None]:
             await stage.redis.execute_command(*scripts.return_request("q", request_id, epoch=claim.epoch, handbacks=1))
         pending = await stage.redis.xpending_range(keys.requests("q"), keys.GROUP, "-", "+", 9, "old")
         entries = [each["message_id"] for each in pending]
-        await stage.redis.xclaim(keys.requests("q"), keys.GROUP, keys.UNOWNED, 0, entries, justid=True)
+        await stage.redis.xclaim(keys.requests("q"), keys.GROUP, keys.UNOWNED, 0, [*entries], justid=True)
         stage.may_sweep.set()
         yield
 

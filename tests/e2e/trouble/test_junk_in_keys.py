@@ -22,7 +22,8 @@ from penstock.protocol.redis.faults import is_junk
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 from tests.support.patience import mostly_slow
 from tests.support.programs.worker_harness import Running, eventually, is_queue_empty, read_reply, running_worker
-from tests.support.redis_servers.junk import QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, harm, is_kept
+from tests.support.redis_servers.junk import QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, Type, Write, harm, is_kept
+from tests.support.redis_servers.streams import add_entry
 
 OF_REQUESTS = ("reply", "state", "cancel")
 NOT_THE_WORKERS = ("requests", "wake", *OF_REQUESTS)
@@ -59,7 +60,7 @@ class Line:
         good, bad = f"r{self._number}", f"m{self._number}"
         stream = keys.requests("q")
         fields = {"prompt": "beside", "max_tokens": "3", "tenant": "t", "timeout_s": "600", "affinity": "a"}
-        await self._redis.xadd(stream, {**fields, "id": good})
+        await add_entry(self._redis, stream, {**fields, "id": good})
         await self._redis.xadd(stream, {"nonsense": "x", "id": bad})
         reply = await read_reply(self._redis, good)
         assert reply.text() == expected_text("beside", good, 3)
@@ -131,7 +132,7 @@ async def test_keys_are_of_their_kinds(redis_url: str, redis: RedisClient) -> No
 
 
 async def are_as_declared(redis: RedisClient, at_least: set[str]) -> bool:
-    found = {kind_of(key): key for key in await redis.keys("*")}
+    found = {kind_of(key): key for key in map(str, await redis.keys("*"))}
     kinds = {kind: (await redis.type(key), await redis.pttl(key) != -1) for kind, key in found.items()}
     return at_least <= {kind.name for kind in kinds} and all(
         is_so == (kind.type, kind.expiry != "") for kind, is_so in kinds.items()
@@ -151,13 +152,14 @@ async def is_calm(raw: RedisClient) -> None:
     assert (await raw.info("stats"))["total_commands_processed"] - before < 1000
 
 
-REQUEST_JUNK = {
+REQUEST_TYPES: dict[str, Type] = {"reply": "stream", "state": "hash", "cancel": "string"}
+REQUEST_JUNK: dict[str, tuple[str, Write]] = {
     f"{name}: {what}": (name, write)
-    for name, values in (("reply", "stream"), ("state", "hash"), ("cancel", "string"))
-    for what, write in {
-        **{type_: write for type_, write in WRONG_TYPES.items() if type_ != values},
-        **(WRONG_VALUES[values] if name != "reply" else {}),  # type: ignore[index]
-    }.items()
+    for name, values in REQUEST_TYPES.items()
+    for what, write in (
+        *((type_, write) for type_, write in WRONG_TYPES.items() if type_ != values),
+        *(WRONG_VALUES[values].items() if name != "reply" else ()),
+    )
 }
 COUNTS = ("claimed_ms", "attempts", "crashes", "strikes", "handbacks")
 
@@ -177,7 +179,7 @@ async def test_junk_in_a_request_s_key_ends_that_request(
                 await write(raw, key)
             await redis.xadd(keys.requests("q"), {"prompt": "x", "id": request_id, "max_tokens": "3"})
             if when == "meanwhile":
-                await eventually(lambda request_id=request_id: request_id in engine.prefilled)  # type: ignore[misc]
+                await eventually(lambda request_id=request_id: request_id in engine.prefilled)
                 await harm(raw, key, write)
                 engine.allow()
             await eventually(lambda: is_queue_empty(redis))

@@ -24,6 +24,7 @@ from penstock.tools.chaos.fake_words import word
 from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, running_worker
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.servers import KINDS, SERVERS, cluster_arguments, form_cluster
+from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -86,8 +87,8 @@ async def has_chunks(redis: RedisClient, request_id: str, count: int) -> bool:
 async def has_ended(redis: RedisClient, request_id: str) -> bool:
     """Checks whether a request has ended, on a cluster that has just lost a node too."""
     with suppress(exceptions.RedisError):
-        newest = await redis.xrevrange(keys.reply("q", request_id), count=1)
-        return bool(newest) and newest[0][1]["type"] == "end"
+        entries = await read_stream(redis, keys.reply("q", request_id))
+        return bool(entries) and entries[-1][1]["type"] == "end"
     return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ async def half_write(redis: RedisClient, request_id: str, *num_tokens: int) -> N
 
 async def holder(redis: RedisClient) -> str | None:
     found = await redis.xpending_range(keys.requests("q"), keys.GROUP, "-", "+", 1)
-    return found[0]["consumer"] if found else None
+    return str(found[0]["consumer"]) if found else None
 
 
 async def test_a_half_written_reply_goes_on_with_its_own_model(redis_url: str, redis: RedisClient) -> None:
@@ -127,7 +128,7 @@ async def test_where_no_worker_has_its_model_any_more_it_ends(redis_url: str, re
 
 
 async def test_how_long_it_is_waited_for(redis_url: str, redis: RedisClient) -> None:
-    config = {"heartbeat_ttl_s": 100.0, "model_wait_s": 800.0}
+    config: dict[str, Any] = {"heartbeat_ttl_s": 100.0, "model_wait_s": 800.0}
     async with running_worker(redis_url, name="old", identity=OLD, **config) as old:
         key = keys.heartbeat("q", set_aside_for(OLD.digest(None)))
         await eventually(lambda: redis.exists(key))

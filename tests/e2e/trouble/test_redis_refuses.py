@@ -117,7 +117,7 @@ async def test_a_stranger_s_script_ends_no_fleet(redis_url: str, redis: RedisCli
         await read_until(redis, "x", lambda entry: entry.type == "chunk")
         await redis.config_set("busy-reply-threshold", 50)
         async with aclosing(connect(redis_url, decode=True, retries=0)) as stranger:
-            script = asyncio.create_task(stranger.eval("while true do end", 0))
+            script = asyncio.ensure_future(stranger.eval("while true do end", 0))
             await eventually(lambda: len(worker.service.readiness.reasons) >= 4)
             assert worker.service.readiness.trouble == "passing"
             await redis.script_kill()
@@ -184,7 +184,7 @@ async def test_what_is_refused_for_too_long_ends_the_worker_in_good_order(
     monkeypatch.setattr("penstock.worker.session.HAND_BACK_TIMEOUT_S", 0.1)
     monkeypatch.setattr("penstock.worker.session.GOODBYE_TIMEOUT_S", 0.1)
     engine = FakeEngine(step_s=0.002)
-    options = {"refused_drain_after_s": 0.2, "drain_timeout_s": 0.1}
+    options: dict[str, Any] = {"refused_drain_after_s": 0.2, "drain_timeout_s": 0.1}
     async with running_worker(proxy.url, engine, **options) as worker:
         await send(redis, prompt="x", id="x", max_tokens=10**6)
         await read_until(redis, "x", lambda entry: entry.type == "chunk")

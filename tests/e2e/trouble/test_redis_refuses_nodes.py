@@ -27,7 +27,7 @@ TOKENS = 60
 
 async def test_a_cluster_that_refuses_is_waited_for(redis_cluster: list[EmbeddedServer]) -> None:
     async with (
-        proxied_nodes(redis_cluster) as (url, proxies),
+        proxied_nodes(redis_cluster, RefusingProxy) as (url, proxies),
         running_worker(url, FakeEngine(step_s=0.002), heartbeat_ttl_s=30) as worker,
     ):
         await outlast_all(worker, proxies, url, url)

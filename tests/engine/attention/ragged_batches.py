@@ -181,7 +181,8 @@ class PagedBatch:
     def slots_of(self, i: int) -> np.ndarray:
         """Returns the slots of all tokens of a sequence."""
         place = np.arange(self.kv_lens[i])
-        return self.page_indices[i, place // self.page_size] * self.page_size + place % self.page_size
+        slots: np.ndarray = self.page_indices[i, place // self.page_size] * self.page_size + place % self.page_size
+        return slots
 
     def held(self) -> np.ndarray:
         """Returns the slots of all tokens that are there after the step."""

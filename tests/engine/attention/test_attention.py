@@ -84,7 +84,7 @@ def test_sinks_take_their_share_of_the_weights(num_heads: int, num_kv_heads: int
 @pytest.mark.parametrize("soft_cap", [slow(0.3), 2.0, slow(50.0)])
 def test_capped_scores_equal_the_reference(soft_cap: float) -> None:
     compare(RAGGED[MIXED], soft_cap=soft_cap)
-    odd = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20}
+    odd: dict[str, Any] = {"num_heads": 3, "num_kv_heads": 1, "head_dim": 20}
     compare([(1, 33), (6, 21), (90, 100)], soft_cap=soft_cap, sliding_window=7, **odd)
 
 
@@ -119,7 +119,8 @@ def test_a_nan_spoils_its_own_sequence_but_not_the_next_holder_of_its_pages(name
             cu_q_lens=jnp.asarray([0, num_tokens]),
             num_seqs=jnp.asarray([1]),
         )
-        return run_attention(name, QKV(x, x, x), cache, batch)
+        found: tuple[jax.Array, Any] = run_attention(name, QKV(x, x, x), cache, batch)
+        return found
 
     broken = jnp.ones((4, 1, 8)).at[1].set(jnp.nan)
     out, cache = step(broken, 4, implementation(name).init_cache(spec)[0])

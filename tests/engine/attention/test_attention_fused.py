@@ -14,7 +14,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interprete
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.engine.attention import KVCacheSpec, RaggedBatch
-from penstock.engine.attention.contract import PLAIN, first_key
+from penstock.engine.attention.contract import PLAIN, CacheArray, first_key
 from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.fused.layout import HeadLayout, tile_rows
 from penstock.engine.errors import ConfigError
@@ -104,9 +104,15 @@ def read_slots(batch: PagedBatch, tile: int, *, sliding_window: int | None = Non
     return np.concatenate(found)
 
 
+def pages_shape(spec: KVCacheSpec) -> tuple[int, ...]:
+    (pages,) = FusedAttention().cache_arrays(spec)
+    assert isinstance(pages, CacheArray)
+    return pages.shape
+
+
 def cache_of(values: np.ndarray, spec: KVCacheSpec) -> StackedCache:
     """Returns pages of LAYER that hold `values`, behind those of another layer."""
-    shape = FusedAttention().cache_arrays(spec)[0].shape
+    shape = pages_shape(spec)
     pages = np.full(shape, 3.0, np.float32)
     pages[LAYER * spec.num_pages :] = as_pages(values, shape, spec.head_dim)
     return StackedCache(jnp.asarray(pages, spec.dtype), jnp.int32(LAYER * spec.num_pages))
@@ -233,7 +239,7 @@ def test_a_page_that_is_not_made_of_whole_tiles_is_refused() -> None:
 
 @pytest.mark.parametrize("num_queries", [1, 3])
 def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queries: int) -> None:
-    shape = FusedAttention().cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
+    shape = pages_shape(KVCacheSpec(1, 3, 8, 1, 64, "float32"))
     x = jnp.ones((16, 1, 64))
     batch = RaggedBatch(
         slots=jnp.zeros(16, jnp.int32),
@@ -249,7 +255,7 @@ def test_a_sequence_whose_tokens_go_to_the_sink_leaves_its_pages_alone(num_queri
 
 def test_a_nan_spoils_its_own_sequence_and_no_other_of_its_block() -> None:
     """Two prompts share a block of queries; the first one's second key is broken."""
-    shape = FusedAttention().cache_arrays(KVCacheSpec(1, 3, 8, 1, 64, "float32"))[0].shape
+    shape = pages_shape(KVCacheSpec(1, 3, 8, 1, 64, "float32"))
     x = jnp.ones((16, 1, 64)).at[1].set(jnp.nan)
     batch = RaggedBatch(
         slots=jnp.asarray([8, 9, 10, 16, 17, *[0] * 11], jnp.int32),

@@ -57,8 +57,8 @@ def random_pages(
 ) -> LayerCache:
     """Returns pages as the XLA form has them: any codes, and scales of all sizes."""
     shape = (num_pages, num_kv_heads, PAGE)
-    codes = rng.integers(-127, 128, (2, *shape, head_dim)).astype(np.int8)
-    scales = np.exp(rng.uniform(np.log(1e-4), np.log(0.05), (2, *shape))).astype(np.float32)
+    codes: np.ndarray = rng.integers(-127, 128, (2, *shape, head_dim)).astype(np.int8)
+    scales: np.ndarray = np.exp(rng.uniform(np.log(1e-4), np.log(0.05), (2, *shape))).astype(np.float32)
     if kv_dtype == FP8:
         codes, scales = np.where(codes == -1, 0, codes).view(jnp.dtype(FP8)), scales / 3  # -1 and 127 are NaN
         codes[np.isnan(codes)] = 0
@@ -87,8 +87,7 @@ def check_pages(ours: StackedCache, expected: LayerCache, batch: PagedBatch, lay
     wanted = as_ours(expected, layer)
     slots = batch.held()
     pages, places = int(wanted.first_page) + slots // PAGE, slots % PAGE
-    codes, scales = (tuple(map(np.asarray, held.pages)) for held in (ours, wanted))
-    (codes, scales), (wanted_codes, wanted_scales) = codes, scales
+    (codes, scales), (wanted_codes, wanted_scales) = (tuple(map(np.asarray, held.pages)) for held in (ours, wanted))
     np.testing.assert_array_equal(codes[pages, :, places], wanted_codes[pages, :, places])
     np.testing.assert_array_equal(scales[pages, :, :, places], wanted_scales[pages, :, :, places])
     # Page 0 takes what padding writes in the XLA form, and nothing in ours.
@@ -128,7 +127,8 @@ def compare(
     static = None if kv_scales is None else KVScales(*(jnp.asarray(scales, jnp.float32) for scales in kv_scales))
     out, ours = fused(interpret, AttentionOptions(**options), max_keys, kv_dtype)(qkv, ours, step, sinks, static)
     expected, after = run_attention(f"xla {kv_dtype}", qkv, before, step, AttentionOptions(**options), sinks, static)
-    np.testing.assert_allclose(*(np.asarray(x, np.float32)[: batch.num_real] for x in (out, expected)), atol=atol)
+    found, wanted = (np.asarray(x, np.float32)[: batch.num_real] for x in (out, expected))
+    np.testing.assert_allclose(found, wanted, atol=atol)
     check_pages(ours, after, batch, LAYERS - 1)
 
 
@@ -170,9 +170,9 @@ def test_windows_caps_and_sinks_equal_the_xla_form(options: dict[str, Any], max_
 )
 def test_scales_that_are_given_take_the_place_of_the_tokens_own(options: dict[str, Any]) -> None:
     """The scales are no powers of two, differ by head, and are so small that some keys and values are clipped."""
-    scales = ([0.0017, 0.0031, 0.0007], [0.0053, 0.0011, 0.0029])
     num_kv_heads = options.get("heads", (4, 2))[1]
-    compare(MIXED, kv_dtype=FP8, kv_scales=tuple(of[:num_kv_heads] for of in scales), max_keys=256, **options)
+    scales = ([0.0017, 0.0031, 0.0007][:num_kv_heads], [0.0053, 0.0011, 0.0029][:num_kv_heads])
+    compare(MIXED, kv_dtype=FP8, kv_scales=scales, max_keys=256, **options)
 
 
 @pytest.mark.parametrize("seed", [slow(0), 1, slow(2), slow(3)])
@@ -241,7 +241,9 @@ def test_what_cannot_be_scaled_is_zero_or_spoils_its_own_sequence() -> None:
 @pytest.mark.parametrize("kv_dtype", [INT8, FP8])
 def test_what_is_moved_and_held_counts_the_scales(kv_dtype: str) -> None:
     attention, spec = FusedAttention(kv_dtype=kv_dtype), KVCacheSpec(2, 7, PAGE, 3, 128, kv_dtype)
-    ((codes, scales),) = attention.cache_arrays(spec)
+    (pages,) = attention.cache_arrays(spec)
+    assert isinstance(pages, tuple)
+    codes, scales = pages
     assert codes.num_bytes + scales.num_bytes == 2 * 7 * PAGE * 3 * 2 * kv_head_bytes(128, kv_dtype)
     assert (scales.shape, scales.dtype, scales.axes[1]) == ((14, 3, 2, PAGE), "float32", "kv_heads")
     # A row is 264 bytes; the scales of 96 tokens more than are in a tile are 768.
@@ -256,10 +258,10 @@ def test_pages_that_are_no_multiple_of_the_lanes_are_refused(kv_dtype: str) -> N
         FusedAttention(kv_dtype=kv_dtype).cache_arrays(KVCacheSpec(1, 2, 64, 1, 64, kv_dtype))
 
 
-@pytest.mark.parametrize("kv_scales", [None, KVScales(np.float32([0.0017, 0.0031]), np.float32([0.0053, 0.0011]))])
-def test_a_mesh_is_given_codes_and_scales_by_their_heads(kv_scales: KVScales | None) -> None:
+@pytest.mark.parametrize("kv_dtype", [INT8, FP8])
+def test_a_mesh_is_given_codes_and_scales_by_their_heads(kv_dtype: str) -> None:
     """The mesh has one device, as more are not interpreted; for four devices the plan compiles."""
-    kv_dtype = INT8 if kv_scales is None else FP8
+    kv_scales = KVScales(jnp.array([0.0017, 0.0031]), jnp.array([0.0053, 0.0011])) if kv_dtype == FP8 else None
     inner = FusedAttention(kv_dtype=kv_dtype, max_keys=PAGE, max_queries=16, interpret=EAGER)
     attention = ShardedAttention(inner, place(jax.devices()[:1], 1))
     batch, heads = random_batch(MIXED), (4, 2, 64)

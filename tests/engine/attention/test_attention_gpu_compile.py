@@ -45,7 +45,7 @@ def arguments(
 ) -> tuple[Any, ...]:
     """Returns the abstract arguments of one layer."""
 
-    def shape(*dims: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+    def shape(*dims: int, dtype: str = "int32") -> Any:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
 
     spec = KVCacheSpec(1, 64, page_size, num_kv_heads, head_dim, dtype)
@@ -101,7 +101,7 @@ def test_the_kernels_compile_and_update_the_pages_in_place(geometry: tuple[int, 
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    compiled = jax.jit(attend, donate_argnums=1).lower(*given).compile()
+    compiled: Any = jax.jit(attend, donate_argnums=1).lower(*given).compile()
     assert compiled.memory_analysis().alias_size_in_bytes >= 2 * given[1][0].size * 2
     assert not copies_of(compiled.as_text(), given[1][0].shape)
 
@@ -116,7 +116,7 @@ def test_a_step_copies_no_pages_and_leaves_the_device_never(tensor: int, num_tok
     assert deployment.page_size == 64
     (spec,) = with_pages(deployment, 0).kinds
     steps, cache = abstract_steps(config, deployment)
-    compiled = steps.backbone(num_tokens, cache).compile()
+    compiled: Any = steps.backbone(num_tokens, cache).compile()
     text = compiled.as_text()
     assert compiled.memory_analysis().alias_size_in_bytes >= spec.num_pages * deployment.page_bytes
     assert not copies_of(text, (spec.num_pages, spec.num_kv_heads // tensor, spec.page_size, spec.head_dim))

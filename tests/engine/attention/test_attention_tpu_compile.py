@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -34,14 +36,14 @@ def compiled(
     soft_cap: float | None = None,
     has_sinks: bool = False,
     has_kv_scales: bool = False,
-) -> tuple[jax.stages.Compiled, int]:
+) -> tuple[Any, int]:
     """Compiles one layer's attention on each device of a slice; also returns the bytes of its pages."""
     mesh = Mesh(np.array(devices_of(topology)), ("all",))
     whole = NamedSharding(mesh, PartitionSpec())
     spec = KVCacheSpec(2, 64, 128 if is_quantized(kv_dtype) else 64, num_kv_heads, head_dim, kv_dtype)
     arrays = attention.cache_arrays(spec)[0]
 
-    def shape(*dims: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+    def shape(*dims: int, dtype: str = "int32") -> Any:
         return jax.ShapeDtypeStruct(dims, dtype, sharding=whole)
 
     q, k = (shape(64, heads, head_dim, dtype="bfloat16") for heads in (num_heads, num_kv_heads))

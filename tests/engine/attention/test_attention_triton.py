@@ -87,7 +87,7 @@ def test_every_block_of_keys_is_in_one_share_and_shares_are_even(
             assert which * share < count
             assert first * tiles.keys <= max(0, kv_lens[seq] - (window or 10**6)) < (first + 1) * tiles.keys
     decoding = [i for i in range(num_seqs) if q_lens[i] == 1]
-    begins = np.array([0 if window is None else max(0, kv_len - window) // tiles.keys for kv_len in kv_lens])
+    begins = np.array([0 if window is None else max(0, int(kv_len) - window) // tiles.keys for kv_len in kv_lens])
     assert taken == [(i, block) for i in decoding for block in range(-(-kv_lens[i] // tiles.keys) - begins[i])]
     most = max((work[i][3] for i in decoding), default=1)
     assert most <= max(1, -(-len(taken) * heads.num_kv_heads // num_programs))

@@ -78,7 +78,7 @@ def test_tokens_are_those_of_a_cache_quantized_by_the_scales(
 @pytest.mark.parametrize("config", [replace(XLA, kv_cache_dtype="unquantized"), replace(XLA, kv_cache_dtype="int8")])
 def test_pages_of_other_types_need_no_scales(config: EngineConfig, plain: Path, tmp_path: Path) -> None:
     """Scales that could be used are ignored too."""
-    scaled = with_scales(plain, tmp_path, [{name: np.float32([np.nan]) for name in COMPRESSED}] * LAYERS)
+    scaled = with_scales(plain, tmp_path, [{name: np.array([np.nan], np.float32) for name in COMPRESSED}] * LAYERS)
     request = Request("r", tuple(range(7, 30)), SamplingParams(max_tokens=6, temperature=0.0, logprobs=2))
     ours, without = (drive(Engine.from_checkpoint(path, config), [request])["r", 0] for path in (scaled, plain))
     assert ours.logprobs == without.logprobs
@@ -98,7 +98,7 @@ def test_scales_are_found_by_all_their_names(names: tuple[str, str], dtype: str,
     """Scales may have any type, with or without a scheme; those of queries say nothing about the cache."""
     values = np.array([[0.25, 0.5], [0.75, 1.0]]).astype(getattr(ml_dtypes, dtype, dtype))
     layers = [{name: np.asarray(value) for name, value in zip(names, of, strict=True)} for of in values]
-    layers[0]["q_scale"] = np.float32(3)
+    layers[0]["q_scale"] = np.array(3, np.float32)
     path = with_scales(plain, tmp_path, layers, None)
     config = read_model_config(path)
     assert config.kv_dtype is None
@@ -121,7 +121,9 @@ def test_scales_stand_beside_quantized_weights(tmp_path: Path) -> None:
 
 
 def test_one_scale_may_be_that_of_keys_and_values(plain: Path, tmp_path: Path) -> None:
-    path = with_scales(plain, tmp_path, [{"kv_scale": np.float32(0.5)}, {"kv_scale": np.float32(2)}], None)
+    path = with_scales(
+        plain, tmp_path, [{"kv_scale": np.array(0.5, np.float32)}, {"kv_scale": np.array(2, np.float32)}], None
+    )
     loaded = scales_of(load_model(path, read_model_config(path)))
     np.testing.assert_array_equal(loaded, np.broadcast_to([[[0.5]], [[2.0]]], (LAYERS, 2, KV_HEADS)))
 
@@ -141,13 +143,16 @@ def test_a_stack_has_the_scales_of_all_layers_and_copies_of_a_head_have_its_own(
 @pytest.mark.parametrize(
     ("scale", "message"),
     [
-        (np.float32([0]), r"v_scale holds a scale of 0\.0, expected finite numbers above 1e-30, in model\.safetensors"),
-        (np.float32([0.5, -2]), r"v_scale holds a scale of -2\.0"),
-        (np.float32([np.nan, 1]), "v_scale holds a scale of nan"),
+        (
+            np.array([0], np.float32),
+            r"v_scale holds a scale of 0\.0, expected finite numbers above 1e-30, in model\.safetensors",
+        ),
+        (np.array([0.5, -2], np.float32), r"v_scale holds a scale of -2\.0"),
+        (np.array([np.nan, 1], np.float32), "v_scale holds a scale of nan"),
         (np.float32(np.inf), "v_scale holds a scale of inf"),
-        (np.float32([1, 2, 3]), r"v_scale has shape \[3\], expected \[2\]"),
-        (np.float32([[1, 2], [3, 4]]), r"v_scale has shape \[2, 2\], expected \[2\]"),
-        (np.int8([1]), "v_scale is of type I8, expected one of"),
+        (np.array([1, 2, 3], np.float32), r"v_scale has shape \[3\], expected \[2\]"),
+        (np.array([[1, 2], [3, 4]], np.float32), r"v_scale has shape \[2, 2\], expected \[2\]"),
+        (np.array([1], np.int8), "v_scale is of type I8, expected one of"),
     ],
     ids=str,
 )
@@ -176,7 +181,7 @@ def test_layers_without_scales_are_named(
 
 def test_scales_by_two_names_are_refused(plain: Path, tmp_path: Path) -> None:
     layers = random_scales(LAYERS, (1,))
-    layers[0]["k_proj.k_scale"] = np.float32([1])
+    layers[0]["k_proj.k_scale"] = np.array([1], np.float32)
     path = with_scales(plain, tmp_path, layers)
     with pytest.raises(CheckpointError, match=r"no place for: model\.layers\.0\.self_attn\.k_proj\.k_scale"):
         Engine.from_checkpoint(path, XLA)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,7 +49,7 @@ def test_without_a_gpu_it_says_what_to_do(part: str, monkeypatch: pytest.MonkeyP
 def test_a_packed_step_is_what_the_device_unpacks() -> None:
     geometry = Geometry(4, 16, 40, 8, 100)
     step = gpu.packed(geometry, [(1, 20), (3, 5)])
-    inputs = unpack_step(geometry.step_layout(step.num_tokens), step.flat)
+    inputs = unpack_step(geometry.step_layout(step.num_tokens), jnp.asarray(step.flat))
     assert (step.num_tokens, step.num_rows) == (16, 16)
     np.testing.assert_array_equal(inputs.ragged.cu_q_lens[:4], [0, 1, 4, 4])
     np.testing.assert_array_equal(inputs.ragged.kv_lens[:3], [20, 5, 0])

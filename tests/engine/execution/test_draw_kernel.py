@@ -118,8 +118,8 @@ def test_the_strictest_values_leave_the_most_likely_token(values: dict[str, Any]
 def test_a_draw_that_no_sum_exceeds_is_the_most_likely_token() -> None:
     """Temperatures next to 0 make weights that are no numbers; both forms then take the greedy token."""
     scores = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32) * np.float32(1e30)
-    of_rows = rows(8, temperature=1e-30)
-    np.testing.assert_array_equal(by_kernel(scores, of_rows), np.asarray(_draw(scores, of_rows, survey(scores).greedy)))
+    of_rows, logits = rows(8, temperature=1e-30), jnp.asarray(scores)
+    np.testing.assert_array_equal(by_kernel(scores, of_rows), _draw(logits, of_rows, survey(logits).greedy))
 
 
 @pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")

@@ -73,14 +73,14 @@ def index(count: int, value: int = 0) -> jax.Array:
     return jnp.full(count, value, jnp.int32)
 
 
-adjusted = jax.jit(lambda scores, rows, *others: adjust(scores, rows, *others, seen_drafts(rows)))
+adjusted = jax.jit(lambda scores, rows, state, places: adjust(scores, rows, state, places, seen_drafts(rows)))
 sampled = jax.jit(sample_extended)
 
 
 def test_penalties_are_those_of_transformers_and_openai() -> None:
     scores, prompt, output = logits(3), [4, 5, 5], [6, 6, 7]
     state = state_of(2, prompt=prompt, generated=output, stops=[9])
-    penalties = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.3}
+    penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.3}
     asked = asking(3, slot=2, is_adjusted=[True, True, False], min_tokens=[3, 4, 4], **penalties)
     ours = np.array(adjusted(scores, asked, state, index(3, 3)))
 
@@ -173,7 +173,9 @@ def test_a_mask_lets_through_what_its_bits_say(vocab: int) -> None:
     may = rng.random((3, vocab)) < 0.3
     padded = np.pad(may, ((0, 0), (0, -vocab % 32)))
     words = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
-    np.testing.assert_array_equal(masked(scores, jnp.asarray(words)), np.where(may, scores, np.float32(NEVER)))
+    np.testing.assert_array_equal(
+        masked(jnp.asarray(scores), jnp.asarray(words)), np.where(may, scores, np.float32(NEVER))
+    )
 
 
 def test_a_row_with_a_target_gives_it_and_scores_it() -> None:
@@ -191,7 +193,10 @@ score = jax.jit(logprobs_of)
 
 
 def scored(scores: np.ndarray, token_ids: list[int], places: list[int]) -> Logprobs:
-    return score(scores, jnp.asarray(token_ids), jnp.isin(jnp.arange(len(scores)), jnp.asarray(places, jnp.int32)))
+    found: Logprobs = score(
+        scores, jnp.asarray(token_ids), jnp.isin(jnp.arange(len(scores)), jnp.asarray(places, jnp.int32))
+    )
+    return found
 
 
 @pytest.mark.parametrize("vocab", [8, 60, 128, 2561, 8192])
@@ -223,7 +228,7 @@ def test_rows_that_do_not_ask_get_no_logprobs() -> None:
 def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: str) -> None:
     """Each scatter takes the TPU's compiler many seconds; a CUDA graph can hold branches, but no loops."""
     arguments: Any = (logits(4), rows(4), asking(4), state_of(), jnp.zeros((4, 2), jnp.int32))
-    platforms = (platform,)
+    platforms: tuple[str, ...] = (platform,)
     if platform == "tpu":  # its kernel asks which one
         sharding = SingleDeviceSharding(devices_of("v5e:1x1")[0])
         arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)

@@ -48,7 +48,7 @@ def compiled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 def _counting(count: Callable[[], None]) -> Callable[..., None]:
     from jax._src import compiler
 
-    write = compiler._cache_write
+    write: Callable[..., None] = compiler._cache_write
 
     def counted(*args: object) -> None:
         count()

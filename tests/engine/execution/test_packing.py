@@ -114,10 +114,12 @@ def test_each_group_of_layers_has_a_table_without_the_pages_that_its_window_has_
 
 def test_sampling_parameters_arrive_to_the_bit() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
-    params = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 2**40, "seed": 5}
+    params: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "top_k": 2**40, "seed": 5}
     sequence = add(by, "a", (1, 2, 3), **params)
     rows = unpack_sampling(inputs_of(builder.build(planned(by))).sampling)
-    assert (rows.temperature[0], rows.top_p[0], rows.min_p[0]) == (np.float32(0.7), np.float32(0.9), np.float32(0.05))
+    np.testing.assert_array_equal(
+        [rows.temperature[0], rows.top_p[0], rows.min_p[0]], np.array([0.7, 0.9, 0.05], np.float32)
+    )
     assert rows.top_k[0] == 2**31 - 1
     assert int(rows.seed[0, 0]) << 32 | int(rows.seed[0, 1]) == sequence.seed
     assert rows.output_index[0] == 0
@@ -157,7 +159,7 @@ def test_extended_options_are_packed_for_the_rows_that_ask_and_neutral_for_the_o
 
 def test_a_batch_slots_state_is_uploaded_once_after_each_start() -> None:
     by, builder = scheduler(), BatchBuilder(GEOMETRY, (EOS,))
-    asking = {"logit_bias": {3: 1.5}, "bad_token_ids": (4,), "min_tokens": 3, "stop_token_ids": (5,)}
+    asking: dict[str, Any] = {"logit_bias": {3: 1.5}, "bad_token_ids": (4,), "min_tokens": 3, "stop_token_ids": (5,)}
     sequence = add(by, "a", (6, 7, 6), repetition_penalty=1.25, ignore_eos=False, **asking)
     batch = builder.build(planned(by))
     assert batch.options is not None

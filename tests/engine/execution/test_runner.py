@@ -104,7 +104,7 @@ def test_log_probabilities_come_with_extended_sampling_alone(runner: Runner) -> 
     assert plan is not None
     in_flight = runner.dispatch(steps.builder.build(plan))
     assert in_flight.logprobs() is not None
-    (logprobs,) = in_flight.logprobs() or ()
+    [logprobs] = in_flight.logprobs() or []
     assert in_flight.token_ids()[0][0] == logprobs.top_ids[0, 0]  # greedy
     np.testing.assert_allclose(logprobs.sampled[0], logprobs.top[0, 0], rtol=1e-5)
 
@@ -174,14 +174,14 @@ def test_tokens_of_a_prompt_are_scored_as_if_they_were_sampled(runner: Runner) -
     plan = steps.scheduler.plan(Pace())
     assert plan is not None
     in_flight = runner.dispatch(steps.builder.build(replace(plan, rows=(plan.rows[0]._replace(num_scored=3),))))
-    (scored,) = in_flight.logprobs() or ()
+    [scored] = in_flight.logprobs() or []
     assert in_flight.token_ids()[0][:3] == list(prompt[1:])
     for place in range(4):  # the last one samples
         alone = Steps(runner)
         alone.add(*prompt[: place + 1], logprobs=3)
         plan = alone.scheduler.plan(Pace())
         assert plan is not None
-        (expected,) = runner.dispatch(alone.builder.build(plan)).logprobs() or ()
+        [expected] = runner.dispatch(alone.builder.build(plan)).logprobs() or []
         np.testing.assert_array_equal(scored.top_ids[place, :3], expected.top_ids[0, :3])
         np.testing.assert_allclose(scored.top[place], expected.top[0], atol=1e-4)
         likely = dict(zip(scored.top_ids[place].tolist(), scored.top[place].tolist(), strict=True))

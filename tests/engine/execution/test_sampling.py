@@ -60,7 +60,8 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
         chain.append(TopPLogitsWarper(top_p))
     if min_p:
         chain.append(MinPLogitsWarper(min_p))
-    kept = chain(torch.zeros((200, 1), dtype=torch.long), torch.tensor(scores)).numpy() > -np.inf
+    history: Any = torch.zeros((200, 1), dtype=torch.long)
+    kept = chain(history, torch.tensor(scores)).numpy() > -np.inf
     ours = np.asarray(jax.jit(_filter)(scores / 0.8, rows(200, top_k=top_k, top_p=top_p, min_p=min_p))) > NEVER
     np.testing.assert_array_equal(ours, kept)
 
@@ -173,7 +174,7 @@ def test_no_rounding_of_the_sums_draws_a_token_without_weight() -> None:
     row, target = np.append(row, np.arange(64)), np.append(cumulative[row, before], cumulative.max(axis=-1))
     assert len(row) > 64  # there are such places
     greedy = weights.argmax(-1).astype(np.int32)
-    drawn = np.asarray(_first_past(target[:, None], cumulative[row], weights[row], greedy[row]))
+    drawn = np.asarray(_first_past(*map(jnp.asarray, (target[:, None], cumulative[row], weights[row], greedy[row]))))
     assert (weights[row, drawn] > 0).all()
 
 

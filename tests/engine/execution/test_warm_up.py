@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,14 +77,19 @@ def test_a_second_start_measures_nothing_that_takes_long(engine: Engine, tmp_pat
     decode_s = dict.fromkeys(runner.geometry.row_buckets, 7.0) | {16: 1e-9}
     times = StepTimes(dict.fromkeys(runner.geometry.token_buckets, 7.0), decode_s, 0.5)
     memory.keep(Measured(times, {16: LOOP_STEPS}))
-    num_runs = []
+    runs: list[Any] = []
     dispatch = runner.dispatch
+
+    def counted(batch: Any) -> Any:
+        runs.append(batch)
+        return dispatch(batch)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "dispatch", lambda batch: num_runs.append(batch) or dispatch(batch))
+        patch.setattr(runner, "dispatch", counted)
         pace = warm_up(runner, decode_steps=None, prefill_share=1.0, memory=memory)
     assert pace.times is not None
     assert (replace(pace.times, loop_s={}), pace.decode_steps) == (times, {16: LOOP_STEPS})
-    assert sum(batch.num_steps == 1 for batch in num_runs) == 2  # the brief one, plain and with options
+    assert sum(batch.num_steps == 1 for batch in runs) == 2  # the brief one, plain and with options
     assert memory.recall() == Measured(times, {16: LOOP_STEPS})
 
 

@@ -47,7 +47,8 @@ def write_quantized(directory: Path, scheme: Scheme, family: str = "llama", **co
 
 
 def _quantized(stored: Mapping[str, np.ndarray], scheme: Scheme) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    tensors, values = {}, {}
+    tensors: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray] = {}
     for name, array in stored.items():
         if scheme is not MXFP4_EXPERTS and LINEAR.fullmatch(name):
             parts, values[name] = scheme.quantize(array)

@@ -57,7 +57,8 @@ def read(
     leaves = form.leaves("m", stored, packing, *shape[-2:])
     for check in form.checks(packing, *shape[-2:]):
         if f"m{check.tensor}" in stored:
-            check.read(lambda at, check=check: tensors[check.tensor][at], check.stored_shape, ())
+            tensor: Any = tensors[check.tensor]
+            check.read(tensor.__getitem__, check.stored_shape, ())
     return packing, {
         name: _read_leaf(leaves[name], tensors, (*shape[:-2], *held), kind, rows, columns, shape)
         for name, (held, kind) in leaf_shapes(packing, *shape[-2:]).items()

@@ -13,6 +13,7 @@ from flax import nnx
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.models import ModelConfig
+from penstock.engine.models.layers.basic import GatedMLP
 from penstock.engine.models.layers.quantized import QuantizedLinear
 from penstock.tools.plan import planned_model
 from tests.engine.checkpoints import edit_config, reference_logits, write_checkpoint
@@ -20,7 +21,12 @@ from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, save, tens
 from tests.engine.formats.quantized_weights import SCHEMES
 from tests.engine.models.test_models_parity import our_logits
 
-GEOMETRY = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
+GEOMETRY: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 PROMPT = [5, 9, 77, 3, 41, 8, 100]
 
 
@@ -100,7 +106,9 @@ def test_what_is_in_memory_is_little_more_than_what_is_stored(sound: Path) -> No
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
     assert held <= 1.05 * (sound / "model.safetensors").stat().st_size
     assert held == check_weights(sound, read_model_config(sound))
-    down = model.blocks[1].mlp.down
+    mlp = model.blocks[1].mlp
+    assert isinstance(mlp, GatedMLP)
+    down = mlp.down
     assert isinstance(down, QuantizedLinear)
     assert down.codes[...].nbytes == 256 * 384 // 2
 

@@ -19,8 +19,19 @@ from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, save, tens
 from tests.engine.formats.quantized_weights import SCHEMES
 
 ALL = {**SCHEMES, "mxfp4": MXFP4_EXPERTS}
-GEOMETRY = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
-EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96, "head_dim": 32, "hidden_size": 64}
+GEOMETRY: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+EXPERTS: dict[str, Any] = {
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "hidden_size": 64,
+}
 ONE_EACH = {str(scheme.fields["quant_method"]): name for name, scheme in ALL.items()}
 NONE_IS = "and no weight of the checkpoint is stored so"
 DOWN = "model.layers.1.mlp.down_proj"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def filled(tensor: int, placement: Any) -> Decoder:
     for path, linear in nnx.iter_modules(model):
         if isinstance(linear, QuantizedLinear):
             for name, leaf in random_stack(linear.packing, *linear.shape, 3).items():
-                sharding = placement.sharding(logical_axes((*path, name), 3), leaf.shape)
+                sharding = placement.sharding(logical_axes((*cast("tuple[str | int, ...]", path), name), 3), leaf.shape)
                 setattr(linear, name, nnx.Param(jax.device_put(leaf, sharding)))
     return model
 
@@ -81,15 +81,16 @@ def exact_products(linear: QuantizedLinear) -> np.ndarray:
     return np.asarray(inputs(), np.float64) @ np.asarray(rounded, np.float64).swapaxes(1, 2)
 
 
-def products(kernel: KernelLinear) -> np.ndarray:
+def products(kernel: nnx.Module) -> np.ndarray:
     """Multiplies with each layer's weight, by the kernel."""
     graph, state = nnx.split(kernel)
 
     @jax.jit
     def product(state: Any, x: jax.Array, layer: jax.Array) -> jax.Array:
-        one = nnx.merge(graph, state)
+        one: Any = nnx.merge(graph, state)
         one.layer = layer
-        return one.wide(x)
+        y: jax.Array = one.wide(x)
+        return y
 
     return np.stack([product(state, inputs(), jnp.int32(layer)) for layer in range(3)])
 

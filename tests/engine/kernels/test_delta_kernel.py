@@ -133,7 +133,8 @@ def test_slots_of_tokens() -> None:
     parts = (Part("a", 0, 3, 5, ((1, 2),)), Part("b", 4, 2, 6, ((0, 7), (1, 6))))
     _, given = step_of(parts, "float32", 7)
     names = ("positions", "reads", "ends", "writes", "rows", "offsets")
-    slots = TokenSlots.of(*(jnp.asarray(given[name]) for name in names), first_slot=10)
+    positions, reads, ends, writes, rows, offsets = (jnp.asarray(given[name]) for name in names)
+    slots = TokenSlots.of(positions, reads, ends, writes, rows, offsets, first_slot=10)
     real, past = _IS_REAL, _HAS_PAST
     assert slots.reads[:5].tolist() == [15, 15, 15, 16, 16]
     assert slots.writes.tolist() == [12, 12, 10, 17, 16, 10, 10]

@@ -170,9 +170,9 @@ def test_a_half_that_its_table_does_not_declare_is_refused(kind: Table) -> None:
         with pytest.raises(KernelLayoutError, match=f"^{kind.name}: '{name}' is missing"):
             run_halves(x, [Half(kind, {key: value for key, value in arrays.items() if key != name}, {})])
     for row in kind.having("group"):
-        for name in GROUPS[row.type].rows:
-            part = {key: value for key, value in arrays[row.name].items() if key != name.name}
-            with pytest.raises(KernelLayoutError, match=f"^{row.type}: '{name.name}' is missing"):
+        for of_group in GROUPS[row.type].rows:
+            part = {key: value for key, value in arrays[row.name].items() if key != of_group.name}
+            with pytest.raises(KernelLayoutError, match=f"^{row.type}: '{of_group.name}' is missing"):
                 run_halves(x, [Half(kind, {**arrays, row.name: part}, {})])
     with pytest.raises(KernelLayoutError, match=f"^{kind.name}: 'more' is not declared"):
         run_halves(x, [Half(kind, {**arrays, "more": x}, {})])

@@ -20,6 +20,7 @@ from penstock.engine.deployment import opening
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.tpu import KernelForm, grouped_quantized_matmul, quantized_matmul
 from penstock.engine.kernels.tpu.grouped_matmul import tiles_of
+from penstock.engine.loading.checkpoint import load_model
 from penstock.engine.models.layers.quantized import unpacked
 from penstock.engine.sharding.linears import KernelGroupedLinear, KernelLinear, prepare_for_tpu
 from tests.engine.engines import drive, write_model
@@ -105,10 +106,10 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
         for i, length in enumerate((21, 2))
     ]
     expected = drive(Engine.from_checkpoint(directory, config), requests)
-    load, models = opening.load_model, []
+    models: list[Any] = []
 
     def with_kernels(*args: Any, **kwargs: Any) -> Any:
-        models.append(prepare_for_tpu(load(*args, **kwargs), None, interpret=True))
+        models.append(prepare_for_tpu(load_model(*args, **kwargs), None, interpret=True))
         return models[0]
 
     attention = FusedAttention(interpret=pltpu.InterpretParams(dma_execution_mode="eager"))
@@ -151,8 +152,8 @@ def test_rows_are_multiplied_by_the_weights_of_their_experts(
     rows = jnp.asarray(np.random.default_rng(3).normal(size=(num_rows, num_in)), jnp.bfloat16)
     multiply = jax.jit(partial(grouped_quantized_matmul, form, interpret=True))
     y = np.asarray(multiply(rows, jnp.array(sizes, jnp.int32), held, jnp.int32(1)), np.float64)
-    weights = unpacked(packing, {leaf: jnp.asarray(array[1]) for leaf, array in leaves.items()})
-    weights = np.asarray(weights.astype(jnp.bfloat16) if packing.group else weights, np.float64)
+    whole = unpacked(packing, {leaf: jnp.asarray(array[1]) for leaf, array in leaves.items()})
+    weights = np.asarray(whole.astype(jnp.bfloat16) if packing.group else whole, np.float64)
     owners = np.repeat(np.arange(len(sizes)), sizes)
     for row, expert in enumerate(owners):
         x = np.asarray(rows[row], np.float64)

@@ -5,7 +5,9 @@ Sizes are no whole tiles, and heads are the shares that devices have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +56,7 @@ def test_matmuls_compile(topology: str, name: str) -> None:
     held = shapes(packing, num_out, num_in, (8,), place)
     x = jax.ShapeDtypeStruct((num_tokens, num_in), jnp.bfloat16, sharding=place)
     layer = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
-    done = jax.jit(partial(quantized_matmul, KernelForm(packing))).lower(x, held, layer).compile()
+    done: Any = jax.jit(partial(quantized_matmul, KernelForm(packing))).lower(x, held, layer).compile()
     assert done.memory_analysis().temp_size_in_bytes == 0  # no weight is unpacked, and no stack copied
 
 
@@ -78,7 +80,9 @@ def test_grouped_matmuls_read_stacks_as_they_are_held(name: str) -> None:
     rows = jax.ShapeDtypeStruct((16, 384), jnp.bfloat16, sharding=place)
     sizes = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=place)
     layer = jax.ShapeDtypeStruct((), jnp.int32, sharding=place)
-    done = jax.jit(partial(grouped_quantized_matmul, KernelForm(packing))).lower(rows, sizes, held, layer).compile()
+    done: Any = (
+        jax.jit(partial(grouped_quantized_matmul, KernelForm(packing))).lower(rows, sizes, held, layer).compile()
+    )
     entry = HloModule(done.as_text()).entry
     (kernel,) = (found for found in entry.instructions.values() if found.is_quantized_grouped_matmul)
     stacks = [entry.parameters[index] for index in range(2, 2 + len(held))]
@@ -95,16 +99,16 @@ def test_delta_nets_compile_and_move_each_state_once(
     """Heads are all of Qwen3.6-27B's, an eighth of them, or shares of Qwen3.6-35B-A3B's."""
     place, num_slots, num_taps, size = SingleDeviceSharding(devices_of(topology)[0]), 65, 4, 128
 
-    def shape(*sizes: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
+    def shape(*sizes: int, dtype: str = "bfloat16") -> Any:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=place)
 
     keys, values = (key_heads, size), (value_heads, size)
-    wide = partial(shape, dtype="float32")
+    wide: Callable[..., Any] = partial(shape, dtype="float32")
     tokens = DeltaTokens(
-        *(shape(num_tokens, *heads) for heads in (keys, keys, values, values)), wide(num_tokens, 2, value_heads)
+        *[*(shape(num_tokens, *heads) for heads in (keys, keys, values, values)), wide(num_tokens, 2, value_heads)]
     )
     weights = DeltaWeights(
-        *(wide(num_taps, *heads) for heads in (keys, keys, values)), wide(value_heads), wide(value_heads), wide(size)
+        *[*(wide(num_taps, *heads) for heads in (keys, keys, values)), *map(wide, (value_heads, value_heads, size))]
     )
     states = (
         *(shape(num_slots, num_taps - 1, *heads) for heads in (keys, keys, values)),
@@ -127,7 +131,7 @@ def test_delta_nets_compile_and_move_each_state_once(
         made: tuple[jax.Array, tuple[jax.Array, ...]] = jax.lax.fori_loop(0, 3, layer, (tokens.gate, states))
         return made
 
-    done = layers.lower(tokens, weights, slots, states).compile()
+    done: Any = layers.lower(tokens, weights, slots, states).compile()
     memory, num_written = done.memory_analysis(), min(num_tokens, num_slots - 1)
     assert memory.alias_size_in_bytes >= sum(state.size * state.dtype.itemsize for state in states)
     assert memory.temp_size_in_bytes <= 2**20  # no copy of the matrices

@@ -30,8 +30,9 @@ def test_without_a_compiler_auto_does_without_and_native_is_refused(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     library = NativeLibrary(tmp_path / "built")
-    assert library.missing is None  # nobody has asked yet
+    before = library.missing
     assert library.load_for("attention", "auto") is None
+    assert before is None  # nobody has asked yet
     assert library.missing == "there is no C++ compiler (c++, g++ or clang++) on PATH"
     with pytest.raises(ConfigError, match="matmul 'native' cannot be built: there is no C\\+\\+ compiler"):
         library.load_for("matmul", "native")

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,11 +95,11 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
         pytest.skip("NOT CHECKED, the processor is no x86")
     if name == "skylake-avx512" and "avx512bw" not in FLAGS:
         pytest.skip("NOT CHECKED, the processor has no AVX-512")
-    program = directory / name.replace(" ", "-")
+    built = directory / name.replace(" ", "-")
     common = [flag for flag in COMPILER_FLAGS if flag != "-fPIC"]
     command = [compiler, *common, *flags, f"-I{SOURCES}", f"-I{jax.ffi.include_dir()}"]
-    subprocess.run([*command, str(Path(__file__).parent / "native_core.cc"), "-o", str(program)], check=True)
-    found = [*runner, str(program)]
+    subprocess.run([*command, str(Path(__file__).parent / "native_core.cc"), "-o", str(built)], check=True)
+    found = [*runner, str(built)]
     return found, int(subprocess.run(found, capture_output=True, check=True).stdout)
 
 
@@ -127,12 +128,14 @@ class Weights:
             self.codes = codes[:, ::2] | codes[:, 1::2] << 4
         self.scales = rng.uniform(0.5, 2, (COLUMNS, groups)).astype(np.float32)
         self.zeros, self.minimums = rng.integers(-9, 9, (COLUMNS, groups)), rng.uniform(-2, 2, (COLUMNS, groups))
+        scales: Any
         scales, zeros, minimums = (
             np.repeat(of, DEPTH // groups, axis=1) for of in (self.scales, self.zeros, self.minimums)
         )
         values = codes.astype(np.float64)
-        values -= {"none": 8.0 * (packing.code == "int4"), "zeros": zeros, "minimums": 0}[packing.offset]
-        self.values = values * scales - (minimums if packing.offset == "minimums" else 0)
+        offsets: dict[str, Any] = {"none": 8.0 * (packing.code == "int4"), "zeros": zeros, "minimums": 0}
+        values -= offsets[packing.offset]
+        self.values: np.ndarray = values * scales - (minimums if packing.offset == "minimums" else 0)
 
 
 def computed(name: str, kind: str, packing: Packing, x: np.ndarray, directory: Path) -> np.ndarray:

@@ -242,9 +242,13 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
     else:
-        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
-            key, value
-        )
+        adders: dict[type, Callable[[str, Any], None]] = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
+        adders[type(value)](key, value)
 
 
 def add_tokenizer(writer: GGUFWriter, tokenizer: Any, vocab_size: int, pre: str = "gpt-2", **flags: bool) -> None:

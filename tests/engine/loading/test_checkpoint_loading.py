@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import huggingface_hub.constants
 import ml_dtypes
@@ -47,7 +48,9 @@ def parameters(model: Decoder, family: str) -> dict[str, np.ndarray]:
     named = {}
     for path, param in nnx.to_flat_state(nnx.state(model)):
         array = np.asarray(param[...])
-        named[FAMILIES[family].tensor_name(path)] = array.T if path[-1] == "kernel" else array
+        named[FAMILIES[family].tensor_name(cast("tuple[str | int, ...]", path))] = (
+            array.T if path[-1] == "kernel" else array
+        )
     return named
 
 
@@ -150,7 +153,8 @@ def test_what_is_no_part_of_a_vision_tower_is_not_passed_over(name: str, tmp_pat
     ],
 )
 def test_tensors_of_a_familys_own_must_be_there_with_their_shape(family: str, tensor: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, family, **({} if family == "phi3" else {"head_dim": 12}))
+    sizes: dict[str, Any] = {} if family == "phi3" else {"head_dim": 12}
+    write_checkpoint(tmp_path, family, **sizes)
     file = tmp_path / "model.safetensors"
     surplus = tensor.replace("layers.1", "layers.7")
     change(file, lambda tensors: tensors.update({surplus: tensors[tensor]}))
@@ -275,7 +279,7 @@ def edit_index(directory: Path, edit: Callable[[dict[str, str]], object]) -> str
     index = json.loads(path.read_text())
     edit(index["weight_map"])
     path.write_text(json.dumps(index))
-    return min(index["weight_map"].values())
+    return str(min(index["weight_map"].values()))
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", "\xff"])

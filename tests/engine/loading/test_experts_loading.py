@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import FAMILIES, Decoder
+from penstock.engine.models.layers.experts import Experts
 from penstock.engine.sharding.placement import split_model
 from tests.engine.checkpoints import write_checkpoint
 
@@ -56,9 +58,15 @@ def fuse(tensors: Tensors) -> None:
         tensors[f"{new}.gate.weight"] = tensors.pop(f"{old}.gate.weight")
 
 
+def _add(weights: Tensors, tensors: Tensors) -> None:
+    tensors.update(weights)
+
+
 def test_each_expert_arrives_at_its_place(sound: Path) -> None:
     stored = load_file(sound / "model.safetensors")
-    experts = load(sound).blocks[1].mlp.experts
+    mlp = load(sound).blocks[1].mlp
+    assert isinstance(mlp, Experts)
+    experts = mlp.experts
     for name, linear in (("w1", experts.gate), ("w2", experts.down), ("w3", experts.up)):
         for expert in range(NUM_EXPERTS):
             of_file = stored[f"model.layers.1.block_sparse_moe.experts.{expert}.{name}.weight"]
@@ -163,14 +171,14 @@ def test_what_is_beside_the_text_of_qwen3_5_is_passed_over_and_nothing_else(tmp_
         directory = tmp_path / str(number)
         directory.mkdir()
         weights = dict.fromkeys(names, np.ones(3, np.float32))
-        changed(sound, directory, lambda tensors, weights=weights: tensors.update(weights))
+        changed(sound, directory, partial(_add, weights))
     assert len(load(tmp_path / "0").blocks) == 2
     with pytest.raises(CheckpointError, match=r"no place for: model\.language_model\.mtp\.fc\.weight"):
         load(tmp_path / "1")
 
 
 def test_layers_for_drafting_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
-    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    sizes: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     sound = write_checkpoint(tmp_path / "sound", "glm4_moe", num_nextn_predict_layers=2, **sizes)
     drafted, beyond = (f"model.layers.{layer}.eh_proj.weight" for layer in (3, 4))
     weights = np.ones((2, 3), np.float32)

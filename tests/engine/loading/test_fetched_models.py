@@ -80,7 +80,12 @@ def test_one_that_cannot_be_fetched_again_is_refused_by_name(hub: Hub) -> None:
 def test_what_was_read_is_not_read_again(harm: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     digest = fetched._digest
-    monkeypatch.setattr(fetched, "_digest", lambda path, kind: read.append(path) or digest(path, kind))
+
+    def noted(path: Path, kind: Any) -> Any:
+        read.append(path)
+        return digest(path, kind)
+
+    monkeypatch.setattr(fetched, "_digest", noted)
     checkpoint.resolve("owner/name")
     checkpoint.resolve("owner/name")
     assert len(read) == len(FILES)

@@ -10,6 +10,7 @@ from typing import Any
 
 import gguf
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -65,7 +66,7 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
     assert isinstance(model.embedding, QuantizedEmbedding)
     model.embedding.dtype = np.dtype(np.float32)
     table = values["model.embed_tokens.weight"]
-    np.testing.assert_array_equal(model.embedding.rows(np.arange(len(table))), table)
+    np.testing.assert_array_equal(model.embedding.rows(jnp.arange(len(table))), table)
     kinds = set()
     for layer, block in enumerate(model.blocks):
         modules = {
@@ -84,7 +85,7 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
 
 def test_a_tied_head_is_unpacked_in_pieces_where_others_are(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "PIECE", 2**13)
-    model, rows = load_model(file, read_model_config(file, "float32")), np.ones((3, 256), np.float32)
+    model, rows = load_model(file, read_model_config(file, "float32")), jnp.ones((3, 256), jnp.float32)
     whole = model.logits(rows)
     quantized.unpack_in_pieces(model)
     assert "scan" in str(jax.make_jaxpr(model.logits)(rows))
@@ -198,6 +199,8 @@ def test_floats_can_be_quantized_while_they_are_loaded(tmp_path: Path, small: Pa
         load_model(path, read_model_config(path, "float32", "int8")).blocks[1].attention.k for path in (plain, small)
     )
     assert config.is_packed
+    assert isinstance(ours, QuantizedLinear)
+    assert isinstance(of_folder, QuantizedLinear)
     np.testing.assert_array_equal(ours.codes[...], of_folder.codes[...])  # rows in order
     with pytest.raises(ConfigError, match="weights = int8 is for checkpoints that are not quantized"):
         read_model_config(write_gguf(tmp_path / "q.gguf", small, all_of("Q8_0")), "auto", "int8")

@@ -13,7 +13,7 @@ from tests.engine.loading.gguf_files import Kinds, all_of, q4_k_m, write_gguf
 from tests.engine.models.test_models_parity import our_logits
 
 PROMPT = [5, 9, 77, 3, 41, 8, 100, 63, 2, 18, 92, 7, 50]
-K = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+K: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LLAMA3 = {
     "rope_type": "llama3",

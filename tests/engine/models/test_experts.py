@@ -46,6 +46,12 @@ def one_by_one(mixture: Experts, x: jax.Array) -> np.ndarray:
     return result
 
 
+def experts_of(model: Any) -> GroupedMLP:
+    experts = model.blocks[0].mlp.experts
+    assert isinstance(experts, GroupedMLP)
+    return experts
+
+
 @pytest.mark.parametrize("fields", [{}, {"num_chosen": 1}, {"num_chosen": 6, "normalized": True}, {"scale": 2.5}])
 @pytest.mark.parametrize("num_tokens", [1, 7, 40])
 def test_each_token_is_the_weighted_sum_of_its_experts(num_tokens: int, fields: dict[str, Any]) -> None:
@@ -63,19 +69,20 @@ def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: 
     model, x = random_model(config, 0, stacked=stacked), jax.random.normal(jax.random.key(3), (9, config.hidden_size))
 
     def computed() -> jax.Array:
-        experts = model.blocks[0].mlp.experts
-        assert isinstance(experts, GroupedMLP)
+        experts = experts_of(model)
         layer = jnp.int32(1) if stacked else None
         if fields.get("bias") and stacked:  # a layer is given its own
             for linear in (experts.gate, experts.up, experts.down):
+                assert linear.bias is not None
                 linear.bias = nnx.Param(linear.bias[...][0])
-        return experts(jnp.tile(x, (2, 1)), RowGroups(jnp.array([3, 0, 5, 4, 0, 6], jnp.int32), layer))
+        y: jax.Array = experts(jnp.tile(x, (2, 1)), RowGroups(jnp.array([3, 0, 5, 4, 0, 6], jnp.int32), layer))
+        return y
 
     graph, state = nnx.split(model)
     expected = computed()
     model = prepare_for_tpu(nnx.merge(graph, state), None)
-    assert model.blocks[0].mlp.experts.up.kernel.shape[-2:] == (64, 256)
-    assert model.blocks[0].mlp.experts.down.kernel.shape[-2:] == (256, 64)
+    assert experts_of(model).up.kernel.shape[-2:] == (64, 256)
+    assert experts_of(model).down.kernel.shape[-2:] == (256, 64)
     np.testing.assert_allclose(computed(), expected, atol=1e-6, rtol=1e-6)
 
 

@@ -10,6 +10,7 @@ from penstock.engine import ConfigError, EngineConfig
 from penstock.engine.deployment.cache_sizes import useful_pages, with_pages
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.models import LayerGroups, ModelConfig, layer_groups, stacked_layers
+from penstock.engine.models.layer_groups import LayerPlace
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.tools.plan.device.roofline import kv_sequence_bytes
 from tests.engine.engines import TINY
@@ -23,8 +24,12 @@ def model(*windows: int | None, max_position: int = 1000) -> ModelConfig:
     return replace(TINY, blocks=blocks, max_position=max_position)
 
 
+def layer_places(groups: LayerGroups) -> list[LayerPlace]:
+    return [place for place in groups.places if isinstance(place, LayerPlace)]
+
+
 def places(groups: LayerGroups) -> list[tuple[int, int]]:
-    return [tuple(place)[:2] for place in groups.places]
+    return [(place.group, place.array) for place in layer_places(groups)]
 
 
 def size_of(groups: LayerGroups) -> int:
@@ -57,7 +62,7 @@ def test_one_full_layer_in_six_makes_a_group_of_each_place_in_the_pattern() -> N
     assert size_of(groups) == 10
     assert sorted(map(str, groups.windows)) == [*["1024"] * 6, "None"]
     for layers in stacked_layers(config):  # so that no loop over layers has to choose among tables
-        assert len({groups.places[layer].group for layer in layers}) == 1
+        assert len({layer_places(groups)[layer].group for layer in layers}) == 1
 
 
 def test_unused_arrays_are_those_that_keep_the_fewest_tokens() -> None:
@@ -72,8 +77,8 @@ def test_places_are_each_taken_once() -> None:
     for config in (model(8, None, 8, None, 8), model(*[None] * 28, *[50] * 8), model(5, 6, 7, None, None)):
         groups = layer_groups(config)
         assert len(set(groups.places)) == config.num_layers
-        assert all(place.array < size_of(groups) for place in groups.places)
-        for block, place in zip(config.blocks, groups.places, strict=True):
+        assert all(place.array < size_of(groups) for place in layer_places(groups))
+        for block, place in zip(config.blocks, layer_places(groups), strict=True):
             assert block.attention.sliding_window == groups.windows[place.group]
 
 

@@ -16,7 +16,7 @@ from penstock.engine.models import ModelConfig, family_of
 from penstock.engine.models.hf.rope import FULL, SLIDING
 from penstock.engine.models.layers.rope import rotary_frequencies, rotary_tables
 
-BASE = {
+BASE: dict[str, Any] = {
     "vocab_size": 10,
     "hidden_size": 64,
     "intermediate_size": 8,
@@ -306,7 +306,7 @@ def test_activations_are_those_of_transformers(name: str) -> None:
     from penstock.engine.models.layers.basic import ACTIVATIONS
 
     x = np.linspace(-6, 6, 101, dtype=np.float32)
-    np.testing.assert_allclose(ACTIVATIONS[name](x), ACT2FN[name](torch.from_numpy(x)).numpy(), atol=1e-6)
+    np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(x)), ACT2FN[name](torch.from_numpy(x)).numpy(), atol=1e-6)
 
 
 ROPES: list[dict[str, Any]] = [
@@ -335,6 +335,7 @@ def test_rotary_frequencies_are_those_of_transformers(rope: dict[str, Any], head
     theirs = LlamaConfig(head_dim=head_dim, rope_parameters=dict(rope), **BASE)
     expected, expected_scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs)
     ours = configure("llama", head_dim=head_dim, rope_parameters=rope).blocks[0].attention.rope
+    assert ours is not None
     frequencies, scale = rotary_frequencies(ours)
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2.5e-7)
     assert scale == pytest.approx(expected_scale, rel=1e-12)

@@ -811,7 +811,8 @@ def our_logits(
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
         lengths = jnp.full_like(positions, ids.shape[0])
         hidden, _ = model(ids, positions, caches, dense_attend, lengths=lengths, states=states)
-        return model.logits(hidden)
+        logits: jax.Array = model.logits(hidden)
+        return logits
 
     return np.asarray(forward(model, jnp.asarray(token_ids, jnp.int32)))
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,9 +107,9 @@ def step_of(lengths: list[tuple[int, int]], num_tokens: int, config: BlockConfig
     parts = {"slots": np.zeros(num_tokens, np.int32), "positions": np.zeros(num_tokens, np.int32)}
     ends = np.cumsum([count for count, _ in lengths])
     for i, (count, total) in enumerate(lengths):
-        positions = np.arange(total - count, total)
-        parts["positions"][ends[i] - count : ends[i]] = positions
-        parts["slots"][ends[i] - count : ends[i]] = (1 + 3 * i) * PAGE_SIZE + positions
+        places = np.arange(total - count, total)
+        parts["positions"][ends[i] - count : ends[i]] = places
+        parts["slots"][ends[i] - count : ends[i]] = (1 + 3 * i) * PAGE_SIZE + places
     pages = np.arange(1, 1 + 3 * len(lengths), dtype=np.int32).reshape(len(lengths), 3)
     batch = GroupedBatch(
         (jnp.asarray(parts["slots"]),),
@@ -135,7 +136,7 @@ def two_steps(block: Block, config: BlockConfig, dtype: str, num_tokens: int) ->
     """Returns real tokens after a first step, and after a second one that sees the keys and values of the first."""
     graph, state = nnx.split(block)
 
-    def compute(state: nnx.State, pages: LayerCache) -> tuple[list[jax.Array], LayerCache]:
+    def compute(state: nnx.State[Any, Any], pages: LayerCache) -> tuple[list[jax.Array], LayerCache]:
         results = []
         for seed, lengths in enumerate((FIRST, SECOND)):
             x = jax.random.normal(jax.random.key(seed), (64, HIDDEN), dtype)[:num_tokens]
@@ -182,7 +183,7 @@ def lowered(block: Block, config: BlockConfig, dtype: str) -> str:
     step = step_of(FIRST, 32, config)
     x = jnp.zeros((32, HIDDEN), dtype)
 
-    def compute(state: nnx.State, pages: LayerCache) -> jax.Array:
+    def compute(state: nnx.State[Any, Any], pages: LayerCache) -> jax.Array:
         return nnx.merge(graph, state)(x, step, GroupCache(pages, 0))[0]
 
     text: str = jax.jit(compute).lower(state, empty_cache(config, dtype)).as_text()

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.usefixtures("as_shipped"),
 ]
 HEADS = DeltaNetConfig(2, 6, 24, 149, 4, RMS)  # with 16 lanes columns of a head are summed 8 vectors, 1, and 5 at once
-MIXERS = {
+MIXERS: dict[str, ShortConvConfig | DeltaNetConfig] = {
     "convolution": ShortConvConfig(HIDDEN, 3),
     "convolution with biases, of many channels": ShortConvConfig(1046, 4, bias=True),
     "delta net": HEADS,
@@ -103,7 +103,7 @@ def step_of(parts: Sequence[Part], dtype: str, num_tokens: int) -> tuple[jax.Arr
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
 def attended(
-    graph: nnx.GraphDef[Block], state: nnx.State, x: jax.Array, given: dict[str, jax.Array], states: States
+    graph: nnx.GraphDef[Block], state: nnx.State[Any, Any], x: jax.Array, given: dict[str, jax.Array], states: States
 ) -> tuple[jax.Array, States]:
     batch = GroupedBatch(
         (jnp.zeros(x.shape[0], jnp.int32),), given["cu_q_lens"][1:], (jnp.zeros((MAX_SEQS, 1), jnp.int32),),

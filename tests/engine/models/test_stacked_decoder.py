@@ -151,9 +151,10 @@ def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[in
         *,
         options: AttentionOptions,
         sinks: jax.Array | None = None,
-        kv_scales: None = None,
+        kv_scales: Any = None,
     ) -> tuple[jax.Array, GroupCache]:
         assert sinks is None
+        assert qkv.v is not None
         traced.append(options.sliding_window)
         held: Any = cache.pages
         pages, place = (held.pages, held.first_page + cache.group) if stacked else (held, cache.group)
@@ -165,7 +166,7 @@ def run(config: ModelConfig, *, stacked: bool) -> tuple[Any, np.ndarray, list[in
     shape = (kind.size, len(groups.windows), 3, kind.num_kv_heads, kind.head_dim)
     pages = jax.random.normal(jax.random.key(1), shape)
     graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0), stacked=stacked))
-    step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))
+    step = jax.jit(lambda params, ids, places, caches: nnx.merge(graph, params)(ids, places, caches, attend))
     caches = (pages.reshape(-1, *shape[2:]),) if stacked else tuple(pages)
     hidden, caches = step(params, jnp.array([5, 6, 7]), jnp.arange(3), caches)
     return hidden, np.stack(caches).reshape(shape), traced

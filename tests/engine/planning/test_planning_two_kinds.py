@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -119,7 +120,7 @@ def test_narrow_ones_compile_and_copy_no_pages(name: str) -> None:
         ("Gemma-4-26B-A4B", "v5e:2x4", {"tensor_parallel": 1, "expert_parallel": 8}),
     ],
 )
-def test_decode_steps_move_little_more_than_they_must(name: str, topology: str, split: dict[str, int]) -> None:
+def test_decode_steps_move_little_more_than_they_must(name: str, topology: str, split: dict[str, Any]) -> None:
     made = plan(known(name), topology, replace(SETTINGS, **split), context=4096, only=frozenset({16}))
     assert made.cache_is_aliased
     assert [step.num_tokens for step in made.decode] == [1, 16]

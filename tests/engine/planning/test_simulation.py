@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_a_lone_request_takes_a_step_for_each_token() -> None:
     found = simulated(one, asked(5.0, 20, 3))
     assert stamps_ms(one, 0) == [5020, 5030, 5040]
     assert one.served[0].ttft_s == pytest.approx(0.020)
-    assert (found.total.itl_s.p50, found.total.itl_s.p99) == (pytest.approx(0.010), pytest.approx(0.010))
+    assert (found.total.itl_s.p50, found.total.itl_s.p99) == pytest.approx((0.010, 0.010))
     assert found.seconds == pytest.approx(0.040)
     assert found.total.output_tokens_per_s == pytest.approx(3 / 0.040)
     assert found.total.utilisation == pytest.approx(1.0)
@@ -134,7 +135,7 @@ def test_replicas_share_what_comes_in_turn() -> None:
     fleet = [replica(Even(), max_num_seqs=1) for _ in range(3)]
     found = simulated(fleet, *(asked(0.0, 4, 2) for _ in range(6)))
     assert [figures.requests for figures in found.replicas] == [2, 2, 2]
-    assert (found.seconds, found.longest_queue) == (pytest.approx(0.040), 3)
+    assert (found.seconds, found.longest_queue) == pytest.approx((0.040, 3))
     assert found.total.output_tokens_per_s == pytest.approx(12 / 0.040)
     assert found.replicas[0].output_tokens_per_s == pytest.approx(4 / 0.040)
 
@@ -207,7 +208,7 @@ def steps_of(engine: Engine, requests: list[TracedRequest]) -> list[StepShape]:
     ids=str,
 )
 def test_the_steps_are_those_of_a_real_engine(
-    tiny_model: Path, more: dict[str, int], count: int, num_prefix: int
+    tiny_model: Path, more: dict[str, Any], count: int, num_prefix: int
 ) -> None:
     """Steps are compared one by one: which sequences compute how many tokens, how many are sampled, in how
     many steps.

@@ -97,9 +97,9 @@ class Harness:
         if plan is not None:
             self.check_plan(plan)
             self.compute(plan)
-        last, self.in_flight = self.in_flight, plan
-        if last is not None:
-            self.settle(last, plan)
+        before, self.in_flight = self.in_flight, plan
+        if before is not None:
+            self.settle(before, plan)
         self.scheduler.check()
         return plan
 

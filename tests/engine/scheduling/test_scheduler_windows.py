@@ -137,7 +137,7 @@ def test_every_token_sees_all_of_its_window_and_everything_finishes(
     load: list[tuple[int, int, int]],
     windows: tuple[int | None, ...],
     num_kinds: int,
-    num_pages: tuple[int, int, int],
+    num_pages: tuple[int, ...],
     budget: int,
     decode_steps: int,
     data: st.DataObject,

@@ -76,7 +76,8 @@ def filled(model: Decoder) -> Decoder:
         if path[-1].key not in ("scale", "bias"):
             return leaf
         values = rng.normal(size=leaf.shape) * 0.3 + leaf
-        return jax.device_put(values.astype(leaf.dtype), leaf.sharding)
+        placed: jax.Array = jax.device_put(values.astype(leaf.dtype), leaf.sharding)
+        return placed
 
     graph, state = nnx.split(model)
     pure = jax.tree_util.tree_map_with_path(changed, nnx.to_pure_dict(state))
@@ -96,9 +97,10 @@ def run(model: Decoder, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
         *,
         options: AttentionOptions,
         sinks: jax.Array | None = None,
-        kv_scales: None = None,
+        kv_scales: Any = None,
     ) -> tuple[jax.Array, GroupCache]:
         assert sinks is kv_scales is None
+        assert qkv.v is not None
         held: Any = cache.pages
         place = held.first_page + cache.group
         values = jnp.repeat(held.pages[place] + qkv.v, qkv.q.shape[1] // qkv.v.shape[1], axis=1)
@@ -109,7 +111,7 @@ def run(model: Decoder, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
     shape = (len(config.blocks), 3, config.attentions[0].num_kv_heads, config.attentions[0].head_dim)
     pages = jax.random.normal(jax.random.key(1), shape, config.dtype)
     graph, params = nnx.split(model)
-    step = jax.jit(lambda params, *inputs: nnx.merge(graph, params)(*inputs, attend))
+    step = jax.jit(lambda params, ids, places, caches: nnx.merge(graph, params)(ids, places, caches, attend))
     whole = placement.sharding()
     inputs = jax.device_put((jnp.array([5, 6, 7]), jnp.arange(3), (pages,)), whole)
     hidden, caches = step(params, *inputs)

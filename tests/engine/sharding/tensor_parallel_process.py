@@ -66,7 +66,7 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     requests.append(Request("hot", (5, 6, 7), hot))
     results = drive(engine, requests)
     runner = engine._runner
-    text = runner.compile_backbone(16).as_text()
+    text = str(runner.compile_backbone(16).as_text())
     return {
         "tokens": [results[request.id, 0].token_ids for request in requests],
         "logprobs": [token.logprob for token in results["hot", 0].logprobs],
@@ -80,7 +80,7 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
 
 def share(array: jax.Array) -> int:
     """Returns the number of parts into which an array is split."""
-    return array.size // array.addressable_shards[0].data.size
+    return int(array.size // array.addressable_shards[0].data.size)
 
 
 if __name__ == "__main__":

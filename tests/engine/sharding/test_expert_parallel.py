@@ -124,15 +124,15 @@ def test_too_few_devices_are_named_with_what_was_asked_for() -> None:
 
 def test_experts_lie_along_their_own_axis_and_the_rest_along_both() -> None:
     assert place(jax.devices()[:1], 1).mesh.axis_names == ("data", "tensor")
-    mesh = jax.sharding.AbstractMesh((1, 2, 4), ("data", "expert", "tensor"))
+    mesh: Any = jax.sharding.AbstractMesh((1, 2, 4), ("data", "expert", "tensor"))
     placement = replace(place(jax.devices()[:1], 1), mesh=mesh)
     experts = ("blocks", 0, "mlp", "experts")
     specs = {
-        (*experts, "gate", "kernel"): PartitionSpec("expert", None, "tensor"),  # type: ignore[no-untyped-call]
-        (*experts, "down", "kernel"): PartitionSpec("expert", "tensor", None),  # type: ignore[no-untyped-call]
-        (*experts, "down", "bias"): PartitionSpec("expert", None),  # type: ignore[no-untyped-call]
-        ("blocks", 0, "attention", "q", "kernel"): PartitionSpec(None, ("expert", "tensor")),  # type: ignore[no-untyped-call]
-        ("blocks", 0, "mlp", "router", "kernel"): PartitionSpec(None, None),  # type: ignore[no-untyped-call]
+        (*experts, "gate", "kernel"): PartitionSpec("expert", None, "tensor"),
+        (*experts, "down", "kernel"): PartitionSpec("expert", "tensor", None),
+        (*experts, "down", "bias"): PartitionSpec("expert", None),
+        ("blocks", 0, "attention", "q", "kernel"): PartitionSpec(None, ("expert", "tensor")),
+        ("blocks", 0, "mlp", "router", "kernel"): PartitionSpec(None, None),
     }
     assert {path: placement.spec(logical_axes(path, len(spec))) for path, spec in specs.items()} == specs
     assert placement.num_shares == 8

@@ -15,7 +15,7 @@ from tests.engine.whole import test_engine_parity
 pytestmark = pytest.mark.slow
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1003}
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "granitemoe", "dots1")
+MIXTURES: tuple[str, ...] = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "olmoe", "granitemoe", "dots1")
 MIXTURES += ("qwen3_next", "qwen3_5_moe_text")
 FEATURES = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
 

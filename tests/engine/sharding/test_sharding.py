@@ -47,11 +47,11 @@ def test_each_axis_of_a_parameter_goes_where_the_rules_say() -> None:
         )
     }
     assert list(spec.values()) == [
-        PartitionSpec(None, "tensor"),  # type: ignore[no-untyped-call]
-        PartitionSpec("tensor", None),  # type: ignore[no-untyped-call]
-        PartitionSpec(None, "tensor", None),  # type: ignore[no-untyped-call]
-        PartitionSpec("tensor", None),  # type: ignore[no-untyped-call]
-        PartitionSpec(None),  # type: ignore[no-untyped-call]
+        PartitionSpec(None, "tensor"),
+        PartitionSpec("tensor", None),
+        PartitionSpec(None, "tensor", None),
+        PartitionSpec("tensor", None),
+        PartitionSpec(None),
     ]
 
 

@@ -83,7 +83,7 @@ class _Maker:
             head["title"] = self.phrase()
         if self.definitions:
             body[self.defs_key] = self.definitions
-        return head | body
+        return {**head, **body}
 
     # Kinds of schemas.
 

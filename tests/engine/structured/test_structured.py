@@ -66,7 +66,12 @@ def test_a_grammar_is_compiled_once_whoever_asks_for_it(tokenizer: Tokenizer, mo
     assert compiler._tools is not None
     asked: list[str] = []
     ask = compiler._tools._sandbox.ask
-    monkeypatch.setattr(compiler._tools._sandbox, "ask", lambda source: (asked.append(source), ask(source))[1])
+
+    def noted(source: str) -> Any:
+        asked.append(source)
+        return ask(source)
+
+    monkeypatch.setattr(compiler._tools._sandbox, "ask", noted)
     with ThreadPoolExecutor(8) as threads:
         grammars = list(threads.map(compiler.compile, ['start: "a"'] * 16))
         refusals = [threads.submit(compiler.compile, "start: foo") for _ in range(16)]
@@ -260,7 +265,12 @@ def test_while_one_grammar_takes_its_time_others_compile(compiler: GrammarCompil
     compiler.compile('start: "warm"')
     is_asked = threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        refused = threads.submit(lambda: (is_asked.set(), compiler.compile(slow)))
+
+        def ask() -> None:
+            is_asked.set()
+            compiler.compile(slow)
+
+        refused = threads.submit(ask)
         is_asked.wait()
         for number in range(5):
             compiler.compile(f'start: "{number}"')

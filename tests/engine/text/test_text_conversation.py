@@ -123,7 +123,7 @@ def test_the_final_message_goes_on(family: str, content: str) -> None:
 
 def test_parts_go_on_at_the_last_one() -> None:
     parts = [{"type": "text", "text": "It "}, {"type": "text", "text": "is"}]
-    messages = [QUESTION, {"role": "assistant", "content": parts}]
+    messages: list[dict[str, Any]] = [QUESTION, {"role": "assistant", "content": parts}]
     expected = theirs("gemma", messages, continue_final_message=True, add_generation_prompt=False)
     chat = encoded("gemma", messages, continue_final_message=True)
     assert chat.text == expected
@@ -182,7 +182,7 @@ def test_a_developer_s_message_is_the_system_s_where_a_template_does_not_know_it
 @BY_FAMILY
 def test_ids_that_a_template_would_refuse_are_shortened(family: str) -> None:
     long = "call_0123456789abcdef01234567"
-    messages = [
+    messages: list[dict[str, Any]] = [
         QUESTION,
         {**CALLED, "tool_calls": [{**CALL, "id": long}]},
         {**RESULT, "tool_call_id": long},

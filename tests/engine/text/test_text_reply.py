@@ -160,7 +160,7 @@ def test_replaying_leads_to_the_same_state(name: str, data: st.DataObject) -> No
     """From any token on, in any format, nothing comes twice, and nothing is missing."""
     tokenizer, replies = _remembered(name)
     tags = [tokenizer.special_token_ids[tag] for tag in FORMATS[name].delimiters]
-    pieces = [(tag,) for tag in tags]
+    pieces: list[tuple[int, ...]] = [(tag,) for tag in tags]
     syntax = (FORMATS[name].calls.begin, FORMATS[name].calls.after_name, '{"name": "search", "arguments": {', "search")
     pieces += [tokenizer.encode(piece) for piece in (*syntax, '"a": 1', "{", "}", "(", "é", " ", "[", ":", "x", '"')]
     ids = tuple(itertools.chain.from_iterable(data.draw(st.lists(st.sampled_from(pieces), max_size=20))))

@@ -79,7 +79,8 @@ def test_a_lexeme_is_of_the_numbers_within_its_bounds(
 def test_bounds_and_literals_are_those_that_are_written(value: float) -> None:
     number = exact(value)
     text, below, above = (positional(number + beside) for beside in (0, Fraction(-1, 10**20), Fraction(1, 10**20)))
-    for schema in ({"const": value}, {"enum": ["a", value]}, {"type": "number", "enum": [value, 7]}):
+    literals: list[dict[str, Any]] = [{"const": value}, {"enum": ["a", value]}, {"type": "number", "enum": [value, 7]}]
+    for schema in literals:
         source = source_of(schema)
         for ids in walks(source, 4):
             validate(schema, vocabulary().tokenizer.decode(ids))

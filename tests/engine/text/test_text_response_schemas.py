@@ -134,7 +134,7 @@ def test_what_a_schema_allows(schema: Schema, good: str, bad: str) -> None:
 
 
 def test_strict_objects_are_closed_unless_they_say_otherwise() -> None:
-    inner = {"properties": {"b": {}}}
+    inner: dict[str, Any] = {"properties": {"b": {}}}
     schema = {
         "properties": {"a": inner, "open": inner | {"additionalProperties": True}},
         "items": inner,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_encoding_and_detokenizing_side_by_side() -> None:
     assert set(results) == {(expected, tokenizer.decode(expected))}
 
 
-def reference(directory: Path):
+def reference(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory)

@@ -446,7 +446,12 @@ def test_while_a_hostile_grammar_is_refused_others_go_on(engine: Engine) -> None
         meanwhile += not refused.done()
 
     with ThreadPoolExecutor(1) as threads:
-        refused = threads.submit(lambda: (is_asked.set(), engine.grammars.compile(hostile)))
+
+        def ask() -> None:
+            is_asked.set()
+            engine.grammars.compile(hostile)
+
+        refused = threads.submit(ask)
         is_asked.wait()
         results = drive(engine, plain, before_step=count)
         assert isinstance(refused.exception(), InvalidRequest)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from operator import eq
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def whole(engine: Engine, request: Request) -> list[Whole]:
     n=st.integers(2, 3),
 )
 def test_every_choice_resumed_from_any_of_its_tokens(
-    engine: Engine, ending: SamplingParams, seed: int, temperature: float, penalties: dict[str, float], n: int
+    engine: Engine, ending: SamplingParams, seed: int, temperature: float, penalties: dict[str, Any], n: int
 ) -> None:
     params = replace(
         ending, seed=seed, temperature=temperature, allowed_token_ids=LETTERS, ignore_eos=True, **penalties

@@ -36,7 +36,8 @@ def reference(tiny_model: Path) -> Any:
 
     def compute(prompt: tuple[int, ...]) -> np.ndarray:
         logits = reference_logits(tiny_model, list(prompt)).astype(np.float64)
-        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        logprobs: np.ndarray = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        return logprobs
 
     return compute
 
@@ -71,7 +72,7 @@ def run(engine: Engine, *requests: Request, before_step: Any = lambda step: None
     try:
         drive(engine, requests, before_step=before_step)
     finally:
-        del engine.step  # type: ignore[method-assign]
+        del engine.step
     return outputs
 
 

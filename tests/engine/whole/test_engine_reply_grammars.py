@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import jsonschema
 import pytest
@@ -99,7 +100,7 @@ def test_required_calls_are_made_with_and_without_reasoning(engine: Engine, form
         for prefix in prefixes
         for seed in range(6)
     ]
-    schemas_by_name = {"weather": PARAMETERS, "stop": {"type": "object", "maxProperties": 0}}
+    schemas_by_name: dict[str, dict[str, Any]] = {"weather": PARAMETERS, "stop": {"type": "object", "maxProperties": 0}}
     replies = generate(engine, requests)
     ended = {name: reply for name, reply in replies.items() if reply.finish_reason != "length"}
     assert len(ended) >= 3

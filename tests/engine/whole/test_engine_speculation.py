@@ -213,7 +213,8 @@ def test_a_step_with_drafts_that_fails_is_run_again(
     eager: Engine, expected: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager.speculate(TrueContinuation(replies(expected), 0.8))
-    dispatch, before, failed = eager._runner.dispatch, eager.stats().drafted_tokens_total, []
+    dispatch, before = eager._runner.dispatch, eager.stats().drafted_tokens_total
+    failed: list[object] = []
 
     def fails_once(batch: object) -> object:
         if not failed and eager.stats().drafted_tokens_total > before:

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.engine import Engine, Request
 from penstock.engine.scheduling import scheduler
-from tests.engine.engines import SMALL, drive
-from tests.engine.whole.test_engine_states import GREEDY, HYBRIDS, alone, assert_all_is_back, prompts, same, write_model
+from tests.engine.engines import SMALL, drive, write_model
+from tests.engine.whole.test_engine_states import GREEDY, HYBRIDS, alone, assert_all_is_back, prompts, same
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
@@ -21,6 +21,7 @@ SHORT = replace(GREEDY, max_tokens=3)
 def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Engine:
     family, page_size, dtype = request.param
     directory = write_model(tmp_path_factory.mktemp("hybrid"), family, **HYBRIDS[family])
+    assert SMALL.max_model_len is not None
     num_pages = 1 + 6 * -(-SMALL.max_model_len // page_size)
     config = replace(SMALL, dtype=dtype, page_size=page_size, num_pages=num_pages, state_slots=num_pages)
     return Engine.from_checkpoint(directory, config)

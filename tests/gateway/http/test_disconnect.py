@@ -13,6 +13,7 @@ from penstock.protocol.redis.connection import RedisClient
 from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
 from tests.support.programs.gateway_client import CHAT, bare_client, chat, read_events
 from tests.support.programs.gateway_harness import announce, running_gateway
+from tests.support.redis_servers.streams import read_scores
 
 KEY = {"Idempotency-Key": "k"}
 QUICK_S = 0.5
@@ -44,7 +45,7 @@ async def is_cancelled(redis: RedisClient, worker: ScriptedWorker) -> bool:
 async def deadline_passes(redis: RedisClient) -> None:
     """Waits until the one request that is read would be abandoned, had its deadline not been put off meanwhile."""
     await eventually(lambda: redis.zcard(names.readers()))
-    ((member, first),) = await redis.zrange(names.readers(), 0, -1, withscores=True)
+    [(member, first)] = (await read_scores(redis, names.readers())).items()
 
     async def is_past() -> bool:
         return float(await redis.zscore(names.readers(), member) or 0) > first + 1000 * QUICK_S

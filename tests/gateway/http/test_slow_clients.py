@@ -69,7 +69,7 @@ def memory() -> int:
 
 async def count_chunks(gateway: Running) -> int:
     async with bare_client(gateway) as client:
-        return (await client.post(CHAT, json=BODY, headers=KEY)).content.count(CHUNK.encode())
+        return int((await client.post(CHAT, json=BODY, headers=KEY)).content.count(CHUNK.encode()))
 
 
 @pytest.mark.usefixtures("traced")

@@ -28,7 +28,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @asynccontextmanager
 async def serving(redis_url: str, certificate: Certificate, **settings: Any) -> AsyncIterator[Running]:
-    files = {"tls_certificate": certificate.file, "tls_key": certificate.key}
+    files: dict[str, Any] = {"tls_certificate": certificate.file, "tls_key": certificate.key}
     async with running_gateway(redis_url, **files, **settings) as gateway:
         yield gateway
 

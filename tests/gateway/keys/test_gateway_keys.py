@@ -43,7 +43,8 @@ async def served(
 async def ask(gateway: Running, key: str, model: str = "tiny", **options: Any) -> str | None:
     async with openai_client(gateway.url, key) as client:
         completion = await client.chat.completions.create(model=model, messages=MESSAGES, **options)
-        return completion.choices[0].message.content
+        content: str | None = completion.choices[0].message.content
+        return content
 
 
 async def test_without_keys_everybody_is_answered(redis: RedisClient, redis_url: str) -> None:

@@ -30,6 +30,7 @@ from tests.support.programs.fakes import (
 )
 from tests.support.programs.gateway_client import openai_client
 from tests.support.programs.gateway_harness import Running, announce, new_key, running_gateway, standing_with
+from tests.support.redis_servers.streams import read_scores
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 ONE_AT_ONCE = KeyLimits(max_concurrent=1)
@@ -230,7 +231,7 @@ async def test_the_lease_of_a_living_gateway_is_renewed_until_its_release(redis:
         limiter = Limiter(store.execute, none_ended, standing_with(store), lease_s=0.3)
         async with limiter.running():
             lease = await limiter.admit("k", ONE_AT_ONCE)
-            [(_, first)] = await redis.zrange(names.key_running("k"), 0, -1, withscores=True)
+            [first] = (await read_scores(redis, names.key_running("k"))).values()
 
             async def is_renewed() -> bool:
                 return float(await redis.zscore(names.key_running("k"), lease.id) or 0) > first + 1000

@@ -18,6 +18,7 @@ from penstock.producer import ConnectionLost, ServerRefused
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.programs.fakes import eventually
 from tests.support.programs.gateway_harness import standing_with
+from tests.support.redis_servers.streams import read_scores
 
 A_HUNDRED = KeyLimits(tokens_per_minute=100)
 TWO_AT_ONCE = KeyLimits(max_concurrent=2)
@@ -135,7 +136,7 @@ async def test_no_tab_is_open_that_nobody_looks_at(redis: RedisClient, redis_url
             await used(settling, one)
         open_tabs = await redis.hkeys(names.key_open("k"))
         assert len(open_tabs) == num_commands - 1
-        assert {f"k {tab}" for tab in open_tabs} <= set(await redis.zrange(names.unsettled(), 0, -1))
+        assert {f"k {tab!s}" for tab in open_tabs} <= (await read_scores(redis, names.unsettled())).keys()
         await redis.zadd(names.unsettled(), {one.tab.member: 0})  # as after 15 s
         await settling_with(store)._go_round()
         assert await gone_both(redis)
@@ -342,9 +343,15 @@ async def test_a_tab_of_which_redis_has_lost_the_time_is_looked_at(redis: RedisC
 
 async def test_junk_among_the_tabs_is_dropped(redis: RedisClient, raw: RedisClient, redis_url: str) -> None:
     now_s, _ = await redis.time()
-    junk = {"x": "", "default a": "one two three", "default b": "1 2", "default old": f"2 - {now_s - 9 * 86_400}"}
+    junk: dict[Any, Any] = {
+        "x": "",
+        "default a": "one two three",
+        "default b": "1 2",
+        "default old": f"2 - {now_s - 9 * 86_400}",
+    }
     await redis.hset(names.key_open("k"), mapping=junk)
-    await raw.zadd(names.unsettled(), {"junk": 1, "a b c d": 1, "  ": 1, "{} b c": 1, b"a b \xff": 1})
+    members: list[Any] = ["junk", "a b c d", "  ", "{} b c", b"a b \xff"]
+    await raw.zadd(names.unsettled(), dict.fromkeys(members, 1))
     async with Store(redis_url) as store:
         settling = settling_with(store)
         limiter = Limiter(store.execute, settling.forget_ended, standing_with(store))

@@ -168,6 +168,7 @@ async def test_without_redis_a_gateway_is_unavailable(redis: RedisClient, redis_
             await client.chat.completions.create(**TINY)
         assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
         assert caught.value.response.headers["retry-after"] == "1"
+        assert isinstance(caught.value.body, dict)
         assert caught.value.body["message"] == "the gateway has no connection to its queue now; try again"
 
 

@@ -240,6 +240,7 @@ async def test_a_query_that_is_wrong_is_refused_by_name(asked: Asked, query: dic
 @pytest.mark.parametrize("what", SAID)
 async def test_behind_what_is_no_event_of_a_response_there_is_nothing(asked: Asked, what: str) -> None:
     events = events_of((await asked.post(SAID[what], stream=True, background=True)).text)
+    assert events[0].type == "response.created"
     await refuses_to_go_on(asked, events[0].response.id, num_events=len(events))
 
 
@@ -247,6 +248,7 @@ async def test_behind_what_a_response_has_not_said_so_far_there_is_nothing(asked
     stream = await asked.openai.responses.create(model="tiny", input="wait here", background=True, stream=True)
     events = [await anext(stream) for _ in range(6)]
     assert events[-1].type == "response.output_text.delta"
+    assert events[0].type == "response.created"
     await refuses_to_go_on(asked, events[0].response.id, num_events=6)
     await asked.openai.responses.cancel(events[0].response.id)
     assert len([event async for event in stream]) > 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +28,8 @@ def feed(assembler: Assembler, *entries: OwnEntry | ChunkEntry | EndEntry) -> li
 
 def test_chunks_pass_and_add_up() -> None:
     assembler = Assembler("r")
-    entries = [OwnEntry(worker="w", epoch=1), chunk(0, "ab"), chunk(2, "c")]
-    assert feed(assembler, *entries) == [(0, "ab", (0, 1)), (2, "c", (2,))]
+    own = OwnEntry(worker="w", epoch=1)
+    assert feed(assembler, own, chunk(0, "ab"), chunk(2, "c")) == [(0, "ab", (0, 1)), (2, "c", (2,))]
     assert not assembler.ended
     end = EndEntry(finish_reason="length", prompt_tokens=4, cached_tokens=2, completion_tokens=3, total_ms=9)
     assert feed(assembler, end) == []
@@ -140,7 +142,8 @@ def test_a_call_without_its_beginning_is_never_hidden(calls: list[ToolCallDelta]
 
 def test_of_several_choices_each_last_chunk_says_what_stopped_it() -> None:
     assembler = Assembler("r")
-    for index, stop in enumerate(({"stop_string": "END"}, {"stop_token_id": 0}, {})):
+    stops: list[dict[str, Any]] = [{"stop_string": "END"}, {"stop_token_id": 0}, {}]
+    for index, stop in enumerate(stops):
         last = chunk(0, "a", index=index).model_copy(update={"finish_reason": "stop", **stop})
         item = assembler.feed(f"1-{index}", last)
         assert item is not None

@@ -17,6 +17,7 @@ from penstock.protocol.redis.connection import RedisClient
 from tests.support.patience import TEST_S, WAIT_S
 from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
 from tests.support.redis_servers.clocks import ShiftedServer
+from tests.support.redis_servers.streams import add_entry
 
 
 async def readers(redis: RedisClient) -> list[dict[str, str]]:
@@ -92,14 +93,14 @@ async def test_a_new_reply_does_not_wait_for_the_read_in_flight(
 async def test_a_reader_that_joins_while_a_read_is_under_way_misses_nothing(redis: RedisClient, redis_url: str) -> None:
     key = keys.reply("default", "r")
     entry = {"type": "own", "worker": "w", "epoch": "1"}
-    await redis.xadd(key, entry, id="1-0")
+    await add_entry(redis, key, entry, entry_id="1-0")
     async with AsyncClient(redis_url) as client:
         reader = client._transport.reader
         early = reader.follow("default", "r")
         assert (await early.next())[0] == "1-0"
         await asyncio.sleep(0.05)  # the next read is blocked after 1-0 by now
         with BlockingRedis.from_url(redis_url) as plain:
-            plain.xadd(key, entry, id="1-1")  # type: ignore[arg-type]  # answers that read while this loop stands still
+            plain.xadd(key, entry, id="1-1")  # answers that read while this loop stands still
         late = reader.follow("default", "r")
         assert [(await late.next())[0] for _ in range(2)] == ["1-0", "1-1"]
         assert (await early.next())[0] == "1-1"

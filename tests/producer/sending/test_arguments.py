@@ -9,7 +9,8 @@ import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from functools import partial
+from typing import Any, cast, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -54,15 +55,18 @@ NOBODYS: dict[str, Make] = {
 }  # fmt: skip
 """Makers of values that no argument takes. A value is made anew each time: some can be read only once."""
 
-SOMEBODYS: dict[str, Make] = {
-    f"{at}: {in_python(value)}": lambda value=value: value  # type: ignore[misc]
-    for at, value in enumerate((
-        None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63, 0.0, 1.0, 1.5, -1e-9, 1e-9, 1e300, decimal.Decimal(1),
-        "", "x", "1", "nan", "1e400", "q\n", "\ufeffq", "a\0", "\x1b[0m", "q" * 200, "1-1", "9" * 30 + "-1", [], (), {},
-        [1], [-1], [True], [2**63], [10**5000], [[]], {1: 2}, {True: 1}, {1: True}, {1}, range(2),
-        collections.deque([1]), {"a": "b"}, CHAT, GenerateRequest(prompt="x"),
-    ))
-}  # fmt: skip
+
+def _same(value: object) -> object:
+    return value
+
+
+_VALUES: tuple[object, ...] = (
+    None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63, 0.0, 1.0, 1.5, -1e-9, 1e-9, 1e300, decimal.Decimal(1),
+    "", "x", "1", "nan", "1e400", "q\n", "\ufeffq", "a\0", "\x1b[0m", "q" * 200, "1-1", "9" * 30 + "-1", [], (), {},
+    [1], [-1], [True], [2**63], [10**5000], [[]], {1: 2}, {True: 1}, {1: True}, {1}, range(2),
+    collections.deque([1]), {"a": "b"}, CHAT, GenerateRequest(prompt="x"),
+)  # fmt: skip
+SOMEBODYS: dict[str, Make] = {f"{at}: {in_python(value)}": partial(_same, value) for at, value in enumerate(_VALUES)}
 JUNK = {**NOBODYS, **SOMEBODYS}
 
 
@@ -235,15 +239,16 @@ def test_options_of_chats_alone_may_be_those_of_many() -> None:
     with pytest.raises(RequestRefused, match="max_completion_tokens: "):  # as the caller has called it
         check_options({"max_completion_tokens": 0})
     with pytest.raises(RequestRefused, match="max_tokens and max_completion_tokens are the same"):
-        check_options(dict.fromkeys(("max_tokens", "max_completion_tokens"), decimal.Decimal("sNaN")))  # type: ignore[typeddict-item]
+        check_options(cast("Any", dict.fromkeys(("max_tokens", "max_completion_tokens"), decimal.Decimal("sNaN"))))
     with pytest.raises(RequestRefused, match="messages: there is a prompt already"):
         check_options({"messages": CHAT})  # type: ignore[typeddict-unknown-key]
 
 
 async def test_what_is_longest_and_most_is_taken_by_the_server(redis: RedisClient, redis_url: str) -> None:
+    largest: Any = {"id": None, "max_tokens": 2**63 - 1, "min_tokens": 0, "top_k": 2**63 - 1, "seed": 2**63 - 1}
     longest: Any = {"reconnect_timeout_s": LONGEST_S, "answer_timeout_s": LONGEST_S, "dedupe_window_s": int(LONGEST_S)}
     async with AsyncClient(redis_url, max_queue_length=MOST, **longest) as client:
-        handle = await client.submit("x", id=None, max_tokens=2**63 - 1, min_tokens=0, top_k=2**63 - 1, seed=2**63 - 1)
+        handle = await client.submit("x", **largest)
         assert await handle.state() == "queued"
         with pytest.raises(ReplyTimeout, match="within 0 s"):
             await handle.result(timeout=0)

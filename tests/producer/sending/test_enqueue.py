@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, QueueFull, RequestRefused
 from penstock.protocol import keys
-from penstock.protocol.queue.enqueue import Added, Full, enqueue
+from penstock.protocol.queue.enqueue import Added, Full, Late, enqueue
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.redis.pipeline import Batcher
 from penstock.protocol.wire import MAX_FIELDS, ChunkEntry, EndEntry, GenerateRequest, OwnEntry
 from tests.support.programs.fakes import LossyProxy
+from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -24,7 +26,7 @@ STREAM = keys.requests("q")
 
 async def put(
     redis: RedisClient | Batcher, request_id: str, *, limit: int | None = None, window_s: int = 60
-) -> Added | Full:
+) -> Added | Full | Late:
     fields = {"request": json.dumps({"prompt": request_id})}
     execute = redis.execute if isinstance(redis, Batcher) else redis.execute_command
     return await enqueue(execute, "q", request_id, fields, max_length=limit, dedupe_window_s=window_s)
@@ -35,7 +37,7 @@ async def test_a_request_is_added_once(redis: RedisClient) -> None:
     assert isinstance(first, Added)
     assert not first.again
     assert await put(redis, "a") == Added(first.entry_id, again=True)
-    assert await redis.xrange(STREAM) == [(first.entry_id, {"request": '{"prompt": "a"}'})]
+    assert await read_stream(redis, STREAM) == [(first.entry_id, {"request": '{"prompt": "a"}'})]
 
 
 async def test_no_script_is_given_more_fields_than_it_can_unpack(redis: RedisClient) -> None:
@@ -112,7 +114,7 @@ async def test_the_client_submits_once_over_a_lossy_network(redis_server: Embedd
         proxy.lose_next_answer_to(b"EVALSHA")
         handle = await client.submit("once")
     assert proxy.num_lost == 1
-    entries = await redis.xrange(STREAM)
+    entries = await read_stream(redis, STREAM)
     assert [json.loads(fields["request"])["prompt"] for _, fields in entries] == ["warm-up", "once"]
     assert json.loads(entries[-1][1]["request"])["id"] == handle.id
 
@@ -139,12 +141,13 @@ async def test_a_client_without_a_limit_adds_to_any_queue(redis: RedisClient, re
 
 async def test_what_is_wrong_with_a_request_is_told_before_anything_is_sent(redis: RedisClient, redis_url: str) -> None:
     async with AsyncClient(redis_url, queue="q") as client:
-        for sampling, named in [
+        wrong: list[tuple[dict[str, Any], str]] = [
             ({"temprature": 1.0}, "temprature"),
             ({"top_p": 1.5}, "top_p"),
             ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is above max_tokens 4"),
             ({"id": "no spaces"}, "id"),
-        ]:
+        ]
+        for sampling, named in wrong:
             with pytest.raises(RequestRefused, match=named) as caught:
                 await client.submit("a", **sampling)
             assert caught.value.code == "invalid_request"

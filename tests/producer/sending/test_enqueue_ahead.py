@@ -13,6 +13,7 @@ from penstock.protocol.queue.enqueue import Added, Full, Late, enqueue
 from penstock.protocol.queue.load import QueueLoad, query_load
 from penstock.protocol.redis.connection import RedisClient, ensure_group
 from penstock.protocol.scripts import WorkerCapacity
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = pytest.mark.every_server
 
@@ -30,7 +31,7 @@ async def wait_in_line(
     fields = {"tenant": tenant, "priority": str(priority), "timeout_s": timeout_s}
     fields["prompt"] = "x" * (40 - sum(len(name) + len(value) for name, value in fields.items()) - len("prompt"))
     for _ in range(count):
-        await redis.xadd(STREAM, dict(fields))
+        await add_entry(redis, STREAM, fields)
     for _ in range(1 + count // 256):
         await redis.execute_command(*scripts.take("q", worker="w", count=0, **LIMITS))
 

@@ -16,6 +16,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
 from tests.support.programs.fakes import eventually
+from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -46,7 +47,7 @@ async def test_a_full_queue_is_waited_for_where_that_is_wanted(redis: RedisClien
     with pytest.raises(QueueFull):
         await line.enqueue(request("c"))
     waiting = asyncio.create_task(line.send_with_patience(Patience(line.connections), request("c")))
-    ((entry_id, _),) = await redis.xrange(keys.requests("q"), count=1)
+    (entry_id, _), *_ = await read_stream(redis, keys.requests("q"))
     await redis.xdel(keys.requests("q"), entry_id)
     await waiting
     assert await redis.xlen(keys.requests("q")) == 2
@@ -103,7 +104,7 @@ async def test_what_was_sent_and_left_no_trace_is_gone_and_not_waited_for(redis:
     """The mark of the enqueue outlives the state and the reply by far."""
     assert not await line.enqueue(request("r"))
     assert await line.enqueue(request("r"))
-    ((entry_id, _),) = await redis.xrange(keys.requests("q"))
+    ((entry_id, _),) = await read_stream(redis, keys.requests("q"))
     await redis.xdel(keys.requests("q"), entry_id)
     for look in (line.check_present, line.state):
         with pytest.raises(ReplyGone, match="ended and expired"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from penstock.tools.chaos.fake_engine import expected_text
 from tests.support.letters import add_letter
 from tests.support.programs.worker_harness import eventually, read_reply, running_worker, send
 from tests.support.redis_servers.redis_proxy import RedisProxy
+from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -48,7 +50,7 @@ async def test_flat_and_unreadable_requests_are_replayed_as_they_are(redis: Redi
     await add_letter(redis, "flat", prompt="x", max_tokens="3")
     await add_letter(redis, "broken", request="{not json")
     ids = [await dead_letters.replay(raw, "q", letter) for letter in await all_letters(raw)]
-    entries = [fields for _, fields in await redis.xrange(keys.requests("q"))]
+    entries = [fields for _, fields in await read_stream(redis, keys.requests("q"))]
     assert entries == [
         {"prompt": "x", "max_tokens": "3", "id": ids[0]},
         {"request": "{not json", "id": ids[1]},
@@ -107,7 +109,8 @@ async def test_letters_are_found_by_either_id_over_many_pages(redis: RedisClient
 
 
 async def test_a_letter_that_no_request_fits_in_stays(redis: RedisClient, raw: RedisClient) -> None:
-    await add_letter(redis, "wide", prompt="x", **{f"f{i}": "x" for i in range(10_000)})
+    many: dict[str, Any] = {f"f{i}": "x" for i in range(10_000)}
+    await add_letter(redis, "wide", prompt="x", **many)
     (letter,) = await all_letters(raw)
     with pytest.raises(NotReplayable, match="holds 10001 fields"):
         await dead_letters.replay(raw, "q", letter)

@@ -16,12 +16,12 @@ from redis import exceptions
 from penstock.local.embedded import EmbeddedServer, dies_with_parent, find_servers
 from penstock.protocol import keys
 from penstock.protocol.errors import ConnectionLost, ServerRefused
+from penstock.protocol.redis.address import parse_url
 from penstock.protocol.redis.connection import (
     RedisClient,
     connect,
     connect_blocking,
     ensure_group,
-    parse_url,
     redis_errors,
 )
 from penstock.protocol.redis.faults import UNREACHABLE

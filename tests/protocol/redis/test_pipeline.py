@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from redis import exceptions
+from redis.asyncio import RedisCluster
 
 from penstock.protocol.redis import pipeline
 from penstock.protocol.redis.connection import RedisClient, connect
@@ -48,10 +49,11 @@ async def test_commands_of_one_turn_go_together_and_each_asker_gets_its_answer(
 
 async def test_an_error_is_raised_to_its_own_asker_alone(raw: RedisClient) -> None:
     batcher = Batcher(raw, retries=0)
-    good, bad, none = await asyncio.gather(
+    answers: tuple[Any, ...] = await asyncio.gather(
         batcher.execute("SET", "k", "v"), batcher.execute("LPUSH", "k", "v"), batcher.execute("GET", "none"),
         return_exceptions=True,
     )  # fmt: skip
+    good, bad, none = answers
     assert good == b"OK"
     assert isinstance(bad, exceptions.ResponseError)
     assert none is None
@@ -144,6 +146,7 @@ async def test_closing_cancels_who_waits(proxy: RedisProxy, delay_s: float) -> N
 
 async def test_a_cluster_gets_each_command_where_its_keys_are(redis_cluster_url: str) -> None:
     client = connect(redis_cluster_url, decode=False)
+    assert isinstance(client, RedisCluster)
     batcher = Batcher(client, retries=0)
     await asyncio.gather(*(batcher.execute("SET", f"k{i}", i) for i in range(20)))
     assert await asyncio.gather(*(batcher.execute("GET", f"k{i}") for i in range(20))) == [
@@ -183,6 +186,7 @@ async def test_a_script_that_only_reads_is_held_to_it(raw: RedisClient) -> None:
 
 async def test_a_cluster_too_gets_a_script_whole_only_where_it_is_not_known(redis_cluster_url: str) -> None:
     client = connect(redis_cluster_url, decode=False)
+    assert isinstance(client, RedisCluster)
     batcher = Batcher(client, retries=0)
     commands: list[Command] = [("EVAL", "return {KEYS[1], ARGV[1]}", 1, f"k{i}", i) for i in range(20)]
     expected = [[f"k{i}".encode(), str(i).encode()] for i in range(20)]

@@ -72,7 +72,8 @@ MISLEADING = ("SET", "k) of pipeline caused error: ('NOPERM no", "NOREPLICAS")
 
 
 def parsed(answer: str) -> Exception:
-    return BaseParser.parse_error(answer)
+    error: Exception = BaseParser.parse_error(answer)
+    return error
 
 
 def in_pipeline(answer: str) -> Exception:
@@ -183,7 +184,8 @@ async def test_each_code_is_known_through_the_library_s_own_ways(redis_url: str)
             calls = [client.set("k", "v"), client.eval("return redis.call('GET', KEYS[1])", 1, "k")]
             errors = list(await asyncio.gather(*calls, return_exceptions=True))
             for pipeline in pipelines:
-                pipeline.set("k", "v").pttl("k")
+                pipeline.set("k", "v")
+                pipeline.pttl("k")
                 errors += await asyncio.gather(pipeline.execute(), return_exceptions=True)
             assert all(isinstance(error, Exception) for error in errors), answer
             assert [may_pass(error) for error in errors if isinstance(error, Exception)] == [passes] * 4, answer

@@ -65,7 +65,7 @@ CALLED = [
 
 def parameters(function: Any) -> list[str]:
     """Returns the names of a function's parameters, with their stars if they have some."""
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return [stars.get(each.kind, "") + each.name for each in inspect.signature(function).parameters.values()]
 
 
@@ -97,7 +97,7 @@ def test_what_is_called_is_there(owner: type, name: str, needed: list[str], is_a
 
 def test_a_pool_keeps_its_connections_where_ours_puts_them() -> None:
     pool = ConnectionPool(connection_class=Connection, redis_connect_func=None)
-    made = pool.get_available_connection()  # type: ignore[no-untyped-call]
+    made = pool.get_available_connection()
     assert (set(pool._in_use_connections), pool._available_connections) == ({made}, [])
     assert pool.connection_kwargs["redis_connect_func"] is None  # connection.on_new_connections sets it
 

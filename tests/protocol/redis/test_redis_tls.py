@@ -15,9 +15,9 @@ import pytest
 from hiredis import Reader
 
 from penstock.local.embedded import EmbeddedServer
-from penstock.protocol.errors import ConnectionLost
+from penstock.protocol.errors import BadAddress, ConnectionLost
 from penstock.protocol.redis import tls
-from penstock.protocol.redis.address import Address, BadAddress, parse_url
+from penstock.protocol.redis.address import Address, parse_url
 from penstock.protocol.redis.connection import connect, redis_errors
 from tests.support.programs.gateway_harness import Certificate
 from tests.support.redis_servers.servers import cluster_arguments, form_cluster
@@ -30,7 +30,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Certificate]:
 
 
 async def ping(url: str) -> bool:
-    async with aclosing(connect(url, decode=True, retries=0)) as client:  # type: ignore[type-var]
+    async with aclosing(connect(url, decode=True, retries=0)) as client:
         with redis_errors(parse_url(url)):
             return bool(await client.ping())
 
@@ -76,7 +76,7 @@ async def test_a_cluster_speaks_it_at_each_node(certificates: list[Certificate])
     with EmbeddedServer(arguments=cluster_arguments()) as server:
         await asyncio.to_thread(form_cluster, [server])
         async with TlsProxy(server.port, certificate) as proxy:
-            async with aclosing(connect(server.url, decode=True)) as plain:  # type: ignore[type-var]
+            async with aclosing(connect(server.url, decode=True)) as plain:
                 await plain.config_set("cluster-announce-port", proxy.port)
             assert await ping(f"rediss+cluster://127.0.0.1:{proxy.port}?ssl_ca_certs={certificate.file}")
             assert proxy.num_links > 0
@@ -153,7 +153,7 @@ async def test_a_client_goes_on_with_what_it_had(
     whole = old.key.read_bytes()
     async with (
         TlsProxy(redis_server.port, old, clients=old.file) as proxy,
-        aclosing(connect(files.url(proxy.port), decode=True)) as client,  # type: ignore[type-var]
+        aclosing(connect(files.url(proxy.port), decode=True)) as client,
     ):
         assert await client.ping()
         for harm in (b"", whole[: len(whole) // 2], new.key.read_bytes(), None):

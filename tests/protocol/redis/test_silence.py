@@ -10,11 +10,11 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import exceptions
-from redis.asyncio import RedisCluster
+from redis.asyncio import Redis, RedisCluster
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis import silence
@@ -52,7 +52,8 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 async def opened(client: RedisClient, num: int = NUM) -> list[Watched]:
     """Returns `num` connections that have been used and are idle."""
-    pool = client.connection_pool
+    assert isinstance(client, Redis)
+    pool: Any = client.connection_pool
     made = [await pool.get_connection() for _ in range(num)]
     for each in made:
         await each.send_command("ECHO", "x")
@@ -115,7 +116,7 @@ async def test_a_server_that_answers_nobody_is_slow(
     async with aclosing(connect(proxy.url, decode=False)) as client:
         await opened(client)
         proxy.is_answering.clear()
-        asked = [asyncio.create_task(client.echo("x")) for _ in range(NUM)]
+        asked = [asyncio.ensure_future(client.echo("x")) for _ in range(NUM)]
         await eventually(lambda: proxy.seen["PING"] >= 2)  # two new connections had no answer either
         proxy.is_answering.set()
         async with asyncio.timeout(WAIT_S):
@@ -151,14 +152,14 @@ async def test_a_death_teaches_patience_with_what_was_made_since(
         [dead] = await opened(client, 1)
         reading = asyncio.create_task(read_streams(reader, {"s": "0-0"}, count=1, block_s=TEST_S))
         await eventually(lambda: other.seen["XREAD"] == 1)
-        [old] = reader.connection_pool._in_use_connections  # type: ignore[union-attr]
+        [old] = cast("set[Watched]", reader.connection_pool._in_use_connections)  # type: ignore[union-attr]
         proxy.forget()
         async with asyncio.timeout(WAIT_S):
             await client.echo("x")
         watch = silence.SilenceWatch.of(kwargs["deployment"])
         dead.wait.begin()
         assert not reading.done()
-        assert watch._late_s(old) == pytest.approx(old.wait.since_s + TEST_S + silence.LATE_S)
+        assert watch._late_s(old) == pytest.approx((old.wait.since_s or 0.0) + TEST_S + silence.LATE_S)
         assert watch._late_s(dead) == pytest.approx((dead.wait.since_s or 0.0) + 2 * silence.ANSWER_S)
         dead.wait.since_s = None
         other.cut()
@@ -183,7 +184,7 @@ async def test_what_is_on_its_way_is_not_late(proxy: RefusingProxy, quick: None)
     async with aclosing(connect(proxy.url, decode=False)) as client:
         [made] = await opened(client, 1)
         proxy.hold("GET")
-        asked = asyncio.create_task(client.get("k"))
+        asked = asyncio.ensure_future(client.get("k"))
         await eventually(lambda: proxy.seen["GET"] == 1)
         unsent = iter(range(10**9, 0, -1))
         made.unsent = lambda: next(unsent)  # type: ignore[method-assign]
@@ -267,7 +268,7 @@ async def test_what_was_idle_for_long_is_made_anew(
 
 def _connections(client: Any) -> list[Watched]:
     if isinstance(client, RedisCluster):
-        return [each for node in client.get_nodes() for each in node._connections]
+        return [cast("Watched", each) for node in client.get_nodes() for each in node._connections]
     return list(client.connection_pool._available_connections)
 
 

@@ -8,6 +8,7 @@ from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.pipeline import Command
 from penstock.worker.redis.guarded import execute_one
+from tests.support.redis_servers.streams import add_entry
 
 STREAM = keys.requests("q")
 
@@ -18,7 +19,7 @@ async def run(redis: RedisClient, command: Command) -> Any:
 
 async def owned(redis: RedisClient, worker: str, n: int = 1) -> list[str]:
     """Adds entries and reads them as `worker`."""
-    ids = [(await redis.xadd(STREAM, {"prompt": "x"})).decode() for _ in range(n)]
+    ids = [await add_entry(redis, STREAM, {"prompt": "x"}) for _ in range(n)]
     await redis.xreadgroup(keys.GROUP, worker, {STREAM: ">"}, count=n)
     return ids
 
@@ -31,7 +32,7 @@ async def owners(redis: RedisClient) -> dict[str, int]:
 
 async def give_up_as_before(redis: RedisClient, entry_ids: list[str], *, consumer: str = keys.UNOWNED) -> None:
     """Gives entries up as workers do whose lanes keep no place for returned entries: the entries belong to nobody."""
-    await redis.xclaim(STREAM, keys.GROUP, consumer, 0, entry_ids, justid=True)
+    await redis.xclaim(STREAM, keys.GROUP, consumer, 0, [*entry_ids], justid=True)
 
 
 async def put_back(redis: RedisClient, worker: str, entry_ids: list[str], **more: Any) -> int:

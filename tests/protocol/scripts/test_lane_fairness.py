@@ -20,6 +20,7 @@ from penstock.protocol.redis.connection import RedisClient, connect, ensure_grou
 from penstock.protocol.redis.pipeline import Command
 from penstock.protocol.scripts import Bill
 from tests.protocol.scripts.script_calls import STREAM
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = pytest.mark.every_server
 
@@ -78,7 +79,7 @@ class Fleet:
             wanted = tenant.num_waiting - queued if tenant.num_waiting else self.random.choice((0, 0, 0, 5))
             for _ in range(wanted):
                 body: Any = {"tenant": name, "prompt": "x" * (4 * tenant.prompt - 20)}
-                self.owner[(await self.redis.xadd(STREAM, body)).decode()] = name
+                self.owner[await add_entry(self.redis, STREAM, body)] = name
 
     async def take(self, worker: Worker) -> None:
         spare = self.slots - len(worker.running)

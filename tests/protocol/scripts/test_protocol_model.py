@@ -312,12 +312,12 @@ class Protocol(RuleBasedStateMachine):
         worker = self.acting(at)
         unowned = [entry_id for entry_id, owner in self.pending().items() if owner == keys.UNOWNED]
         if unowned:
-            found = self.run(self.redis.xclaim(keys.requests(QUEUE), keys.GROUP, worker.name, 0, unowned[:2]))
+            found = self.run(self.redis.xclaim(keys.requests(QUEUE), keys.GROUP, worker.name, 0, [*unowned[:2]]))
             self.note(worker, [(entry_id, 0, 1, flat(fields)) for entry_id, fields in found])
 
     def give_up_as_before(self, entry_ids: Iterable[str]) -> None:
         if ids := list(entry_ids):
-            self.run(self.redis.xclaim(keys.requests(QUEUE), keys.GROUP, keys.UNOWNED, 0, ids, justid=True))
+            self.run(self.redis.xclaim(keys.requests(QUEUE), keys.GROUP, keys.UNOWNED, 0, [*ids], justid=True))
 
     @rule()
     def reclaim(self) -> None:
@@ -561,7 +561,8 @@ class Protocol(RuleBasedStateMachine):
     @invariant()
     def replies_are_whole(self) -> None:
         for request_id in REQUESTS:
-            epoch, tokens, ended = 0, [], False
+            tokens: list[int] = []
+            epoch, ended = 0, False
             for entry_id, fields in self.reply(request_id):
                 assert not ended, "something follows the end"
                 entry_epoch, number = map(int, entry_id.split(b"-"))

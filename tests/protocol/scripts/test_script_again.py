@@ -10,8 +10,10 @@ import pytest
 from penstock.protocol import keys, scripts
 from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.redis.streams import stream_entries
 from penstock.protocol.scripts import Bill
 from tests.protocol.scripts.script_calls import STREAM, give_up_as_before, owners, put_back, run
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -21,7 +23,7 @@ LONG_AGO = 1_700_000_000_000
 
 async def add(redis: RedisClient, entry_id: str = "*", **fields: object) -> str:
     body: dict[Any, Any] = {"prompt": "x" * 40, **{name: str(value) for name, value in fields.items()}}
-    return str((await redis.xadd(STREAM, body, id=entry_id)).decode())
+    return await add_entry(redis, STREAM, body, entry_id=entry_id)
 
 
 async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", **how: Any) -> list[str]:
@@ -79,7 +81,8 @@ BACK_IN_LINE = sorted(WAYS.keys() - {"is_set_aside", "is_passed_on"})
 async def reads_past_lanes(redis: RedisClient) -> str:
     """Reads as a worker that waits for new entries."""
     answer = await redis.xreadgroup(keys.GROUP, "had", {STREAM: ">"}, count=1)
-    return str(answer[0][1][0][0].decode())
+    [(_, [(entry_id, _)])] = stream_entries(answer)
+    return entry_id.decode()
 
 
 async def takes(redis: RedisClient) -> str:

@@ -11,6 +11,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts.calls import MAX_DROPPED
 from penstock.protocol.wire import Envelope
 from tests.protocol.scripts.script_calls import run
+from tests.support.redis_servers.streams import add_entry, read_owners, read_raw_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -24,7 +25,7 @@ async def group(raw: RedisClient) -> None:
 
 
 async def add(raw: RedisClient, entry_id: str = "*", **fields: str) -> str:
-    return (await raw.xadd(CALLS, {"call": "tokenize", "prompt": "x", **fields}, id=entry_id)).decode()
+    return await add_entry(raw, CALLS, {"call": "tokenize", "prompt": "x", **fields}, entry_id=entry_id)
 
 
 async def take(
@@ -64,8 +65,7 @@ async def leave_alone(raw: RedisClient, worker: str, entry_id: str) -> None:
 
 
 async def pending(raw: RedisClient) -> list[tuple[str, str]]:
-    found = await raw.xpending_range(CALLS, keys.GROUP, "-", "+", 100)
-    return [(item["consumer"].decode(), item["message_id"].decode()) for item in found]
+    return [(owner, entry_id) for entry_id, owner in (await read_owners(raw, CALLS)).items()]
 
 
 async def test_each_call_is_taken_by_one(raw: RedisClient) -> None:
@@ -86,7 +86,7 @@ async def test_an_answer_removes_the_call_and_expires(raw: RedisClient) -> None:
     await take(raw, "a")
     assert await answer(raw, "a", entry_id) == 1
     assert await answer(raw, "a", entry_id) == 0  # as when the answer to the command was lost
-    assert [fields for _, fields in await raw.xrange(ANSWERS)] == [{b"id": b"c", b"text": b"x"}]
+    assert [fields for _, fields in await read_raw_stream(raw, ANSWERS)] == [{b"id": b"c", b"text": b"x"}]
     assert await raw.xlen(CALLS) == 0
     assert await pending(raw) == []
     assert 0 < await raw.pttl(ANSWERS) <= 60_000
@@ -139,8 +139,8 @@ async def test_of_what_is_taken_over_too_so_many_bytes(raw: RedisClient) -> None
     for _ in range(3):
         await add(raw)
     await raw.xreadgroup(keys.GROUP, "dead", {CALLS: ">"}, count=2)
-    for entry in await raw.xpending_range(CALLS, keys.GROUP, "-", "+", 9):
-        await leave_alone(raw, "dead", entry["message_id"])
+    for entry_id in await read_owners(raw, CALLS):
+        await leave_alone(raw, "dead", entry_id)
     assert [len(await take(raw, "a", count=9, max_bytes=1)) for _ in range(4)] == [1, 1, 1, 0]
 
 
@@ -203,7 +203,7 @@ async def test_old_answers_go_as_new_ones_come(raw: RedisClient) -> None:
     entry_id = await add(raw)
     await take(raw, "a")
     await answer(raw, "a", entry_id)
-    assert [fields[b"id"] for _, fields in await raw.xrange(ANSWERS)] == [b"c"]
+    assert [fields[b"id"] for _, fields in await read_raw_stream(raw, ANSWERS)] == [b"c"]
 
 
 async def test_the_consumer_of_calls_leaves_with_its_worker(raw: RedisClient) -> None:

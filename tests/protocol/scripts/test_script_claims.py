@@ -14,6 +14,7 @@ from penstock.protocol.redis.faults import is_stale_id
 from penstock.protocol.scripts import Claim, ClaimState, EarlierClaim, NotClaimed
 from tests.protocol.scripts.script_calls import run
 from tests.support.programs.fakes import ranked
+from tests.support.redis_servers.streams import add_entry, read_raw_stream
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -50,7 +51,7 @@ async def test_each_claim_takes_a_higher_epoch_and_fences_the_last(raw: RedisCli
         await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{first.epoch}-1")
     assert is_stale_id(refused.value)
     assert await finish(raw, first) == b"fenced"
-    entries = await raw.xrange(keys.reply("q", "r"))
+    entries = await read_raw_stream(raw, keys.reply("q", "r"))
     assert ranked(entry_id for entry_id, _ in entries) == ["1-0", "2-0"]
     assert [fields[b"turn"] for _, fields in entries] == [b"1", b"2"]
     assert [int(fields[b"epoch"]) for _, fields in entries] == [first.epoch, second.epoch]
@@ -149,13 +150,14 @@ async def test_standing_names_the_owner_and_the_entry(raw: RedisClient) -> None:
 
 
 async def test_crashes_hand_backs_and_retries_are_told_apart(raw: RedisClient) -> None:
+    epoch = 0
+
     async def counts(worker: str, instance: str = "") -> tuple[int, int, int, int]:
         nonlocal epoch
         answer = await claim(raw, worker, instance=instance)
         epoch = answer.epoch
         return answer.attempts, answer.crashes, answer.strikes, answer.handbacks
 
-    epoch = 0
     assert await counts("a") == (1, 0, 0, 0)
     assert await counts("a") == (2, 0, 0, 0)  # the answer was lost, the same process asks again
     assert await counts("a", instance="i-reborn") == (3, 1, 1, 0)  # same name, another process
@@ -195,7 +197,7 @@ async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
     command = scripts.finish("q", "r", claim=claimed, last_number=0, status="done", ttl_ms=5000, entries=entries)
     assert await run(raw, command) == b"ok"
     assert await run(raw, command) == b"already"
-    written = await raw.xrange(keys.reply("q", "r"))
+    written = await read_raw_stream(raw, keys.reply("q", "r"))
     assert ranked(entry_id for entry_id, _ in written) == ["1-0", "1-4", "1-5"]
     for key in (keys.reply("q", "r"), keys.state("q", "r")):
         assert 0 < await raw.pttl(key) <= 5000
@@ -208,11 +210,11 @@ async def test_finish_is_all_at_once_and_only_once(raw: RedisClient) -> None:
 async def test_what_comes_after_the_end_changes_nothing(raw: RedisClient, status: Literal["done", "dead"]) -> None:
     frozen, claimed = await claim(raw, "a"), await claim(raw, "b")
     assert await finish(raw, claimed, status=status) == b"ok"
-    before = await raw.hgetall(keys.state("q", "r")), await raw.xrange(keys.reply("q", "r"))
+    before = await raw.hgetall(keys.state("q", "r")), await read_raw_stream(raw, keys.reply("q", "r"))
     assert before[0][b"crashes"] == b"1"
     assert await finish(raw, claimed, last=1, status=status) == b"already"
     assert await run(raw, scripts.absolve("q", "r", epoch=frozen.epoch)) == 0
-    assert (await raw.hgetall(keys.state("q", "r")), await raw.xrange(keys.reply("q", "r"))) == before
+    assert (await raw.hgetall(keys.state("q", "r")), await read_raw_stream(raw, keys.reply("q", "r"))) == before
 
 
 async def test_an_end_of_an_earlier_claim_by_the_same_process_is_refused(raw: RedisClient) -> None:
@@ -242,10 +244,10 @@ async def test_what_cannot_be_claimed_ends_once(raw: RedisClient, name: str) -> 
     last, expected = REPLIES[name]
     reply = keys.reply("q", "r")
     if last:
-        await raw.xadd(reply, last, id=f"{AHEAD}-7")
+        await add_entry(raw, reply, last, entry_id=f"{AHEAD}-7")
     command = scripts.end_unclaimed("q", "r", ttl_ms=5000, fields=END)
     assert [await run(raw, command) for _ in range(2)] == [expected, b"already"]
-    entries = await raw.xrange(reply)
+    entries = await read_raw_stream(raw, reply)
     assert len(entries) == bool(last) + (expected == b"ok")
     assert entries[-1][1][b"type"] == b"end"
     if expected == b"ok":
@@ -288,7 +290,7 @@ async def write(redis: RedisClient, claimed: Claim | NotClaimed) -> None:
 async def test_a_reply_that_is_not_begun_is_any_model_s(raw: RedisClient) -> None:
     await try_claim(raw, "a", digest="A")
     assert isinstance(await try_claim(raw, "b", digest="B"), Claim)
-    digests = [fields[b"digest"] for _, fields in await raw.xrange(keys.reply("q", "r"))]
+    digests = [fields[b"digest"] for _, fields in await read_raw_stream(raw, keys.reply("q", "r"))]
     assert digests == [b"A", b"B"]
 
 
@@ -308,6 +310,7 @@ async def test_it_is_taken_by_another_model_to_be_ended(raw: RedisClient) -> Non
         last = await try_claim(raw, "b", digest="B", any_model=True)
         assert isinstance(last, Claim)
         assert last.is_of_other_model
+    assert isinstance(last, Claim)
     assert await try_claim(raw, "b", digest="B") == NotClaimed("other_model", digest="A")
     assert await finish(raw, last) == b"ok"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis import exceptions
 
@@ -11,6 +13,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.faults import may_pass
 from tests.protocol.scripts.script_calls import STREAM, owned, owners, put_back, run
 from tests.support.programs.worker_harness import eventually
+from tests.support.redis_servers.streams import read_raw_stream, read_stream, text_of
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -37,10 +40,10 @@ async def test_of_what_has_left_no_account_is_kept(raw: RedisClient) -> None:
 
 async def test_only_the_owner_can_bury_and_only_once(raw: RedisClient) -> None:
     (entry_id,) = await owned(raw, "a")
-    letter = ["id", "r", b"field:x", b"\xff"]
+    letter: list[str | bytes] = ["id", "r", b"field:x", b"\xff"]
     for worker, expected in (("b", 0), ("a", 1), ("a", 0)):
         assert await bury(raw, letter, entry_id=entry_id, worker=worker) == expected
-    ((_, fields),) = await raw.xrange(keys.dead("q"))
+    ((_, fields),) = await read_raw_stream(raw, keys.dead("q"))
     assert fields == {b"id": b"r", b"field:x": b"\xff"}
     assert await raw.xlen(STREAM) == 0
     assert await kept_bytes(raw) == len("id" + "r" + "field:x") + 1
@@ -71,7 +74,7 @@ async def test_the_oldest_letters_go_by_number(raw: RedisClient) -> None:
 async def test_letters_go_when_they_are_old(raw: RedisClient) -> None:
     for size in (100, 200):
         await bury(raw, letter_of(size), ttl_ms=10**6)
-    (first, _), _ = await raw.xrange(LETTERS)
+    (first, _), _ = await read_raw_stream(raw, LETTERS)
     assert 0 < await raw.pttl(LETTERS) <= 10**6  # where no other letter follows
     assert 0 < await raw.pttl(keys.letter_sizes(LETTERS)) <= 10**6
     assert 0 < await raw.pttl(keys.letter_bytes(LETTERS)) <= 10**6
@@ -117,7 +120,7 @@ async def test_a_full_server_loses_no_letter(raw: RedisClient) -> None:
 async def test_letters_deleted_by_hand_are_counted_until_they_would_be_the_oldest(raw: RedisClient) -> None:
     for size in (100, 200, 300):
         await bury(raw, letter_of(size))
-    ids = [letter_id for letter_id, _ in await raw.xrange(LETTERS)]
+    ids = [letter_id for letter_id, _ in await read_raw_stream(raw, LETTERS)]
     await raw.xdel(LETTERS, ids[1])
     assert await kept_bytes(raw) == 600
     await bury(raw, letter_of(90), max_bytes=600)
@@ -166,9 +169,9 @@ async def test_an_id_is_marked_once_its_entry_has_left_with_an_end(raw: RedisCli
             await run(raw, scripts.ack("q", worker=worker, bills=[scripts.Bill(other, "", None), bill]))
         else:
             limits = scripts.LetterLimits(max_entries=10, max_bytes=10**6, ttl_ms=10**6)
-            more = {"request_id": "r", "letters": LETTERS, "limits": limits, "fields": ["id", "r"]}
+            more: dict[str, Any] = {"request_id": "r", "letters": LETTERS, "limits": limits, "fields": ["id", "r"]}
             await run(raw, scripts.bury("q", worker=worker, entry_id=entry, **more))
-        return (await raw.get(keys.seen("q", "r"))).decode()
+        return text_of(await raw.get(keys.seen("q", "r")))
 
     assert await leave("b", mine) == mine
     assert await leave("a", other) == mine
@@ -196,7 +199,9 @@ async def bury(
 
 
 async def letter_sizes_of(redis: RedisClient) -> list[int]:
-    return [sum(len(part) for pair in fields.items() for part in pair) for _, fields in await redis.xrange(LETTERS)]
+    return [
+        sum(len(part) for pair in fields.items() for part in pair) for _, fields in await read_stream(redis, LETTERS)
+    ]
 
 
 async def kept_bytes(redis: RedisClient) -> int:
@@ -213,7 +218,7 @@ async def test_what_is_given_back_is_taken_once_and_in_order(raw: RedisClient) -
     ids = await owned(raw, "a", 3)
     assert await put_back(raw, "b", ids) == 0
     assert await put_back(raw, "a", ids) == 3
-    limits = {"max_body_bytes": 100, "max_bytes": 1000}
+    limits: dict[str, Any] = {"max_body_bytes": 100, "max_bytes": 1000}
     found = [(await run(raw, scripts.take("q", worker=worker, count=2, **limits)))[0] for worker in ("b", "c", "c")]
     assert found[0] == [[entry_id.encode(), 7, 1, [b"prompt", b"x"]] for entry_id in ids[:2]]
     assert [len(each) for each in found] == [2, 1, 0]

@@ -12,6 +12,7 @@ import pytest
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient
 from tests.protocol.scripts.script_calls import STREAM, put_back, run
+from tests.support.redis_servers.streams import add_entry, read_raw_stream, text_of
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -42,7 +43,7 @@ async def have_room(redis: RedisClient, **free: int) -> None:
 
 async def add(redis: RedisClient, affinity: str, **fields: str) -> str:
     body: Any = {"prompt": "hello", "affinity": affinity, **fields}
-    return str((await redis.xadd(STREAM, body)).decode())
+    return await add_entry(redis, STREAM, body)
 
 
 async def take(redis: RedisClient, worker: str, count: int = 1, **more: Any) -> tuple[list[str], int | None]:
@@ -94,7 +95,7 @@ async def test_at_home_are_prompts_by_how_they_begin_or_what_they_say(raw: Redis
     await take(raw, "w", 0)
     [member] = await raw.zrange(keys.lane("q", ""), 0, -1)
     slot = "" if expected is None else str(int(sha1(expected.encode()).hexdigest()[:8], 16) % 1024)
-    assert member.decode().split("/")[2] == slot
+    assert text_of(member).split("/")[2] == slot
 
 
 async def test_who_comes_or_goes_moves_its_own_alone(raw: RedisClient) -> None:
@@ -215,7 +216,7 @@ async def test_a_full_home_keeps_what_has_just_come_for_as_long_as_its_prompt_ta
     await raw.delete(STREAM)
     await raw.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)
     old: Any = {"prompt": "y" * 4000, "affinity": "x"}
-    entry = (await raw.xadd(STREAM, old, id="1700000000000-0")).decode()
+    entry = await add_entry(raw, STREAM, old, entry_id="1700000000000-0")
     assert await take(raw, other) == ([entry], None)
 
 
@@ -252,8 +253,8 @@ async def test_what_is_left_keeps_nobody_else_waiting(raw: RedisClient) -> None:
     home = await home_of(raw, "x")
     other = "w1" if home == "w0" else "w0"
     left = [await add(raw, "x", tenant="a", priority="5") for _ in range(3)]
-    next_one = (await raw.xadd(STREAM, {"prompt": "no home", "tenant": "a", "priority": "5"})).decode()
-    of_others = [(await raw.xadd(STREAM, {"prompt": "p", "tenant": name})).decode() for name in ("b", "c")]
+    next_one = await add_entry(raw, STREAM, {"prompt": "no home", "tenant": "a", "priority": "5"})
+    of_others = [await add_entry(raw, STREAM, {"prompt": "p", "tenant": name}) for name in ("b", "c")]
     found, _ = await take(raw, other, 9)
     assert found == [next_one, *of_others]
     assert (await take(raw, home, 9))[0] == left
@@ -262,7 +263,7 @@ async def test_what_is_left_keeps_nobody_else_waiting(raw: RedisClient) -> None:
 async def test_long_prompts_that_begin_alike_are_at_home_together(raw: RedisClient) -> None:
     await serve(raw, *WORKERS)
     await have_room(raw, **dict.fromkeys(WORKERS, 9))
-    ids = [(await raw.xadd(STREAM, {"prompt": "x" * 1000 + str(number)})).decode() for number in range(6)]
+    ids = [await add_entry(raw, STREAM, {"prompt": "x" * 1000 + str(number)}) for number in range(6)]
     takers = {worker: (await take(raw, worker, 9))[0] for worker in WORKERS}
     assert sorted(takers.values()) == [[], [], [], ids]
 
@@ -302,8 +303,8 @@ async def test_what_is_passed_on_waits_like_the_rest_and_its_home_is_told(raw: R
     assert await raw.hget(keys.backlog("q"), "0 entries") == b"1"
     assert await raw.zrange(keys.passed("q"), 0, -1) == [entry.encode()]
     assert [await raw.xlen(keys.nudges("q", name)) for name in ("w0", "w1")] == [1, 1]
-    assert await raw.xrange(keys.nudges("q", home)) != await raw.xrange(keys.nudges("q", other))
-    assert [entry_id for entry_id, _ in await raw.xrange(keys.nudges("q", other))] == [b"1-0"]
+    assert await read_raw_stream(raw, keys.nudges("q", home)) != await read_raw_stream(raw, keys.nudges("q", other))
+    assert [entry_id for entry_id, _ in await read_raw_stream(raw, keys.nudges("q", other))] == [b"1-0"]
     await raw.zadd(keys.passed("q"), {entry: 5})
     await raw.xclaim(STREAM, keys.GROUP, other, 0, [entry])
     await raw.delete(keys.nudges("q", home))
@@ -316,7 +317,7 @@ async def test_what_is_at_home_here_or_nowhere_is_kept_by_who_has_room(raw: Redi
     await serve(raw, "w0", "w1")
     home = await home_of(raw, "x")
     await have_room(raw, w0=3, w1=3)
-    for entry in (await add(raw, "x"), (await raw.xadd(STREAM, {"prompt": "p"})).decode()):
+    for entry in (await add(raw, "x"), await add_entry(raw, STREAM, {"prompt": "p"})):
         await raw.xreadgroup(keys.GROUP, home, {STREAM: ">"})
         assert await run(raw, scripts.pass_on("q", worker=home, entry_id=entry, lowest=-1000, room=3)) == 0
         assert await raw.xpending_range(STREAM, keys.GROUP, entry, entry, 1, home)
@@ -326,7 +327,7 @@ async def test_nothing_is_passed_on_to_who_does_not_serve(raw: RedisClient) -> N
     await serve(raw, "w0")
     await have_room(raw, drains=3, lapsed=3)
     await raw.zadd(keys.serving("q"), {"lapsed": 1})
-    entry = (await raw.xadd(STREAM, {"prompt": "p"})).decode()
+    entry = await add_entry(raw, STREAM, {"prompt": "p"})
     await raw.xreadgroup(keys.GROUP, "w0", {STREAM: ">"})
     assert await run(raw, scripts.pass_on("q", worker="w0", entry_id=entry, lowest=-1000, room=0)) == 0
 
@@ -345,8 +346,8 @@ async def test_who_goes_on_serving_takes_nobody_s_homes(raw: RedisClient) -> Non
 
 async def test_low_priorities_are_passed_on_by_one_that_is_full(raw: RedisClient) -> None:
     await serve(raw, "w0")
-    low = (await raw.xadd(STREAM, {"prompt": "p", "priority": "-1"})).decode()
-    high = (await raw.xadd(STREAM, {"prompt": "p"})).decode()
+    low = await add_entry(raw, STREAM, {"prompt": "p", "priority": "-1"})
+    high = await add_entry(raw, STREAM, {"prompt": "p"})
     await raw.xreadgroup(keys.GROUP, "w0", {STREAM: ">"})
     assert await run(raw, scripts.pass_on("q", worker="w0", entry_id=low, lowest=0, room=0)) == 1
     assert await run(raw, scripts.pass_on("q", worker="w0", entry_id=high, lowest=0, room=0)) == 0
@@ -355,7 +356,7 @@ async def test_low_priorities_are_passed_on_by_one_that_is_full(raw: RedisClient
 
 
 async def test_what_is_put_back_goes_before_what_came_after_it(raw: RedisClient) -> None:
-    ids = [(await raw.xadd(STREAM, {"prompt": "p", "tenant": "a"})).decode() for _ in range(4)]
+    ids = [await add_entry(raw, STREAM, {"prompt": "p", "tenant": "a"}) for _ in range(4)]
     assert (await take(raw, "w0", 2))[0] == ids[:2]
     service = await raw.zrange(keys.band("q", 0), 0, -1, withscores=True)
     assert await put_back(raw, "w1", ids[:1]) == 0  # it is not that one's

@@ -12,6 +12,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts import Bill
 from penstock.protocol.scripts.lanes import NEW_PER_SCRIPT
 from tests.protocol.scripts.script_calls import STREAM, give_up_as_before, owners, put_back, run
+from tests.support.redis_servers.streams import add_entry, read_owners, read_raw_stream, read_scores, text_of
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -20,7 +21,7 @@ LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
 
 async def add(redis: RedisClient, count: int = 1, **fields: object) -> list[str]:
     body: dict[Any, Any] = {"prompt": "x" * 40, **{name: str(value) for name, value in fields.items()}}
-    return [(await redis.xadd(STREAM, body)).decode() for _ in range(count)]
+    return [await add_entry(redis, STREAM, body) for _ in range(count)]
 
 
 async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", max_overtakes: int = 20) -> list[str]:
@@ -36,10 +37,10 @@ async def sweep(redis: RedisClient, count: int = 10) -> list[str]:
 
 async def counters(redis: RedisClient) -> dict[str, float]:
     """Returns what each tenant has been served, as far as it is known."""
-    found = dict(await redis.zrange(keys.service("q"), 0, -1, withscores=True))
-    for band in await redis.zrange(keys.bands("q"), 0, -1):
-        found |= dict(await redis.zrange(keys.band("q", band.decode()), 0, -1, withscores=True))
-    return {name.decode(): score for name, score in found.items()}
+    found = await read_scores(redis, keys.service("q"))
+    for band in await read_scores(redis, keys.bands("q")):
+        found |= await read_scores(redis, keys.band("q", band))
+    return found
 
 
 async def lanes_are_empty(redis: RedisClient) -> bool:
@@ -75,8 +76,7 @@ async def test_shares_are_as_weights(raw: RedisClient) -> None:
     for _ in range(8):
         await take(raw, 5)
     assert await take(raw, 0) == []
-    pending = await raw.xpending_range(STREAM, keys.GROUP, "-", "+", 100, "w")
-    assert Counter(of[item["message_id"].decode()] for item in pending) == {"a": 30, "b": 10}
+    assert Counter(of[entry_id] for entry_id in await read_owners(raw, STREAM, "w")) == {"a": 30, "b": 10}
 
 
 async def test_within_a_tenant_what_is_due_first(raw: RedisClient) -> None:
@@ -155,12 +155,12 @@ async def test_who_waits_with_a_low_priority_saves_nothing_up_for_a_high_one(raw
     await take(raw, 20)
     await add(raw, 30, tenant="saver", prompt="x" * 8176)
     first = set(await take(raw, 10))
-    of_saver = {entry[0].decode() for entry in await raw.xrange(STREAM) if entry[1][b"tenant"] == b"saver"}
+    of_saver = {entry[0].decode() for entry in await read_raw_stream(raw, STREAM) if entry[1][b"tenant"] == b"saver"}
     assert 5 <= len(first & of_saver) <= 8
 
 
 async def test_the_oldest_is_found_behind_any_crowd(raw: RedisClient) -> None:
-    old = (await raw.xadd(STREAM, {"tenant": "z", "priority": "-5"}, id="1700000000000-0")).decode()
+    old = await add_entry(raw, STREAM, {"tenant": "z", "priority": "-5"}, entry_id="1700000000000-0")
     (young,) = await add(raw, tenant="z", priority=-5)
     high = await add(raw, 10, tenant="a", priority=5)
     assert await take(raw, 2) == high[:2]
@@ -178,7 +178,7 @@ async def test_only_what_has_waited_for_five_seconds_goes_before_others(
         await raw.delete(STREAM)
         await raw.xgroup_create(STREAM, keys.GROUP, id="0", mkstream=True)
         seconds, _ = await raw.time()
-        old = (await raw.xadd(STREAM, {"priority": "-5"}, id=f"{1000 * (seconds - waited_s)}-0")).decode()
+        old = await add_entry(raw, STREAM, {"priority": "-5"}, entry_id=f"{1000 * (seconds - waited_s)}-0")
         (high,) = await add(raw, priority=5)
         taken = await take(raw, max_overtakes=0)
         if (await raw.time())[0] - seconds < 2:  # otherwise the machine was too busy to tell
@@ -187,7 +187,7 @@ async def test_only_what_has_waited_for_five_seconds_goes_before_others(
 
 
 async def test_the_oldest_is_overtaken_so_often_by_all_workers_together(raw: RedisClient) -> None:
-    old = (await raw.xadd(STREAM, {"tenant": "z", "priority": "-5"}, id="1700000000000-0")).decode()
+    old = await add_entry(raw, STREAM, {"tenant": "z", "priority": "-5"}, entry_id="1700000000000-0")
     high = await add(raw, 30, priority=5)
     for place in range(10):
         assert await take(raw, 2, worker=f"w{place}") == high[2 * place : 2 * place + 2]
@@ -235,7 +235,7 @@ async def test_what_waits_without_a_place_is_taken_all_the_same(raw: RedisClient
 
 
 async def test_what_is_over_or_cancelled_is_swept(raw: RedisClient) -> None:
-    late = (await raw.xadd(STREAM, {"tenant": "a", "timeout_s": "60"}, id="1700000000000-0")).decode()
+    late = await add_entry(raw, STREAM, {"tenant": "a", "timeout_s": "60"}, entry_id="1700000000000-0")
     (own_id,) = await add(raw)
     (named,) = await add(raw, id="named")
     (other,) = await add(raw)
@@ -261,7 +261,7 @@ async def test_a_cancel_is_kept_until_its_entry_has_a_place(raw: RedisClient) ->
 
 
 async def test_what_waits_again_keeps_its_deadline_and_its_cancel(raw: RedisClient) -> None:
-    late = (await raw.xadd(STREAM, {"tenant": "a", "timeout_s": "60"}, id="1700000000000-0")).decode()
+    late = await add_entry(raw, STREAM, {"tenant": "a", "timeout_s": "60"}, entry_id="1700000000000-0")
     (kept,) = await add(raw, tenant="a", timeout_s=86_400)
     (cancelled,) = await add(raw, id="named")
     assert set(await take(raw, 3, worker="other")) == {late, kept, cancelled}
@@ -293,7 +293,7 @@ async def test_only_what_a_worker_has_waits_again_by_it(raw: RedisClient) -> Non
 
 
 async def test_a_running_request_is_not_swept(raw: RedisClient) -> None:
-    entry = (await raw.xadd(STREAM, {"timeout_s": "60"}, id="1700000000000-0")).decode()
+    entry = await add_entry(raw, STREAM, {"timeout_s": "60"}, entry_id="1700000000000-0")
     assert await take(raw, worker="other") == [entry]
     await raw.sadd(keys.cancelled("q"), entry)
     assert await sweep(raw) == []
@@ -340,8 +340,8 @@ async def test_values_that_are_none_are_as_none(raw: RedisClient) -> None:
         {"tenant": "a b"}, {"tenant": "x" * 129}, {"priority": "nan"}, {"priority": "1e3"}, {"priority": 1001},
         {"timeout_s": "nan"}, {"timeout_s": "inf"}, {"timeout_s": -1}, {"timeout_s": ""}, {"priority": "0x10"},
     ]  # fmt: skip
-    ids = [(await add(raw, **body))[0] for body in bodies]
-    (far,) = [(await raw.xadd(STREAM, {"prompt": "x"}, id=f"{2**63}-0")).decode()]
+    ids = [(await add(raw, 1, **body))[0] for body in bodies]
+    (far,) = [await add_entry(raw, STREAM, {"prompt": "x"}, entry_id=f"{2**63}-0")]
     assert sorted(await take(raw, 20)) == sorted([*ids, far])
     assert await lanes_are_empty(raw)
 
@@ -356,7 +356,7 @@ async def test_values_at_their_limits_are_what_they_say(raw: RedisClient) -> Non
     for tenant, entry in (("x" * 128, week), ("a.b-c:d_9", lowest)):
         [member] = await raw.zrange(keys.lane("q", tenant), 0, -1)
         ms, number = entry.split("-")
-        assert member.decode()[1:].startswith(f"{number}-{ms}/")
+        assert text_of(member)[1:].startswith(f"{number}-{ms}/")
 
 
 @pytest.mark.parametrize(("size", "expected"), [(40, 5), (20_000, 3)])
@@ -365,7 +365,7 @@ async def test_places_are_given_to_a_bounded_number_of_bytes_at_a_time(
 ) -> None:
     """The first is read alone, as large ones are, and small ones four at a time, until the bytes are reached."""
     await add(raw, 20, prompt="x" * size)
-    limits = {"max_body_bytes": 10_000, "max_bytes": 3 * size}
+    limits: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 3 * size}
     _, has_more, _ = await run(raw, scripts.take("q", worker="w", count=0, **limits))
     assert has_more
     assert (await owners(raw))[keys.WAITING] == expected
@@ -373,7 +373,7 @@ async def test_places_are_given_to_a_bounded_number_of_bytes_at_a_time(
 
 async def test_an_answer_has_a_bounded_number_of_bytes(raw: RedisClient) -> None:
     ids = await add(raw, 6, tenant="a")
-    limits = {"max_body_bytes": 10_000, "max_bytes": 100}
+    limits: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 100}
     for start in (0, 2, 4):
         entries, *_ = await run(raw, scripts.take("q", worker="w", count=6, **limits))
         assert [entry[0].decode() for entry in entries] == ids[start : start + 2]
@@ -381,7 +381,7 @@ async def test_an_answer_has_a_bounded_number_of_bytes(raw: RedisClient) -> None
 
 async def test_a_sweep_s_answer_too_and_it_says_that_there_is_more(raw: RedisClient) -> None:
     body = {"prompt": "x" * 40, "timeout_s": "60"}
-    late = [(await raw.xadd(STREAM, dict(body), id=f"1700000000000-{number}")).decode() for number in range(1, 6)]  # type: ignore[arg-type]
+    late = [await add_entry(raw, STREAM, body, entry_id=f"1700000000000-{number}") for number in range(1, 6)]
     swept, more = [], []
     for _ in range(3):
         command = scripts.sweep("q", worker="w", count=10, max_body_bytes=10_000, max_bytes=100)

@@ -12,6 +12,7 @@ from penstock.protocol import keys, scripts
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts import WorkerCapacity
 from tests.protocol.scripts.script_calls import STREAM, give_up_as_before, run
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -23,7 +24,7 @@ async def add(redis: RedisClient, count: int = 1, *, at_ms: int | None = None, *
     """Adds entries of 46 bytes and what `fields` take."""
     body: dict[Any, Any] = {"prompt": "x" * 40, **{name: str(value) for name, value in fields.items()}}
     ids = ["*" if at_ms is None else f"{at_ms}-{number + 1}" for number in range(count)]
-    return [(await redis.xadd(STREAM, body, id=each)).decode() for each in ids]
+    return [await add_entry(redis, STREAM, body, entry_id=each) for each in ids]
 
 
 async def take(redis: RedisClient, count: int, *, worker: str = "w", max_overtakes: int = 20) -> list[str]:

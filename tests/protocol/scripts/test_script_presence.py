@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts import Beaten, Rival
 from tests.protocol.scripts.script_calls import STREAM, owned, owners, run
+from tests.support.redis_servers.streams import read_scores
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -108,13 +110,13 @@ async def all_there_is(redis: RedisClient, worker: str) -> None:
 async def traces(redis: RedisClient, worker: str) -> set[str]:
     """Returns the keys that are a worker's, or list it."""
     found = set()
-    for key in await redis.keys("*"):
+    for key in cast("list[bytes]", await redis.keys("*")):
         kind = await redis.type(key)
-        members: list[bytes] = []
+        members: list[Any] = []
         if kind == b"zset":
-            members = await redis.zrange(key, 0, -1)
+            members = [*await redis.zrange(key, 0, -1)]
         elif kind == b"hash":
-            members = await redis.hkeys(key) + ([await redis.hget(key, "worker")] if key.decode() == CARD else [])
+            members = [*await redis.hkeys(key), *([await redis.hget(key, "worker")] if key.decode() == CARD else [])]
         elif kind == b"stream" and key.decode() in (STREAM, CALLS):
             members = [consumer["name"] for consumer in await redis.xinfo_consumers(key, keys.GROUP)]
         if key.endswith(b":" + worker.encode()) or worker.encode() in members:
@@ -197,8 +199,8 @@ async def test_a_report_lapses_and_nobody_is_listed_for_longer_than_all(raw: Red
     await raw.zadd(REPORTS, {"before": 10**14, "gone": 1})  # the server's clock was ahead, and is behind
     await run(raw, scripts.report("q", worker="w", text="{}", ttl_ms=5000, listed_ms=60_000))
     assert 0 < await raw.pttl(REPORT) <= 5000
-    (first, before), (second, own) = await raw.zrange(REPORTS, 0, -1, withscores=True)
-    assert ({first, second}, before) == ({b"before", b"w"}, own)
+    (first, before), (second, own) = (await read_scores(raw, REPORTS)).items()
+    assert ({first, second}, before) == ({"before", "w"}, own)
     assert 0 < await raw.pttl(REPORTS) <= 60_000
 
 
@@ -223,6 +225,6 @@ async def test_what_a_beat_says_lapses_and_one_that_drains_keeps_no_model_waitin
     assert isinstance(scripts.parse_beat(await run(raw, command)), Beaten)
     serves = {keys.serving("q"), keys.heartbeat("q", set_aside_for("d"))} if is_serving else set()
     lapses = {BEAT, CARD, keys.digests("q"), keys.nudges("q", "w"), *serves}
-    assert {key.decode() for key in await raw.keys("*")} - {STREAM} == lapses
+    assert {key.decode() for key in cast("list[bytes]", await raw.keys("*"))} - {STREAM} == lapses
     for key in lapses:
         assert 0 < await raw.pttl(key) <= 90_000, key

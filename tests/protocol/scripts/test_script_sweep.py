@@ -15,6 +15,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts import Bill
 from penstock.protocol.scripts.lanes import NEW_PER_SCRIPT, WISHES_PER_SCRIPT
 from tests.protocol.scripts.script_calls import STREAM, put_back, run
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
@@ -24,7 +25,7 @@ ACTS = 4  # as in lanes/notes.lua
 
 async def add(redis: RedisClient, entry_id: str = "*", **fields: object) -> str:
     body: dict[Any, Any] = {"prompt": "x" * 40, **{name: str(value) for name, value in fields.items()}}
-    return str((await redis.xadd(STREAM, body, id=entry_id)).decode())
+    return await add_entry(redis, STREAM, body, entry_id=entry_id)
 
 
 async def take(redis: RedisClient, count: int = 1, *, worker: str = "w", **how: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
@@ -105,7 +105,7 @@ functions = st.fixed_dictionaries(
 tools = st.lists(
     st.fixed_dictionaries({"type": st.just("function"), "function": functions}),
     max_size=2,
-    unique_by=lambda tool: tool["function"]["name"],
+    unique_by=lambda tool: cast("dict[str, Any]", tool["function"])["name"],
 )
 free_names = text.filter(lambda name: name not in _RESERVED_VARIABLES)
 prompts = st.one_of(

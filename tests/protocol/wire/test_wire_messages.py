@@ -325,8 +325,9 @@ def test_a_mistake_is_refused_before_it_is_sent() -> None:
 
 def test_a_python_caller_passes_plain_values() -> None:
     reply_so_far = Message(role="assistant", tool_calls=(MessageToolCall(id="c1", function=FunctionCall(name="f")),))
+    said: list[Any] = [USER, reply_so_far, {"role": "tool", "tool_call_id": "c1", "content": "4"}]
     request = build_request(
-        [USER, reply_so_far, {"role": "tool", "tool_call_id": "c1", "content": "4"}],
+        said,
         {"tools": (TOOL,), "tool_choice": NAMED, "response_format": {"type": "text"}, "choice": ()},
         fresh_id="fresh",
     )

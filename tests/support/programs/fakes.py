@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import connect, connect_blocking, ensure_group
@@ -45,7 +45,7 @@ class ScriptedReply:
     async def own(self) -> None:
         """Takes the request under the present epoch."""
         self.number = 0
-        owner = {"status": "running", "worker": self.worker.name, "epoch": self.epoch}
+        owner: dict[Any, Any] = {"status": "running", "worker": self.worker.name, "epoch": self.epoch}
         async with self.worker.gate:
             await self.worker.redis.hset(keys.state(self.worker.queue, self.id), mapping=owner)
         await self.write(OwnEntry(worker=self.worker.name, epoch=self.epoch))
@@ -215,7 +215,7 @@ def ranked(entry_ids: Iterable[str | bytes]) -> list[str]:
     return [f"{epochs.index(int(epoch)) + 1}-{number}" for epoch, number in (id_.split("-") for id_ in ids)]
 
 
-async def eventually(condition: Callable[[], object], *, timeout_s: float = WAIT_S) -> None:
+async def eventually(condition: Callable[..., object], *, timeout_s: float = WAIT_S) -> None:
     """Waits until `condition()`, awaited if need be, is true; fails when that takes too long."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -263,7 +263,11 @@ class LossyProxy:
     async def refuse(self) -> None:
         """Breaks all connections and accepts no new ones until `listen`."""
         self._listener.close()
-        await eventually(lambda: self.cut() or not self._writers)  # some may just be connecting
+        await eventually(self._has_cut)  # some may just be connecting
+
+    def _has_cut(self) -> bool:
+        self.cut()
+        return not self._writers
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

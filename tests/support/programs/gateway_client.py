@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import httpx2
 import openai
@@ -17,7 +17,7 @@ from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import ScriptedWorker
 from tests.support.programs.gateway_harness import Running, running_gateway
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 class Received(NamedTuple):

@@ -23,12 +23,13 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.preparation import Grammars, TextEncoder
 from penstock.worker.service import WorkerService
 from tests.support.patience import WAIT_S
+from tests.support.redis_servers.streams import add_entry
 from tests.support.watched import ended, watched
 
 if TYPE_CHECKING:
     from penstock.protocol.telemetry.sdk import Telemetry
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "queue": "q",
     "heartbeat_ttl_s": 1.0,
     "reclaim_interval_s": 0.1,
@@ -144,8 +145,7 @@ async def running_worker(
 
 async def send(redis: RedisClient, **fields: Any) -> str:
     """Sends XADD with flat fields, as redis-cli would; returns the id of the entry."""
-    entry_id = await redis.xadd(keys.requests("q"), {name: str(value) for name, value in fields.items()})
-    return str(entry_id)
+    return await add_entry(redis, keys.requests("q"), {name: str(value) for name, value in fields.items()})
 
 
 async def read_reply(redis: RedisClient, request_id: str, *, queue: str = "q") -> Reply:
@@ -170,7 +170,7 @@ async def read_until(
     raise AssertionError(f"no end of {request_id} within {WAIT_S:g} s, only {reply.entries[-3:]}")
 
 
-async def eventually(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
+async def eventually(condition: Callable[..., Any], timeout_s: float = WAIT_S) -> None:
     """Waits until `condition` (which may be a coroutine function) holds."""
     give_up_s = time.monotonic() + timeout_s
     while True:
@@ -194,9 +194,9 @@ async def take_and_claim(redis: RedisClient, worker: str, request_id: str, *, di
     """Reads the next entry and claims it, as a worker that then dies."""
     await ensure_group(redis, "q")
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
-    entry_id = answer[0][1][0][0]
+    [(_, [(entry_id, _)])] = stream_entries(answer)
     command = scripts.claim(
-        "q", request_id, entry_id=entry_id, worker=worker, instance="i", ttl_ms=10**6, digest=digest
+        "q", request_id, entry_id=str(entry_id), worker=worker, instance="i", ttl_ms=10**6, digest=digest
     )
     _, epoch, *_ = await redis.execute_command(*command)
     return Claim(int(epoch), "i", False, False, 0, 0, 1, 0, 0, 0)
@@ -214,8 +214,8 @@ async def add_chunk(
         "tokens": ",".join(map(str, tokens)),
         **more,
     }
-    epoch = await redis.hget(keys.state("q", request_id), "epoch")
-    await redis.xadd(keys.reply("q", request_id), fields, id=f"{epoch}-{number}")
+    epoch = str(await redis.hget(keys.state("q", request_id), "epoch"))
+    await add_entry(redis, keys.reply("q", request_id), fields, entry_id=f"{epoch}-{number}")
 
 
 async def end_as(

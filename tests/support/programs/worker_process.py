@@ -6,6 +6,7 @@ import json
 import resource
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,7 @@ class WorkerProcess:
         **config: Any,
     ) -> None:
         self._log = log
-        self._make = lambda: make(url, log, engine or {}, {**QUICK, **config})
+        self._make: Callable[[], FakeWorker] = partial(make, url, log, engine or {}, {**QUICK, **config})
         self._worker: FakeWorker | None = None
 
     def __enter__(self) -> WorkerProcess:

@@ -17,7 +17,7 @@ GATEWAY_KINDS = gateway_table.TABLE
 Write: TypeAlias = Callable[[Any, str], Any]
 
 LARGE = "x" * (1 << 20)
-TEXTS = {
+TEXTS: dict[str, str | bytes] = {
     "words": "something else",
     "empty": "",
     "huge": LARGE,

@@ -9,10 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, TypeAlias
 
-from hiredis import pack_command
 from redis import Redis
 
-from tests.support.redis_servers.refusing_proxy import PASSING, Command, Link, RefusingProxy, name_of, read_answer
+from tests.support.redis_servers.refusing_proxy import (
+    PASSING,
+    Command,
+    Link,
+    RefusingProxy,
+    name_of,
+    packed,
+    read_answer,
+)
 
 Demoted: TypeAlias = Literal["quiet", "unblocked", "loading", "reset"]
 """Behaviour of the old server: it lets blocking reads wait, ends them with an error, refuses everything, or is gone."""
@@ -95,12 +102,11 @@ class MovingName(RefusingProxy):
             if answer is None:
                 answer = await self._old_answer(command)
             await self.is_answering.wait()
-            if link.is_dead:
-                continue
-            writer.write(answer)
-            await writer.drain()
-            if answer == UNBLOCKED:
-                return
+            if not link.is_dead:
+                writer.write(answer)
+                await writer.drain()
+                if answer == UNBLOCKED:
+                    return
 
     def _is_old(self, made: int) -> bool:
         return self._demoted is not None and made <= self._newest
@@ -109,7 +115,7 @@ class MovingName(RefusingProxy):
         self, made: int, command: Command, server_reader: asyncio.StreamReader, server: asyncio.StreamWriter
     ) -> bytes | None:
         """Returns the server's answer; None: the server was demoted while the command waited there."""
-        server.write(pack_command(tuple(command)))
+        server.write(packed(command))
         reading = asyncio.ensure_future(read_answer(server_reader))
         try:
             while not reading.done():
@@ -137,7 +143,7 @@ class MovingName(RefusingProxy):
             return NOTHING
         reader, writer = await asyncio.open_connection(self._host, self._server_port)
         try:
-            writer.write(pack_command(tuple(command)))
+            writer.write(packed(command))
             return await read_answer(reader)
         finally:
             writer.transport.abort()

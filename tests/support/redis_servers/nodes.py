@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +15,6 @@ from penstock.local.embedded import EmbeddedServer
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import eventually
 from tests.support.redis_servers.forwarding import Forwarding
-from tests.support.redis_servers.refusing_proxy import RefusingProxy
 from tests.support.redis_servers.servers import SERVERS
 
 Proxy = TypeVar("Proxy", bound=Forwarding)
@@ -43,14 +42,13 @@ def sentinel(folder: Path, master_port: int) -> Iterator[int]:
 
 @asynccontextmanager
 async def proxied_nodes(
-    servers: list[EmbeddedServer],
-    kind: Callable[[str], Proxy] = RefusingProxy,  # type: ignore[assignment]
+    servers: list[EmbeddedServer], kind: Callable[[str], AbstractAsyncContextManager[Proxy]]
 ) -> AsyncIterator[tuple[str, list[Proxy]]]:
     """Puts a proxy before each node of a cluster, and has nodes name the proxies to clients; gives the
     cluster's URL.
     """
     async with AsyncExitStack() as stack:
-        proxies = [await stack.enter_async_context(kind(server.url)) for server in servers]
+        proxies: list[Proxy] = [await stack.enter_async_context(kind(server.url)) for server in servers]
         nodes = [await stack.enter_async_context(Redis.from_url(server.url)) for server in servers]
         try:
             for node, proxy in zip(nodes, proxies, strict=True):
@@ -66,5 +64,5 @@ async def proxied_nodes(
 
 
 async def _named(node: Redis, ports: set[int]) -> bool:
-    slots = await node.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+    slots = await node.execute_command("CLUSTER SLOTS")
     return {entry[2][1] for entry in slots} == ports

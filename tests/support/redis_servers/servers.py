@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from typing import Any
 
 import pytest
 from redis import Redis as BlockingRedis
@@ -13,7 +14,7 @@ from penstock.local.embedded import EmbeddedServer, find_servers
 from tests.support.patience import WAIT_S
 
 SERVERS = find_servers()
-KINDS = [
+KINDS: list[Any] = [
     pytest.param(name, marks=[pytest.mark.other_server] if place else []) for place, name in enumerate(SERVERS)
 ] or ["none"]
 """Kinds of servers: the `params` of a fixture that starts one."""
@@ -43,9 +44,9 @@ def form_cluster(servers: list[EmbeddedServer]) -> None:
 
 
 def server_bus_port(node: BlockingRedis) -> int:
-    return int(node.config_get("cluster-port")["cluster-port"])
+    return int(str(node.config_get("cluster-port")["cluster-port"]))
 
 
 def is_whole(node: BlockingRedis, num_nodes: int) -> bool:
     info = node.execute_command("CLUSTER INFO")
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(num_nodes)
+    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(num_nodes))

@@ -21,13 +21,14 @@ from tests.support.patience import WAIT_S
 from tests.support.programs.worker_harness import eventually, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.redis_proxy import RedisProxy
+from tests.support.redis_servers.streams import add_entry
 
 CALLS = keys.calls("q")
 
 
 async def call(redis: RedisClient, name: str = "tokenize", **fields: str) -> str:
     """Sends XADD as redis-cli would; returns the id of the entry."""
-    return str(await redis.xadd(CALLS, {"call": name, "prompt": "abc", **fields}))
+    return await add_entry(redis, CALLS, {"call": name, "prompt": "abc", **fields})
 
 
 async def answers(redis: RedisClient, mailbox: str, count: int = 1) -> list[dict[str, str]]:

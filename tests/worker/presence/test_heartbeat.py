@@ -241,7 +241,7 @@ async def serving(heartbeat: Heartbeat) -> Heartbeat:
     return heartbeat
 
 
-async def author(raw: RedisClient) -> bytes | None:
+async def author(raw: RedisClient) -> bytes | str | None:
     return await raw.hget(CARD, "worker")
 
 

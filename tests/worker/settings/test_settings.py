@@ -46,7 +46,7 @@ def test_flags_go_before_environment_before_file_before_default(monkeypatch: pyt
     write_toml('queue = "file"\nmax_num_seqs = 3\nflush_interval_ms = 5\n')
     monkeypatch.setenv("PENSTOCK_QUEUE", "environment")
     monkeypatch.setenv("PENSTOCK_MAX_NUM_SEQS", "4")
-    settings = load_settings({"queue": "flag"})
+    settings: Any = load_settings({"queue": "flag"})
     assert (settings.queue, settings.max_num_seqs, settings.flush_interval_ms) == ("flag", 4, 5)
     assert settings.max_batch_tokens == 512
 
@@ -166,7 +166,7 @@ def test_empty_variables_are_not_set_and_none_is_a_value(monkeypatch: pytest.Mon
     monkeypatch.setenv("PENSTOCK_QUEUE", "")
     monkeypatch.setenv("PENSTOCK_HEALTH_PORT", "none")
     monkeypatch.setenv("PENSTOCK_KV_CACHE_BYTES", "512MiB")
-    settings = load_settings({"compile_cache_dir": "none"})
+    settings: Any = load_settings({"compile_cache_dir": "none"})
     assert (settings.queue, settings.health_port, settings.compile_cache_dir) == ("default", None, None)
     assert settings.kv_cache_bytes == 512 << 20
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 from urllib.parse import quote
 
@@ -47,6 +47,11 @@ BEGIN = 60
 """Number of bytes of a file, after its first line."""
 
 
+def _make_huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, MAX_BYTES + 1)
+
+
 def harms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
     """Returns replacements of a file, `cert` or `key`, that nobody can use."""
     own, other = ((folder / of / f"{kind}.pem").read_bytes() for of in ("own", "other"))
@@ -59,7 +64,7 @@ def harms(folder: Path, kind: str) -> Mapping[str, bytes | Write]:
         "a link to itself": lambda path: path.symlink_to(path),
         "a pipe": os.mkfifo,
         "a device": lambda path: path.symlink_to("/dev/zero"),
-        "huge": lambda path: path.touch() or os.truncate(path, MAX_BYTES + 1),
+        "huge": _make_huge,
         "empty": b"",
         "blank": b" \r\n\n",
         "junk": b"no certificate",
@@ -146,7 +151,7 @@ def refusals(url: str, files: list[Path], tmp_path: Path, at: int) -> None:
     for program, name in ((WORKER, "redis_url"), (GATEWAY, "redis_url"), (GATEWAY, "operator_redis_url")):
         with set_to(program, at, {name: url}, tmp_path) as ((flags, config), places):
             with pytest.raises(SettingsError) as caught:
-                load(program, PROGRAMS, flags, config)
+                load(cast("Program[Any]", program), PROGRAMS, flags, config)
             assert str(caught.value).startswith(f"{places[0]}: ssl_")
             assert exit_status_of(caught.value) == 2
         check_told(caught.value, files)

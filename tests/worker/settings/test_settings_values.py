@@ -209,15 +209,16 @@ def test_a_file_that_is_none_is_named(
 
 
 def test_bytes_as_kubernetes_writes_them() -> None:
-    assert load_settings({"kv_cache_bytes": "1Gi"}).kv_cache_bytes == 2**30
-    assert load_settings({"kv_cache_bytes": "1.5 Mi"}).kv_cache_bytes == 3 * 2**19
+    for text, size in (("1Gi", 2**30), ("1.5 Mi", 3 * 2**19)):
+        settings: Any = load_settings({"kv_cache_bytes": text})
+        assert settings.kv_cache_bytes == size
 
 
 def test_what_surrounds_a_value_in_a_file_is_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "penstock.toml"
     file.write_bytes('\ufeffqueue = "q\\n"\nmax_num_seqs = 3\n'.encode())
     monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://a:1/2\r\n")
-    settings = load_settings({}, file)
+    settings: Any = load_settings({}, file)
     assert (settings.queue, settings.max_num_seqs, settings.redis_url) == ("q", 3, "redis://a:1/2")
 
 

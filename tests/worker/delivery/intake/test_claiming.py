@@ -21,6 +21,7 @@ from penstock.worker.publish.writes import AsideWrite, Burial, Write
 from penstock.worker.run.entries import EntryReader, QueueEntry
 from penstock.worker.run.requests import LiveRequest, RequestTable
 from penstock.worker.threads import Threads
+from tests.support.redis_servers.streams import add_entry, read_raw_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -43,7 +44,7 @@ class Desk:
 
     async def entry(self, **fields: str) -> QueueEntry:
         """Adds an entry and reads it from the queue."""
-        await self.raw.xadd(STREAM, {"prompt": "x", "id": "r", **fields})
+        await add_entry(self.raw, STREAM, {"prompt": "x", "id": "r", **fields})
         (entry,) = await EntryReader(self.raw, self.raw, self.config).take(1)
         return entry
 
@@ -89,7 +90,7 @@ async def test_a_request_becomes_this_worker_s(desk: Desk, raw: RedisClient) -> 
 
 
 async def test_an_entry_without_an_id_is_claimed_under_its_own(desk: Desk, raw: RedisClient) -> None:
-    entry_id = (await raw.xadd(STREAM, {"prompt": "x"})).decode()
+    entry_id = await add_entry(raw, STREAM, {"prompt": "x"})
     live = await desk.claim(QueueEntry(entry_id, {b"prompt": b"x"}, 7))
     assert live.id == entry_id
 
@@ -215,7 +216,7 @@ async def test_one_whose_keys_hold_something_else_is_given_up(
     assert message in b" ".join(part if isinstance(part, bytes) else str(part).encode() for part in letter.command)
     await raw.delete(REPLY)
     await raw.execute_command(*told.command)
-    ((_, fields),) = await raw.xrange(REPLY)
+    ((_, fields),) = await read_raw_stream(raw, REPLY)
     assert (fields[b"type"], fields[b"code"]) == (b"end", b"reply_unwritable")
     assert 240_000 < await raw.ttl(REPLY) <= 250_000
     assert desk.metrics.dead_letters.labels(kind="request")._value.get() == 1

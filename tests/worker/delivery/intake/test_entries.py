@@ -12,6 +12,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.run import entries
 from penstock.worker.run.entries import LARGEST_ID, EntryReader, QueueEntry
 from tests.support.programs.worker_harness import eventually
+from tests.support.redis_servers.streams import add_entry, read_owners, read_raw_stream
 
 pytestmark = pytest.mark.every_server
 
@@ -28,19 +29,18 @@ async def reader(raw: RedisClient) -> EntryReader:
 
 
 async def add(redis: RedisClient, *bodies: dict[str, str]) -> list[str]:
-    return [(await redis.xadd(STREAM, body)).decode() for body in bodies]  # type: ignore[arg-type]
+    return [await add_entry(redis, STREAM, body) for body in bodies]
 
 
 async def pending(redis: RedisClient, worker: str = "w") -> list[str]:
-    found = await redis.xpending_range(STREAM, keys.GROUP, "-", "+", 100, worker)
-    return [item["message_id"].decode() for item in found]
+    return list(await read_owners(redis, STREAM, worker))
 
 
 async def give_up(redis: RedisClient) -> None:
     """Gives all entries to nobody, as an older worker leaves them."""
-    ids = [entry_id for entry_id, _ in await redis.xrange(STREAM)]
+    ids = [entry_id for entry_id, _ in await read_raw_stream(redis, STREAM)]
     await redis.xreadgroup(keys.GROUP, keys.UNOWNED, {STREAM: ">"})
-    await redis.xclaim(STREAM, keys.GROUP, keys.UNOWNED, 0, ids)
+    await redis.xclaim(STREAM, keys.GROUP, keys.UNOWNED, 0, [*ids])
 
 
 async def test_new_entries_are_taken_up_to_a_number(raw: RedisClient, reader: EntryReader) -> None:

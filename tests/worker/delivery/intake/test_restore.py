@@ -23,6 +23,7 @@ from penstock.worker.intake.restore import Restorer, ending_failed
 from penstock.worker.publish.writes import FinishWrite
 from penstock.worker.run.requests import LiveRequest, Phase
 from penstock.worker.threads import Threads
+from tests.support.redis_servers.streams import add_entry
 from tests.worker.delivery.delivery_lab import ENQUEUED_MS, NOW_S, Bench, FixedClock, make_live
 
 pytestmark = pytest.mark.every_server
@@ -58,8 +59,15 @@ class Room:
         return await restorer.restore(self.claimed(live))
 
     async def write(self, index: int, offset: int, tokens: str, **more: str) -> None:
-        fields = {"type": "chunk", "index": index, "offset": offset, "tokens": tokens, "text": "", **more}
-        await self.raw.xadd(make_live().reply.key, fields)
+        fields: dict[str, Any] = {
+            "type": "chunk",
+            "index": index,
+            "offset": offset,
+            "tokens": tokens,
+            "text": "",
+            **more,
+        }
+        await add_entry(self.raw, make_live().reply.key, fields)
 
     def ends(self) -> list[str | None]:
         """Codes, or else reasons, of the ends that are on their way."""

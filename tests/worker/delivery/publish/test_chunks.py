@@ -18,7 +18,7 @@ from penstock.protocol.wire import TopLogprob as WireTop
 from penstock.worker.publish.chunks import MIN_LOGPROB, chunk_entry, chunk_fields
 from penstock.worker.run.choices import ChoiceBuffer
 
-text = st.text(st.characters(exclude_categories=("Cs",)))
+text = st.text(st.characters(exclude_categories=["Cs"]))
 values = st.floats(-100, 0.0) | st.just(-math.inf)
 tops = st.builds(TopLogprob, st.integers(0, 9), text, st.binary(max_size=3), values)
 logprobs = st.builds(

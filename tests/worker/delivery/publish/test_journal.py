@@ -10,6 +10,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.worker.publish import journal as journals
 from penstock.worker.publish.journal import Journal, JournalError, read_journal
+from tests.support.redis_servers.streams import add_entry
 
 pytestmark = pytest.mark.every_server
 
@@ -18,7 +19,7 @@ REPLY = keys.reply("q", "r")
 
 async def write(raw: RedisClient, index: Any, offset: Any, tokens: str, reason: str | None = None) -> None:
     fields = {"type": "chunk", "index": index, "offset": offset, "tokens": tokens, "text": ""}
-    await raw.xadd(REPLY, {**fields, **({"finish_reason": reason} if reason else {})})
+    await add_entry(raw, REPLY, {**fields, **({"finish_reason": reason} if reason else {})})
 
 
 def test_an_empty_journal_has_every_choice() -> None:
@@ -76,6 +77,6 @@ async def test_a_long_journal_is_read_in_pages(raw: RedisClient, monkeypatch: py
     ],
 )
 async def test_unreadable_journal(raw: RedisClient, fields: dict[str, Any], message: str) -> None:
-    await raw.xadd(REPLY, {"type": "chunk", **fields}, id="1-1")
+    await add_entry(raw, REPLY, {"type": "chunk", **fields}, entry_id="1-1")
     with pytest.raises(JournalError, match=message):
         await read_journal(raw, REPLY, n=2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
+from redis.asyncio import Redis
 
 from penstock.engine.request import Output
 from penstock.protocol import keys, scripts
@@ -32,6 +33,7 @@ from penstock.worker.run.requests import LiveRequest, RequestTable
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import ranked
 from tests.support.programs.worker_harness import eventually
+from tests.support.redis_servers.streams import add_entry, read_raw_stream
 from tests.support.watched import watched
 
 
@@ -64,7 +66,7 @@ class Desk:
 
     async def written(self, request_id: str) -> list[tuple[str, str]]:
         """Returns (entry id, tokens) of the chunks."""
-        entries = await self.redis.xrange(keys.reply("q", request_id))
+        entries = await read_raw_stream(self.redis, keys.reply("q", request_id))
         ids = ranked(id_ for id_, _ in entries)
         return [
             (id_, fields[b"tokens"].decode())
@@ -110,8 +112,8 @@ async def test_one_s_own_chunk_sent_again_is_absorbed_and_one_that_was_overtaken
     """Both chunks of a flush were sent, only the second was executed, and no answer came back."""
     async with publishing(redis_url) as desk:
         live = await desk.claim("r", n=2)
-        arrived = {"type": "chunk", "index": 1, "offset": 0, "text": " a", "tokens": "100"}
-        await desk.redis.xadd(keys.reply("q", "r"), arrived, id=f"{live.claim.epoch}-2")
+        arrived: dict[str, Any] = {"type": "chunk", "index": 1, "offset": 0, "text": " a", "tokens": "100"}
+        await add_entry(desk.redis, keys.reply("q", "r"), arrived, entry_id=f"{live.claim.epoch}-2")
         for index in (0, 1):
             desk.outbox.push(live, next(outputs("r", index)))
         await desk.publisher.wait_idle()
@@ -217,15 +219,15 @@ async def test_an_entry_stays_until_the_server_has_confirmed_its_end(redis_url: 
         try:
             desk.outbox.end(live, "cancelled")
             await eventually(lambda: desk.metrics.publish_failures._value.get() >= 3)
-            assert await desk.redis.xrange(stream) == [entry]
+            assert await read_raw_stream(desk.redis, stream) == [entry]
             assert (await desk.redis.xpending(stream, keys.GROUP))["pending"] == 1
             assert desk.outbox.leaving == set()
         finally:
             await desk.redis.config_set("maxmemory", 0)
         await asyncio.wait_for(desk.publisher.wait_idle(), WAIT_S)
-        ((_, end),) = await desk.redis.xrevrange(keys.reply("q", "r"), count=1)
+        _, end = (await read_raw_stream(desk.redis, keys.reply("q", "r")))[-1]
         assert end[b"finish_reason"] == b"cancelled"
-        assert await desk.redis.xrange(stream) == []
+        assert await read_raw_stream(desk.redis, stream) == []
         assert (await desk.redis.xpending(stream, keys.GROUP))["pending"] == 0
 
 
@@ -266,6 +268,7 @@ async def test_who_finds_an_heir_takes_its_own_crash_back(redis_url: str, finds_
         state = keys.state("q", "r")
         assert await desk.redis.hmget(state, "crashes", "strikes") == [b"1", b"1"]
         if finds_out == "by a look at a new connection":
+            assert isinstance(desk.redis, Redis)
             await desk.redis.connection_pool.disconnect()
         reason: Any = "stop" if finds_out == "by a refused end" else None
         desk.outbox.push(live, Output("r", 0, 0, (1,), " a", finish_reason=reason))
@@ -286,7 +289,7 @@ async def test_a_fenced_end_is_not_written(redis_url: str) -> None:
         await desk.claim("r")
         desk.outbox.push(live, Output("r", 0, 0, (1,), " a", finish_reason="stop"))
         await desk.publisher.wait_idle()
-        entries = await desk.redis.xrange(keys.reply("q", "r"))
+        entries = await read_raw_stream(desk.redis, keys.reply("q", "r"))
     assert [fields[b"type"] for _, fields in entries] == [b"own", b"own"]
     assert desk.aborted == ["r"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from redis import exceptions
+from redis.asyncio import Redis
 
 from penstock.engine.request import Output
 from penstock.protocol import keys, scripts
@@ -32,6 +33,7 @@ from penstock.worker.run.requests import LiveRequest, RequestTable
 from tests.support.patience import WAIT_S
 from tests.support.programs.fakes import ranked
 from tests.support.programs.worker_harness import eventually
+from tests.support.redis_servers.streams import add_entry, read_raw_stream
 from tests.support.watched import watched
 
 pytestmark = pytest.mark.every_server
@@ -67,6 +69,7 @@ async def publishing(url: str) -> AsyncIterator[tuple[Publisher, Outbox, LiveReq
 
 async def connect_anew(redis: RedisClient) -> None:
     """Makes the next command open a new connection, which no caller notices."""
+    assert isinstance(redis, Redis)
     await redis.connection_pool.disconnect()
 
 
@@ -78,7 +81,7 @@ async def test_a_reply_that_lost_entries_is_let_go_of(redis_url: str, redis: Red
         await publisher.wait_idle()
         assert live.is_gone
         assert outbox.requests.must_recover
-    assert ranked(entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))) == ["1-0", "1-1"]
+    assert ranked(entry_id for entry_id, _ in await read_raw_stream(redis, keys.reply("q", "r"))) == ["1-0", "1-1"]
 
 
 async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient) -> None:
@@ -88,13 +91,13 @@ async def test_a_reply_that_is_whole_goes_on(redis_url: str, redis: RedisClient)
         await publisher.wait_idle()
         assert not live.is_gone
         assert outbox.requests.must_recover  # entries may be pending that this worker knows nothing of
-    ids = [entry_id for entry_id, _ in await redis.xrange(keys.reply("q", "r"))]
+    ids = [entry_id for entry_id, _ in await read_raw_stream(redis, keys.reply("q", "r"))]
     assert ranked(ids) == ["1-0", "1-1", "1-2", "1-3"]
 
 
 async def test_an_acknowledgement_is_for_the_server_that_has_the_end(redis_url: str, redis: RedisClient) -> None:
     """The next server may not know the end, and the entry is then all that is left of the request."""
-    entry_id = await redis.xadd(keys.requests("q"), {"prompt": "x"})
+    entry_id = await add_entry(redis, keys.requests("q"), {"prompt": "x"})
     await redis.xgroup_create(keys.requests("q"), keys.GROUP, id="0")
     await redis.xreadgroup(keys.GROUP, "w", {keys.requests("q"): ">"})
     async with publishing(redis_url) as (publisher, outbox, _, worker_redis):

@@ -102,7 +102,8 @@ def test_an_end_takes_everything_that_is_pending_with_it(is_dead: bool, status: 
     live.add(Output("r", 1, 0, (7,), "x"))
     live.fail("internal_error", "why", is_dead=is_dead)
     write = writes.take_end(live, end_entry(live), ttl_ms=60_000)
-    state, epoch, instance, last, found, ttl_ms, *entries = write.command[3:4] + write.command[6:]
+    command: tuple[Any, ...] = write.command[3:4] + write.command[6:]
+    state, epoch, instance, last, found, ttl_ms, *entries = command
     assert state == "penstock:q:{r}:state"
     assert (epoch, instance, last, found, ttl_ms) == (5, "i", 0, status, 60_000)
     number, size = entries[:2]
@@ -136,7 +137,8 @@ def test_an_acknowledgement_knows_its_entries() -> None:
     ],
 )
 def test_an_end_is_looked_for_at_the_end_of_the_reply(answer: Any, is_there: bool) -> None:
-    check = EndCheck.of(make_live(entry_id="1-1"), "1-1")
-    assert (check.entry_id, check.removal) == ("1-1", "1-1")
+    removal = Bill("1-1", "", None)
+    check = EndCheck.of(make_live(entry_id="1-1"), removal)
+    assert (check.entry_id, check.removal) == ("1-1", removal)
     assert check.command == ("XREVRANGE", "penstock:q:{r}:reply", "+", "-", "COUNT", 1)
     assert EndCheck.is_there(answer) == is_there

@@ -68,7 +68,7 @@ def test_means_of_those_that_ended() -> None:
     assert (ended.reply_tokens, ended.token_bytes) == (20, 2)
     for _ in range(20 * LATEST):
         ended.add(entry_bytes=90, prompt_tokens=30, reply_tokens=7)
-    assert (ended.reply_tokens, ended.token_bytes) == (pytest.approx(7), pytest.approx(3))
+    assert (ended.reply_tokens, ended.token_bytes) == pytest.approx((7, 3))
 
 
 def test_a_request_that_had_no_prompt_divides_nothing() -> None:

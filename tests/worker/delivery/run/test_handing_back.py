@@ -32,6 +32,7 @@ from penstock.worker.run.entries import ENTRIES_PER_READ, QueueEntry
 from penstock.worker.run.requests import LiveRequest, Parked, Phase, RequestTable
 from tests.support.patience import WAIT_S
 from tests.support.programs.worker_harness import eventually
+from tests.support.redis_servers.streams import read_owners, read_raw_stream
 from tests.worker.delivery.delivery_lab import make_live
 
 STREAM = keys.requests("q")
@@ -74,8 +75,7 @@ class Desk:
         return claim
 
     async def owner(self, live: LiveRequest) -> str:
-        [pending] = await self.redis.xpending_range(STREAM, keys.GROUP, live.entry_id, live.entry_id, 1)
-        return str(pending["consumer"].decode())
+        return (await read_owners(self.redis, STREAM))[live.entry_id]
 
     async def refused(self) -> None:
         """Waits until the server has refused something."""
@@ -86,7 +86,7 @@ class Desk:
         await eventually(has_refused)
 
     async def tokens(self, live: LiveRequest) -> list[str]:
-        entries = await self.redis.xrange(keys.reply("q", live.id))
+        entries = await read_raw_stream(self.redis, keys.reply("q", live.id))
         return [token for _, fields in entries for token in fields.get(b"tokens", b"").decode().split(",") if token]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -37,7 +38,11 @@ def bring_to(live: LiveRequest, phase: Phase) -> LiveRequest:
 @pytest.mark.parametrize("phase", [Phase.ADMITTED, Phase.RUNNING, Phase.ENDED, Phase.GONE])
 def test_a_request_never_goes_back(phase: Phase) -> None:
     live = bring_to(make_live(), phase)
-    for step, before in ((lambda: live.admit(1), Phase.ADMITTED), (live.start, Phase.RUNNING)):
+    steps: tuple[tuple[Callable[[], object], Phase], ...] = (
+        (lambda: live.admit(1), Phase.ADMITTED),
+        (live.start, Phase.RUNNING),
+    )
+    for step, before in steps:
         if phase >= before:
             with pytest.raises(ValueError, match=f"'r' is {phase.name} and can't become {before.name}"):
                 step()
@@ -211,7 +216,8 @@ def test_what_is_let_go_of_is_aborted_and_pending_entries_are_looked_for() -> No
 
 async def test_whoever_waits_for_the_table_wakes_at_each_change(table: RequestTable) -> None:
     live = make_live()
-    for change in (lambda: table.add(live), lambda: table.remove(live), table.recover):
+    changes: list[Callable[[], object]] = [lambda: table.add(live), lambda: table.remove(live), table.recover]
+    for change in changes:
         waiter = asyncio.ensure_future(table.changed.wait())
         await asyncio.sleep(0)
         assert not waiter.done()
