@@ -19,6 +19,7 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
 from tests.support.packages import PACKAGES
 from tests.support.patience import TEST_S, WAIT_S
+from tests.support.quick_programs import compile_quickly
 from tests.support.redis_servers.clocks import ShiftedServer
 from tests.support.redis_servers.servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from tests.support.unclosed import unclosed_connections
@@ -42,7 +43,7 @@ structlog.configure = lambda **options: _configure(**{**options, "cache_logger_o
 
 # Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
 # start. What is promised of programs as they ship is tested with `as_shipped`.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+compile_quickly()
 
 # A TPU or GPU of this machine may be in use; and libtpu, which is here for its compiler, looks for one with much noise.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

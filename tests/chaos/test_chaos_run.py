@@ -14,6 +14,7 @@ from penstock.tools.chaos.report import table
 from penstock.tools.chaos.run import run_chaos
 from penstock.tools.chaos.site import Site
 from tests.chaos.chaos_lab import wrongs
+from tests.support.quick_programs import compile_elsewhere_as_shipped
 from tests.support.redis_servers.servers import SERVERS
 
 
@@ -34,7 +35,7 @@ async def test_short_run_with_the_model(tmp_path: Path, monkeypatch: pytest.Monk
     """With a model, choices that end apart, stop strings, penalties and seeds pass from worker to worker; the fake
     engine has none of these.
     """
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")  # programs as they ship
+    compile_elsewhere_as_shipped(monkeypatch)
     faults = {"kills": 3, "zombies": 1, "restarts": 0, "losses": 2}
     options = ChaosOptions(seed=395, requests=16, **faults, workers=2, engine="model", has_chats=True)
     plan = make_plan(options, heartbeat_ttl_s=1.0)

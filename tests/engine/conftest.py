@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import jax
 import pytest
+from jax._src import compiler
 
 from penstock.engine import Engine
 from penstock.engine.execution.compilation import keep_compilations, no_kept_compilations
 from tests.engine.engines import SMALL, write_model
+from tests.support.quick_programs import EMITTERS, compile_elsewhere_as_shipped
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,11 +33,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def optimised() -> Iterator[None]:
-    """Turns on full optimisation, which the run's conftest.py has switched off."""
+    """Compiles as for users, in this process, whatever the run's conftest.py has set."""
+    as_set: Any = compiler.get_compile_options
+
+    def as_shipped(*arguments: Any, backend: Any = None, env_options_overrides: Any = None, **options: Any) -> Any:
+        overrides = {} if backend is None or backend.platform != "cpu" else {EMITTERS: True}
+        overrides |= env_options_overrides or {}
+        return as_set(*arguments, backend=backend, env_options_overrides=overrides, **options)
+
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     try:
-        yield
+        with mock.patch.object(compiler, "get_compile_options", as_shipped):
+            yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
 
@@ -62,7 +74,7 @@ def engine(shared_engine: Engine) -> Engine:
 @pytest.fixture
 def as_shipped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compiles programs as for users, in processes that the test starts too."""
-    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+    compile_elsewhere_as_shipped(monkeypatch)
     with optimised():
         yield
 
