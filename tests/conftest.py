@@ -45,6 +45,10 @@ structlog.configure = lambda **options: _configure(**{**options, "cache_logger_o
 # start. What is promised of programs as they ship is tested with `as_shipped`.
 compile_quickly()
 
+# Processes that tests start would compile all of the package's Python anew: a fifth of what a command of the CLI takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A TPU or GPU of this machine may be in use; and libtpu, which is here for its compiler, looks for one with much noise.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
