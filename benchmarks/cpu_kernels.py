@@ -29,11 +29,9 @@ from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.cpu import NativeLibrary, load_library, panel_width
 from penstock.engine.models import QKV
-from penstock.engine.models.cpu.panels import PackedGroups, PackedLinear
-from penstock.engine.models.cpu.quantized import PackedQuantizedLinear
-from penstock.engine.models.layers.basic import Linear
-from penstock.engine.models.layers.experts import GroupedLinear, RowGroups
-from penstock.engine.models.layers.quantized import QuantizedLinear
+from penstock.engine.models.cpu.panels import joined
+from penstock.engine.models.layers.linear import GroupedLinear, Linear, RowGroups
+from penstock.engine.models.layers.quantized import Quantized
 from penstock.tools.bench.report import append_result
 
 SHAPES = ((384, 2304), (2304, 384), (1024, 3072), (3072, 1024))  # features in and out, of `tiny` and `qwen06`
@@ -73,8 +71,8 @@ def matmuls() -> list[dict[str, Any]]:
     rows = []
     for dtype in ("float32", "bfloat16"):
         for features_in, features_out in SHAPES:
-            layer = Linear(features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-            forms = {"XLA": jax.jit(layer), "C++": jax.jit(PackedLinear.of(width, layer))}
+            layer = Linear.plain(features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
+            forms = {"XLA": jax.jit(layer), "C++": jax.jit(joined(width, layer))}
             for num_tokens in (1, 16, 64, 512):
                 x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), dtype)
                 seconds = {name: fastest_s(partial(form, x)) for name, form in forms.items()}
@@ -92,10 +90,10 @@ def grouped_matmuls() -> list[dict[str, Any]]:
     width, rows = panel_width(load_library(_BUILD_DIR)), []
     for dtype in ("float32", "bfloat16"):
         for num_experts, num_chosen, features_in, features_out in EXPERTS:
-            layer = GroupedLinear(
+            layer = GroupedLinear.plain(
                 num_experts, features_in, features_out, bias=False, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0)
             )
-            forms = {"XLA": _with_weights(layer), "C++": _with_weights(PackedGroups([layer], width))}
+            forms = {"XLA": _with_weights(layer), "C++": _with_weights(joined(width, layer))}
             for num_tokens in (1, 16, 64):
                 sizes = _group_sizes(num_tokens, num_experts, num_chosen)
                 x = jax.random.normal(jax.random.key(1), (num_tokens * num_chosen, features_in), dtype)
@@ -141,11 +139,10 @@ def _streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, 
     """Returns by form: the function that multiplies by several layers in a row, their number, and the bytes of each."""
     width = panel_width(load_library(_BUILD_DIR))
     found: dict[str, tuple[Callable[..., Any], int, int]] = {}
-    linear = Linear(features_in, features_out, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
+    linear = Linear.plain(features_in, features_out, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
     for name in ("bf16", *QUANTIZED):
-        layer: nnx.Module = PackedLinear.of(width, linear)
-        if name != "bf16":
-            layer = PackedQuantizedLinear(width, _quantized(features_in, features_out, QUANTIZED[name]))
+        plain = linear if name == "bf16" else _quantized(features_in, features_out, QUANTIZED[name])
+        layer = joined(width, plain)
         graph, state = nnx.split(layer)
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         count = max(1, STREAMED_BYTES // num_bytes // num_tokens)
@@ -160,12 +157,12 @@ def _through(graph: nnx.GraphDef[Any], copies: list[Any], x: jax.Array) -> jax.A
     return x
 
 
-def _quantized(features_in: int, features_out: int, packing: Packing) -> QuantizedLinear:
-    layer = QuantizedLinear(features_in, features_out, packing, bias=False, dtype=jnp.dtype("bfloat16"))
-    rng = np.random.default_rng(0)
-    layer.codes[...] = jnp.asarray(rng.integers(0, 127, layer.codes.shape), layer.codes.dtype)
-    layer.scales[...] = jnp.full(layer.scales.shape, 0.01, layer.scales.dtype)
-    return layer
+def _quantized(features_in: int, features_out: int, packing: Packing) -> Linear:
+    held, rng = Quantized(packing, (features_out, features_in)), np.random.default_rng(0)
+    arrays = held.empty()
+    codes, scales = arrays["codes"], arrays["scales"]
+    arrays["codes"] = jnp.asarray(rng.integers(0, 127, codes.shape), codes.dtype)
+    return Linear(held, arrays | {"scales": jnp.full_like(scales, 0.01)})
 
 
 def _in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tuple[dict[str, float], float]:
@@ -197,8 +194,8 @@ def _with_weights(layer: nnx.Module) -> Callable[..., jax.Array]:
 
 
 def _dense_s(x: jax.Array, features_out: int, width: int) -> float:
-    layer = Linear(x.shape[1], features_out, bias=False, dtype=x.dtype, rngs=nnx.Rngs(0))
-    return fastest_s(partial(_with_weights(PackedLinear.of(width, layer)), x), repeats=4)
+    layer = Linear.plain(x.shape[1], features_out, bias=False, dtype=x.dtype, rngs=nnx.Rngs(0))
+    return fastest_s(partial(_with_weights(joined(width, layer)), x), repeats=4)
 
 
 def attention() -> list[dict[str, Any]]:

@@ -35,8 +35,8 @@ from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig, num_parameters
 from penstock.engine.models.config import DeltaNetConfig, MLPConfig
 from penstock.engine.models.cpu.block import pack_blocks
-from penstock.engine.models.cpu.panels import PackedLinear, pack_head
-from penstock.engine.models.layers.basic import Linear
+from penstock.engine.models.cpu.panels import joined, pack_head
+from penstock.engine.models.layers.linear import Linear
 from penstock.tools.bench.machine import describe_machine
 from penstock.tools.bench.report import append_result
 from penstock.tools.plan.device.roofline import kv_sequence_bytes, step_flops
@@ -145,8 +145,8 @@ class Rates:
 def matmul_of() -> Any:
     """Returns a function that multiplies 64 rows by several weights."""
     width = panel_width(load_library(DEFAULT_BUILD_DIR / "native"))
-    linear = Linear(*_MATMUL, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
-    graph, state = nnx.split(PackedLinear.of(width, linear))
+    linear = Linear.plain(*_MATMUL, bias=False, dtype=jnp.dtype("bfloat16"), rngs=nnx.Rngs(0))
+    graph, state = nnx.split(joined(width, linear))
     copies = [jax.tree.map(jnp.copy, state) for _ in range(_MATMULS)]
 
     def through(copies: list[nnx.State[Any, Any]], x: jax.Array) -> jax.Array:

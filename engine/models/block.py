@@ -19,9 +19,10 @@ from penstock.engine.models.config import (
     Recurrence,
 )
 from penstock.engine.models.layers.attention import Attention, LayerInputs
-from penstock.engine.models.layers.basic import ACTIVATIONS, GatedMLP, Linear, Norm, RMSNorm, norm_of, normed, scaled
+from penstock.engine.models.layers.basic import ACTIVATIONS, GatedMLP, Norm, RMSNorm, norm_of, normed, scaled
 from penstock.engine.models.layers.delta_net import DeltaNet
 from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import Linear
 from penstock.engine.models.layers.quantized import quantize_modules
 from penstock.engine.models.layers.recurrence import StateCache
 from penstock.engine.models.layers.short_conv import ShortConv
@@ -36,8 +37,8 @@ class PerLayer(nnx.Module):
     def __init__(
         self, config: PerLayerConfig, norm: NormConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
-        self.gate = Linear(hidden, config.size, bias=False, dtype=dtype, rngs=rngs)
-        self.projection = Linear(config.size, hidden, bias=False, dtype=dtype, rngs=rngs)
+        self.gate = Linear.plain(hidden, config.size, bias=False, dtype=dtype, rngs=rngs)
+        self.projection = Linear.plain(config.size, hidden, bias=False, dtype=dtype, rngs=rngs)
         self.norm = norm_of(norm, hidden, dtype)
         self.activation = config.activation
 
@@ -77,7 +78,7 @@ class Block(nnx.Module):
         )
         self.scalar = nnx.Param(jnp.ones((1,), dtype)) if config.has_scalar else None
         self.config, self.is_parallel, self.residual_scale = config, config.parallel, config.residual_scale
-        quantize_modules(self, config.packed, dtype)
+        quantize_modules(self, config.packed)
 
     def __call__(self, x: jax.Array, step: LayerInputs, cache: Cache) -> tuple[jax.Array, Cache]:
         attended, cache = self.attend(x, step, cache)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -22,9 +22,10 @@ from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layer_groups import LayerPlace, StatePlace, layer_groups
 from penstock.engine.models.layers.attention import LayerInputs, SumParts
-from penstock.engine.models.layers.basic import Linear, norm_of, normed, scaled, soft_capped
-from penstock.engine.models.layers.experts import Experts, GroupedLinear
-from penstock.engine.models.layers.quantized import QuantizedEmbedding, quantize_modules
+from penstock.engine.models.layers.basic import norm_of, normed, scaled, soft_capped
+from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import Linear, Weight
+from penstock.engine.models.layers.quantized import quantize_modules
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 from penstock.engine.models.layers.rope import rotary_tables
 from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
@@ -63,7 +64,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.is_stacked = stacked
         init = nnx.initializers.normal(0.02)
-        # None if only the head holds the table.
+        # A Linear, with tokens as its columns, if it is quantized; None if only the head holds the table.
         self.embedding: Any = nnx.Param(init(rngs.params(), (config.vocab_rows, config.hidden_size), dtype))
         blocks = [Block(block, config.hidden_size, dtype=dtype, rngs=rngs) for block in config.blocks]
         if stacked:
@@ -74,9 +75,9 @@ class Decoder(nnx.Module):
         self.head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
+            else Linear.plain(config.hidden_size, config.vocab_rows, bias=False, dtype=dtype, rngs=rngs)
         )
-        quantize_modules(self, config.packed, dtype)
+        quantize_modules(self, config.packed)
 
     def _init_per_layer(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         table = config.per_layer
@@ -86,7 +87,7 @@ class Decoder(nnx.Module):
         width = table.num_layers * table.size
         made = nnx.initializers.normal(0.02)(rngs.params(), (config.vocab_rows, width), dtype)
         self.per_layer_embedding = nnx.Param(made)
-        self.per_layer_projection = Linear(config.hidden_size, width, bias=False, dtype=dtype, rngs=rngs)
+        self.per_layer_projection = Linear.plain(config.hidden_size, width, bias=False, dtype=dtype, rngs=rngs)
         self.per_layer_norm = norm_of(table.norm, table.size, dtype)
 
     def __call__(
@@ -209,8 +210,8 @@ class Decoder(nnx.Module):
 
     def _embedded(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, hidden]
         table: Any = self.embedding
-        if isinstance(table, QuantizedEmbedding):
-            return table.rows(token_ids)
+        if isinstance(table, Linear):
+            return table.columns(token_ids).astype(self.config.dtype)
         if self.head is not None and table is None:
             return self.head.columns(token_ids)
         rows: jax.Array = table[...][token_ids]
@@ -222,8 +223,9 @@ class Decoder(nnx.Module):
     @property
     def is_native(self) -> bool:
         """Whether the CPU's kernels compute all matmuls: the result of a row then does not depend on other rows."""
-        linears = (module for _, module in nnx.iter_modules(self) if isinstance(module, Linear | GroupedLinear))
-        return self.unembedding.is_native and all(linear.is_native for linear in linears)
+        modules: Iterable[tuple[Any, Any]] = nnx.iter_modules(self)
+        weights = (module for path, module in modules if is_matmul(path, module))
+        return self.unembedding.is_native and all(weight.held.is_native for weight in weights)
 
     @property
     def unembedding(self) -> Unembedding:
@@ -243,7 +245,7 @@ class Unembedding(nnx.Module):
     @property
     def is_native(self) -> bool:
         """Whether logits come from the CPU's kernels, in the memory of one device."""
-        return not isinstance(self.table, nnx.Param) and self.table.is_native
+        return not isinstance(self.table, nnx.Param) and self.table.held.is_native
 
     def __call__(self, hidden: jax.Array) -> jax.Array:  # [num_rows, hidden] -> f32 [num_rows, vocab_rows]
         if isinstance(self.table, nnx.Param):
@@ -251,6 +253,11 @@ class Unembedding(nnx.Module):
         else:
             logits = self.table.wide(hidden)
         return soft_capped(scaled(logits, self.config.logit_scale), self.config.logit_soft_cap)
+
+
+def is_matmul(path: ParamPath, module: nnx.Module) -> bool:
+    """Checks whether steps multiply by the module at `path`; tokens are only looked up in an embedding."""
+    return isinstance(module, Weight) and path != ("embedding",)
 
 
 def _taken(
@@ -295,10 +302,10 @@ _Carry: TypeAlias = tuple[jax.Array, Whole | ResidualStream, tuple[LayerCache, .
 """The state carried from layer to layer of a loop: its number, the residual stream, pages and states."""
 
 
-def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Linear | GroupedLinear]:
+def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Weight]:
     """Returns the matmuls that get the weights of all layers, by their paths."""
-    found = {path: module for path, module in nnx.iter_modules(block) if isinstance(module, Linear | GroupedLinear)}
-    return {path: linear for path, linear in found.items() if all_linears or linear.is_read_in_stack}
+    found = {path: module for path, module in nnx.iter_modules(block) if isinstance(module, Weight)}
+    return {path: weight for path, weight in found.items() if all_linears or weight.held.is_read_in_stack}
 
 
 def _of_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Block:

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig
 from penstock.engine.models.layers.attention import LayerInputs, SumParts
-from penstock.engine.models.layers.basic import ACTIVATIONS, LayerNorm, Linear, RMSNorm, scaled, sum_of_squares
+from penstock.engine.models.layers.basic import ACTIVATIONS, LayerNorm, RMSNorm, scaled, sum_of_squares
 from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import Linear
 from penstock.engine.models.layers.recurrence import StateCache
 
 _LANES = 128
@@ -79,7 +80,7 @@ class ResidualStream(NamedTuple):
         parts, projected = self.multiplied(block.attention_norm, attention.inputs)
         attended, cache = attention.attended(projected, step, cache)
         parts = parts.with_sum(step.sum_parts, attention.out, attended, scale, ends_layer=False)
-        parts, (gate, up) = parts.multiplied(block.mlp_norm, (mlp.gate, mlp.up))
+        parts, (gate, up) = parts.multiplied(block.mlp_norm, mlp.inputs)
         inner = ACTIVATIONS[mlp.activation](gate) * up
         return parts.with_sum(step.sum_parts, mlp.down, inner, scale, ends_layer=True), cache
 

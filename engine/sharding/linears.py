@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from penstock.engine.kernels.tpu import LANES, KernelForm, grouped_quantized_matmul, quantized_matmul
 from penstock.engine.models import Decoder, ParamPath
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.layers.basic import Linear
+from penstock.engine.models.decoder import is_matmul
 from penstock.engine.models.layers.delta_net import DeltaNet
-from penstock.engine.models.layers.experts import Experts, GroupedLinear, RowGroups
-from penstock.engine.models.layers.quantized import QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import (
+    Arrays,
+    GroupedLinear,
+    Held,
+    Linear,
+    Plain,
+    RowGroups,
+    Weight,
+    by_row,
+    rounded,
+)
+from penstock.engine.models.layers.quantized import Quantized
 from penstock.engine.models.runs import layer_runs
 from penstock.engine.sharding.overlapped_sums import overlap
 from penstock.engine.sharding.placement import Placement
 from penstock.engine.sharding.states import KernelDeltaNet, has_kernel
-
-Held = dict[str, jax.Array]
 
 
 def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: bool = False) -> Decoder:
@@ -39,12 +50,11 @@ def prepare_for_tpu(model: Decoder, placement: Placement | None, *, interpret: b
     if model.config.dtype != "bfloat16":
         return model
     modules: list[tuple[Any, Any]] = list(nnx.iter_modules(model))
-    for path, linear in modules:
-        made = _KERNELS.get(type(linear))
-        if made is not None and _is_served(linear, path, placement):
-            _replace(model, path, made(linear, path, placement, interpret=interpret))
-        elif isinstance(linear, DeltaNet) and has_kernel(linear.config, placement) and _are_in_loops(model):
-            _replace(model, path, KernelDeltaNet(linear, placement, interpret=interpret))
+    for path, module in modules:
+        if is_matmul(path, module) and _is_served(module, path, placement):
+            _replace(model, path, _with_kernel(module, path, placement, interpret=interpret))
+        elif isinstance(module, DeltaNet) and has_kernel(module.config, placement) and _are_in_loops(model):
+            _replace(model, path, KernelDeltaNet(module, placement, interpret=interpret))
     return model
 
 
@@ -63,105 +73,91 @@ def _replace(model: Decoder, path: ParamPath, module: nnx.Module) -> None:
     setattr(holder, str(path[-1]), module)
 
 
-def _is_served(linear: QuantizedLinear | QuantizedGroupedLinear, path: ParamPath, placement: Placement | None) -> bool:
+def _is_served(weight: Weight, path: ParamPath, placement: Placement | None) -> bool:
     """Whether there is a kernel, and each device has whole groups and whole blocks of rows."""
-    packing = linear.packing
+    held = weight.held
+    if not isinstance(held, Quantized):
+        return False
+    packing = held.packing
     if not KernelForm.serves(packing) or placement is None:
         return KernelForm.serves(packing)
-    num_dims = 2 if isinstance(linear, QuantizedLinear) else 3
+    num_dims = 2 if isinstance(weight, Linear) else 3
     ways = [placement.ways(axis) for axis in logical_axes((*path, "codes"), num_dims)[-2:]]
     sizes = (max(packing.rows, 1), packing.group or 1)
-    return all(n == 1 or num % (n * size) == 0 for n, num, size in zip(ways, linear.shape, sizes, strict=True))
+    return all(n == 1 or num % (n * size) == 0 for n, num, size in zip(ways, held.shape, sizes, strict=True))
 
 
-class KernelLinear(Linear):
-    """A `QuantizedLinear` that multiplies by a kernel. In a stacked decoder it has the weights of all layers."""
+@dataclass(frozen=True)
+class TPUKernel(Held):
+    """A quantized weight in the layout of the kernel that multiplies by it; each device has its own share."""
+
+    form: KernelForm
+    path: ParamPath
+    placement: Placement | None
+    interpret: bool
 
     is_read_in_stack = True
 
-    def __init__(
-        self, linear: QuantizedLinear, path: ParamPath, placement: Placement | None, *, interpret: bool
-    ) -> None:
-        self.form, self.bias = KernelForm(linear.packing), linear.bias
-        self.path, self.placement, self.interpret = path, placement, interpret
-        _take_over(self, linear, path, placement)
+    def multiply(
+        self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
+    ) -> jax.Array:
+        return rounded(self._of_devices(x, *_in_stack(arrays, layer)), bias, dtype)
 
-    def wide(self, x: jax.Array) -> jax.Array:
-        """Returns the result in f32, as it was summed."""
-        held = {name: getattr(self, name)[...] for name in self.form.names}
-        layer = self.layer
-        if layer is None:
-            held, layer = {name: array[None] for name, array in held.items()}, jnp.int32(0)
-        y = self._of_devices(x, held, layer)
-        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
+    def multiply_groups(
+        self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
+    ) -> jax.Array:
+        stack, layer = _in_stack(arrays, groups.layer)
+        y = grouped_quantized_matmul(self.form, rows, groups.sizes, stack, layer, interpret=self.interpret)
+        return rounded(y, by_row(bias, rows, groups), dtype)
 
-    def _of_devices(self, x: jax.Array, held: Held, layer: jax.Array) -> jax.Array:
+    def columns(self, numbers: jax.Array, arrays: Arrays) -> jax.Array:
+        raise TypeError("a TPU holds an embedding beside a quantized head")
+
+    def _of_devices(self, x: jax.Array, stack: Arrays, layer: jax.Array) -> jax.Array:
         if self.placement is None:
-            return self._of_device(x, held, layer, ())
+            return self._of_device(x, stack, layer, ())
         placement, (num_out, num_in) = self.placement, logical_axes((*self.path, "codes"), 2)
         run = jax.shard_map(
             partial(self._of_device, over=placement.replica if placement.ways(num_in) > 1 else ()),
             mesh=placement.mesh,
             in_specs=(
                 placement.spec((None, num_in)),
-                {name: placement.spec(logical_axes((*self.path, name), 3)) for name in held},
+                {name: placement.spec(logical_axes((*self.path, name), 3)) for name in stack},
                 PartitionSpec(),
             ),
             out_specs=placement.spec((None, num_out)),
             check_vma=False,
         )
-        y: jax.Array = run(x, held, layer)
+        y: jax.Array = run(x, stack, layer)
         return y
 
-    def _of_device(self, x: jax.Array, held: Held, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
-        y = quantized_matmul(self.form, x, held, layer, interpret=self.interpret)
+    def _of_device(self, x: jax.Array, stack: Arrays, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
+        y = quantized_matmul(self.form, x, stack, layer, interpret=self.interpret)
         return jax.lax.psum(y, over) if over else y
 
 
-class KernelGroupedLinear(GroupedLinear):
-    """A `QuantizedGroupedLinear` that multiplies by a kernel, on a device with its own experts.
-
-    In a stacked decoder it has the weights of all layers.
-    """
-
-    is_read_in_stack = True
-
-    def __init__(
-        self, linear: QuantizedGroupedLinear, path: ParamPath, placement: Placement | None, *, interpret: bool
-    ) -> None:
-        self.form, self.bias, self.interpret = KernelForm(linear.packing), linear.bias, interpret
-        _take_over(self, linear, path, placement)
-
-    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        held = {name: getattr(self, name)[...] for name in self.form.names}
-        layer = groups.layer
-        if layer is None:
-            held, layer = {name: array[None] for name, array in held.items()}, jnp.int32(0)
-        return grouped_quantized_matmul(self.form, rows, groups.sizes, held, layer, interpret=self.interpret)
+def _in_stack(arrays: Arrays, layer: jax.Array | None) -> tuple[Arrays, jax.Array]:
+    """Returns the weights of all layers, and the layer; one layer's weights are a stack of their own."""
+    if layer is None:
+        return {name: array[None] for name, array in arrays.items()}, jnp.int32(0)
+    return arrays, layer
 
 
-_KERNELS: dict[type, type[KernelLinear] | type[KernelGroupedLinear]] = {
-    QuantizedLinear: KernelLinear,
-    QuantizedGroupedLinear: KernelGroupedLinear,
-}
-
-
-def _take_over(
-    kernel: KernelLinear | KernelGroupedLinear,
-    linear: QuantizedLinear | QuantizedGroupedLinear,
-    path: ParamPath,
-    placement: Placement | None,
-) -> None:
-    """Gives `kernel` the arrays of `linear`, or their shapes, in the layout of the kernels."""
-    for leaf, name in zip(kernel.form.leaves, kernel.form.names, strict=True):
-        value: Any = getattr(linear, leaf).get_value()
+def _with_kernel(weight: Weight, path: ParamPath, placement: Placement | None, *, interpret: bool) -> Weight:
+    """Returns `weight`, whose arrays may be shapes, in the layout of its kernel."""
+    quantized = cast("Quantized", weight.held)
+    form, arrays = KernelForm(quantized.packing), {}
+    for leaf, name in zip(form.leaves, form.names, strict=True):
+        value: Any = getattr(weight, leaf).get_value()
         of_out, of_in = (
             1 if placement is None else placement.ways(axis) for axis in logical_axes((*path, "codes"), value.ndim)[-2:]
         )
-        if kernel.form.changes(leaf, value, of_in):
-            held = partial(kernel.form.held, leaf, num_out=linear.shape[0], shares=(of_out, of_in))
+        if form.changes(leaf, value, of_in):
+            held = partial(form.held, leaf, num_out=quantized.shape[0], shares=(of_out, of_in))
             value = _changed(held, value, (*path, name), placement)
-        setattr(kernel, name, nnx.Param(value))
+        arrays[name] = value
+    bias = None if weight.bias is None else weight.bias.get_value()
+    return type(weight)(TPUKernel(form, path, placement, interpret), arrays, bias)
 
 
 def _pad_embedding(model: Decoder, placement: Placement | None) -> None:
@@ -187,7 +183,7 @@ def _pad_experts(model: Decoder, placement: Placement | None) -> None:
             continue
         for name in ("gate", "up", "down"):
             linear, path = getattr(block.mlp.experts, name), ("blocks", number, "mlp", "experts", name)
-            if type(linear) is not GroupedLinear:
+            if not isinstance(linear.held, Plain):
                 continue
             _pad_inside(linear, "kernel", path, placement)
             if linear.bias is not None and name != "down":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.formats.packing import OFFSETS
 from penstock.engine.kernels.cpu import panel_width, value_or_empty
 from penstock.engine.kernels.cpu.halves import (
     ATTENTION_HALF,
@@ -24,27 +24,35 @@ from penstock.engine.kernels.cpu.layout import batch_arrays
 from penstock.engine.models.attend import AttentionOptions, GroupCache, LayerCache, NativeAttend
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
-from penstock.engine.models.cpu.panels import (
-    PackedAttention,
-    PackedDeltaNet,
-    PackedLinear,
-    PackedMLP,
-    PackedShortConv,
-    pack_halves,
-)
-from penstock.engine.models.cpu.quantized import PackedQuantizedLinear
+from penstock.engine.models.cpu.held import Panels
+from penstock.engine.models.cpu.panels import pack_halves
 from penstock.engine.models.decoder import Decoder, WantedTokens, of_wanted
 from penstock.engine.models.layer_groups import StatePlace, layer_groups
 from penstock.engine.models.layers.attention import Attention, LayerInputs
-from penstock.engine.models.layers.basic import GatedMLP, LayerNorm, Linear, RMSNorm
+from penstock.engine.models.layers.basic import GatedMLP, LayerNorm, RMSNorm
 from penstock.engine.models.layers.delta_net import DeltaNet
 from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import Linear
 from penstock.engine.models.layers.recurrence import StateCache
 from penstock.engine.models.layers.rope import query_scales
 from penstock.engine.models.layers.short_conv import ShortConv
 
-_Packed = PackedLinear | PackedQuantizedLinear
-Linears = tuple[_Packed, ...]
+
+@dataclass(frozen=True, slots=True)
+class _Matmul:
+    """A matmul of a half, with all that a kernel takes of it."""
+
+    held: Panels
+    operands: dict[str, jax.Array]
+
+    @classmethod
+    def of(cls, linear: Linear) -> _Matmul | None:
+        """Returns None if there is no kernel for it."""
+        held = linear.held
+        return cls(held, held.operands(linear.arrays, linear.bias_value)) if isinstance(held, Panels) else None
+
+
+_Matmuls = tuple[_Matmul, ...]
 """The matmuls of a half, in order."""
 _SILU = ("silu", "swish")
 _RECURRENCE_FACTORS = {
@@ -155,8 +163,8 @@ class PackedBlock(Block):
 
     def attention_half(self, step: LayerInputs, cache: GroupCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
-        linears = _of_attention(self.attention)
-        if linears is None or not isinstance(step.attend, NativeAttend):
+        matmuls = _of_attention(self.attention)
+        if matmuls is None or not isinstance(step.attend, NativeAttend):
             return None
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
         none = value_or_empty(None)
@@ -164,27 +172,27 @@ class PackedBlock(Block):
         key_scales, value_scales = scales or (none, none)  # only int8 has them
         cos, sin = (none, none) if config.rope is None else step.rotary[config.rope]
         q_norm, k_norm = _given(self.head_factors)
-        qkv, out = map(_operands, linears)
+        qkv, out = matmuls
         arrays = {
             "keys": keys, "values": values, "key_scales": key_scales, "value_scales": value_scales,
             **batch_arrays(batch), **self._norms(self.attention_factors),
-            "qkv": qkv, "out": out, "q_norm": q_norm, "k_norm": k_norm, "cos": cos, "sin": sin,
+            "qkv": qkv.operands, "out": out.operands, "q_norm": q_norm, "k_norm": k_norm, "cos": cos, "sin": sin,
             "sinks": value_or_empty(self.sinks),
             "query_scales": none if config.query_scale is None else query_scales(step.positions, config.query_scale),
         }  # fmt: skip
         num_gates = config.num_heads if config.has_gate else 0
         columns = (config.num_heads + num_gates + 2 * keys.shape[1]) * config.head_dim
-        return Half(ATTENTION_HALF, arrays, self._numbers(linears, columns, 0, _of_heads(config)))
+        return Half(ATTENTION_HALF, arrays, self._numbers(matmuls, columns, 0, _of_heads(config)))
 
     def recurrence_half(self, step: LayerInputs, cache: StateCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         module = self.recurrence
-        linears = None if module is None else _of_recurrence(module)
-        if linears is None or step.states is None or not isinstance(step.attend, NativeAttend):
+        matmuls = None if module is None else _of_recurrence(module)
+        if matmuls is None or step.states is None or not isinstance(step.attend, NativeAttend):
             return None
         states, batch = step.states, step.attend.batch_of(0)
         kind = DELTA_NET if isinstance(module, DeltaNet) else SHORT_CONV
-        first, *rates, last = linears
+        first, *rates, last = matmuls
         factors = dict(zip(_RECURRENCE_FACTORS[kind.name], _given(self.recurrence_factors), strict=True))
         arrays = {
             **dict(zip((row.name for row in kind.having("cache")), cache.arrays, strict=True)),
@@ -192,40 +200,41 @@ class PackedBlock(Block):
                 "cu_q_lens": batch.cu_q_lens, "num_seqs": batch.num_seqs, "positions": step.positions,
                 "reads": states.reads, "ends": states.ends, "writes": states.writes,
             },
-            **self._norms(self.attention_factors), "joined": _operands(first), "out": _operands(last), **factors,
+            **self._norms(self.attention_factors), "joined": first.operands, "out": last.operands, **factors,
         }  # fmt: skip
         numbers: dict[str, Any] = {}
         if isinstance(module, DeltaNet):
-            arrays["rates"] = _operands(rates[0])
-            numbers = {"head_eps": module.config.norm.eps, **_of_packing("rates", rates[0])}
-        return Half(kind, arrays, self._numbers((first, last), first.num_columns, first.gate, numbers))
+            arrays["rates"] = rates[0].operands
+            numbers = {"head_eps": module.config.norm.eps, **rates[0].held.numbers("rates")}
+        return Half(kind, arrays, self._numbers((first, last), first.held.num_columns, first.held.gate, numbers))
 
     def feed_forward_half(self, before: jax.Array, step: LayerInputs) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
-        linears = _of_mlp(self.mlp)
-        if linears is None or not isinstance(step.attend, NativeAttend):
+        matmuls = _of_mlp(self.mlp)
+        if matmuls is None or not isinstance(step.attend, NativeAttend):
             return None
         num_rows = step.attend.num_tokens if step.num_rows is None else step.num_rows
         source = before if self.is_parallel else jnp.zeros((0,), before.dtype)
-        gate_up, down = map(_operands, linears)
+        gate_up, down = matmuls
         norms = self._norms(self.mlp_factors)
-        arrays = {"source": source, "num_rows": num_rows, **norms, "gate_up": gate_up, "down": down}
-        numbers = self._numbers(linears, linears[0].num_columns, linears[0].gate, {})
+        arrays: dict[str, Any] = {"source": source, "num_rows": num_rows, **norms}
+        arrays |= {"gate_up": gate_up.operands, "down": down.operands}
+        numbers = self._numbers(matmuls, gate_up.held.num_columns, gate_up.held.gate, {})
         return Half(FEED_FORWARD, arrays, numbers)
 
     def _norms(self, factors: Iterable[nnx.Param[jax.Array] | None]) -> dict[str, jax.Array]:
         return dict(zip(("norm_before", "norm_after"), _given(factors), strict=True))
 
-    def _numbers(self, linears: Linears, columns: int, gate: int, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        first, last = linears
+    def _numbers(self, matmuls: _Matmuls, columns: int, gate: int, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        first, last = matmuls
         return {
             "is_layer_norm": self.config.norm.kind == "layer",
             "columns": columns,
             "gate": gate,
             "eps": self.config.norm.eps,
             "residual_scale": self.residual_scale,
-            **_of_packing("first", first),
-            **_of_packing("last", last),
+            **first.held.numbers("first"),
+            **last.held.numbers("last"),
             **numbers,
         }
 
@@ -237,54 +246,29 @@ def _take_over(module: nnx.Module, other: nnx.Module) -> None:
             setattr(module, name, value)
 
 
-def _of_attention(attention: Attention) -> Linears | None:
-    """Returns the matmuls for the kernel, if it supports everything else that this attention does."""
+def _of_attention(attention: Attention) -> _Matmuls | None:
+    """Returns the matmuls for the kernel, if it supports everything that this attention does."""
     config = attention.config
     has_one_norm = config.qk_norm is None or config.qk_projection_norm is None
     is_usual = has_one_norm and config.v_norm is None and config.has_v and config.has_kv
-    if not isinstance(attention, PackedAttention) or not is_usual:
-        return None
-    return _packed(attention.qkv, attention.out)
+    return _matmuls(attention.inputs, (attention.out,)) if is_usual else None
 
 
-def _of_recurrence(module: ShortConv | DeltaNet) -> Linears | None:
+def _of_recurrence(module: ShortConv | DeltaNet) -> _Matmuls | None:
     """Returns the matmuls like `_of_attention`; those for a delta net's rates are between the first and the last."""
-    if isinstance(module, PackedShortConv):
-        return _packed(module.joined, module.out)
-    if not isinstance(module, PackedDeltaNet) or module.config.activation not in _SILU:
-        return None
-    return _packed(module.joined, module.joined_rates, module.out)
+    if isinstance(module, ShortConv):
+        return _matmuls(module.inputs, (module.out,))
+    return _matmuls(module.inputs, module.rate_inputs, (module.out,)) if module.config.activation in _SILU else None
 
 
-def _of_mlp(mlp: GatedMLP | Experts) -> Linears | None:
-    return _packed(mlp.gate_up, mlp.down) if isinstance(mlp, PackedMLP) else None
+def _of_mlp(mlp: GatedMLP | Experts) -> _Matmuls | None:
+    return None if isinstance(mlp, Experts) else _matmuls(mlp.inputs, (mlp.down,))
 
 
-def _packed(*linears: Linear) -> Linears | None:
-    """Returns the matmuls, or None if one of them has no kernel."""
-    found = tuple(linear for linear in linears if isinstance(linear, PackedLinear | PackedQuantizedLinear))
-    return found if len(found) == len(linears) else None
-
-
-def _of_packing(name: str, linear: _Packed) -> dict[str, Any]:
-    packing = linear.panels.packing if isinstance(linear, PackedQuantizedLinear) else None
-    return {
-        f"{name}_offset": 0 if packing is None else OFFSETS.index(packing.offset),
-        f"{name}_reads_bytes": packing is not None and packing.has_int8_activations,
-    }
-
-
-def _operands(linear: _Packed) -> dict[str, jax.Array]:
-    if isinstance(linear, PackedLinear):
-        weights, bias = linear.operands
-        return {"weights": weights, "scales": value_or_empty(None), "offsets": value_or_empty(None), "bias": bias}
-    panels = linear.panels
-    return {
-        "weights": panels.codes[...],
-        "scales": panels.scales[...],
-        "offsets": value_or_empty(panels.offsets),
-        "bias": value_or_empty(panels.bias),
-    }
+def _matmuls(*inputs: tuple[Linear, ...]) -> _Matmuls | None:
+    """Returns the matmuls, or None if one of them has no kernel, or those of one input are not joined."""
+    found = [_Matmul.of(linears[0]) if len(linears) == 1 else None for linears in inputs]
+    return None if None in found else cast("_Matmuls", tuple(found))
 
 
 def _head_factors(attention: Attention) -> list[nnx.Param[jax.Array] | None]:

@@ -1,34 +1,28 @@
-"""A decoder's modules with the CPU kernel's matmuls (`penstock.engine.kernels.cpu`); weights are packed for it once."""
+"""Packs a decoder's weights for the CPU's kernels, once, and joins the matmuls of one input into one call."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 
-from penstock.engine.kernels.cpu import GROUP_ROWS, GROUPED_MATMUL, MATMUL, ROUTE, SUM_ROWS, panel_width, value_or_empty
+from penstock.engine.kernels.cpu import GROUP_ROWS, ROUTE, SUM_ROWS, panel_width, value_or_empty
 from penstock.engine.kernels.cpu.layout import GATE_NAMES
-from penstock.engine.models.block import Block, PerLayer
+from penstock.engine.models.block import Block
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
-from penstock.engine.models.cpu.quantized import (
-    PackedQuantizedEmbedding,
-    PackedQuantizedGroups,
-    PackedQuantizedLinear,
-    has_kernel,
-)
+from penstock.engine.models.cpu.held import NOT_GATED, Panels, result, splits_of
+from penstock.engine.models.cpu.quantized import has_kernel, quantized_panels
 from penstock.engine.models.decoder import Decoder
-from penstock.engine.models.layers.attention import Attention
-from penstock.engine.models.layers.basic import GatedMLP, Linear
+from penstock.engine.models.layers.basic import GatedMLP
 from penstock.engine.models.layers.delta_net import DeltaNet
-from penstock.engine.models.layers.experts import Experts, GroupedLinear, GroupedMLP, RowGroups
-from penstock.engine.models.layers.quantized import QuantizedEmbedding, QuantizedGroupedLinear, QuantizedLinear
+from penstock.engine.models.layers.experts import Experts, GroupedMLP
+from penstock.engine.models.layers.linear import AnyLinear, Linear, Plain, RowGroups, Weight, present
+from penstock.engine.models.layers.quantized import Quantized
 from penstock.engine.models.layers.short_conv import ShortConv
 
 _ACTIVATIONS = {
@@ -38,20 +32,24 @@ _ACTIVATIONS = {
 GATES = {name: GATE_NAMES.index(gate) for name, gate in _ACTIVATIONS.items()}
 """The activations that the kernel has built in, by its numbers for them."""
 
-NOT_GATED = GATE_NAMES.index("none")
+_RECURRENCES = {
+    ShortConv: (("before", "behind", "input"), ("out",)),
+    DeltaNet: (("q", "k", "v", "gate"), ("beta", "decay"), ("out",)),
+}
+"""The matmuls of each recurrence, those of one input together."""
 
 
 def pack_head(model: Decoder, library: ctypes.CDLL) -> None:
     """Packs the head. Beside quantized layers, an embedding that is also the head is held only as the head."""
     width = panel_width(library)
     if model.head is not None:
-        model.head = _packed(model.head, width)
-    elif not isinstance(model.embedding, QuantizedEmbedding):
-        model.head = nnx.data(PackedLinear.tied(model.embedding[...], width))  # nnx treated None as a constant
+        _pack(model, ("head",), width)
+    elif isinstance(model.embedding, Linear):
+        _pack(model, ("embedding",), width)
+    else:
+        model.head = nnx.data(tied(model.embedding[...], width))  # nnx treated None as a constant
         if model.config.is_packed:
             model.embedding = None
-    elif has_kernel(model.embedding):
-        model.embedding = PackedQuantizedEmbedding(model.embedding, width)
 
 
 def can_pack(config: ModelConfig) -> bool:
@@ -68,137 +66,88 @@ def _inner_features(mlp: MLPConfig | ExpertsConfig) -> set[int]:
     return {mlp.intermediate_size} if shared is None else {mlp.intermediate_size, shared.intermediate_size}
 
 
-class PackedLinear(Linear):
-    """Computes `x @ kernel + bias` like Linear, for one or several kernels side by side.
+def tied(embedding: jax.Array, width: int) -> Linear:  # [out, in]
+    """Packs an embedding as a head."""
+    weights = _panels([embedding], width, gated=False, transposed=True)
+    return Linear(Panels((embedding.shape[0],), NOT_GATED), {"weights": weights})
 
-    With a `gate` and two kernels of the same shape it returns `activation(x @ first) * (x @ second)`.
+
+def joined(width: int, *linears: AnyLinear, gate: int = NOT_GATED) -> AnyLinear:
+    """Packs matmuls of one input side by side, as one; `can_join` says whether there is a kernel for them."""
+    held, arrays = (_plain_panels if _are_plain(*linears) else quantized_panels)(linears, width, gate)
+    return type(linears[0])(held, arrays, _joined_biases(linears, width, gated=gate != NOT_GATED))
+
+
+def can_join(*linears: Weight) -> bool:
+    return _are_plain(*linears) or has_kernel(*linears)
+
+
+def _are_plain(*linears: Weight) -> bool:
+    return all(isinstance(linear.held, Plain) for linear in linears)
+
+
+def pack_halves(block: Block, width: int) -> None:
+    """Packs the matmuls of attention, or of the recurrence in its place, and of the feed-forward. Quantized layers that
+    no kernel supports are left as they are.
     """
-
-    is_native = True
-
-    def __init__(
-        self,
-        parts: Sequence[tuple[jax.Array, jax.Array | None]],  # kernels [in, out] and biases [out]
-        width: int,
-        *,
-        gate: int = NOT_GATED,
-        transposed: bool = False,
-    ) -> None:
-        kernels = [kernel for kernel, _ in parts]
-        self.splits = tuple(kernel.shape[0 if transposed else 1] for kernel in kernels)
-        self.gate, gated = gate, gate != NOT_GATED
-        self.weights = nnx.Param(_panels(kernels, width, gated=gated, transposed=transposed))
-        biases = [jnp.zeros(size) if bias is None else bias for size, (_, bias) in zip(self.splits, parts, strict=True)]
-        row = _columns([bias.astype(jnp.float32)[None] for bias in biases], width, gated=gated)[0]
-        self.bias = nnx.Param(row) if any(bias is not None for _, bias in parts) else None
-
-    @classmethod
-    def of(cls, width: int, *layers: Linear, gate: int = NOT_GATED) -> PackedLinear:
-        parts = [(layer.kernel[...], None if layer.bias is None else layer.bias[...]) for layer in layers]
-        return cls(parts, width, gate=gate)
-
-    @classmethod
-    def tied(cls, embedding: jax.Array, width: int) -> PackedLinear:  # [out, in]
-        return cls([(embedding, None)], width, transposed=True)
-
-    def columns(self, numbers: jax.Array) -> jax.Array:
-        """Returns columns of the kernel, `[len(numbers), in]`."""
-        width = self.weights.shape[2]
-        found = self.weights[...][numbers // width, :, numbers % width]  # bf16 has an axis for pairs
-        return found.reshape(len(numbers), -1)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self._multiply(x, x.dtype)
-
-    def wide(self, x: jax.Array) -> jax.Array:
-        """Returns the result in f32, as it was summed."""
-        return self._multiply(x, jnp.dtype(jnp.float32))
-
-    def _multiply(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        result = _result((x.shape[0], self.num_columns), dtype)
-        weights, bias = self.operands
-        return MATMUL({"x": x, "weights": weights, "bias": bias}, {"y": result}, gate=self.gate)[0]
-
-    @property
-    def num_columns(self) -> int:
-        return sum(self.splits) if self.gate == NOT_GATED else self.splits[0]
-
-    @property
-    def operands(self) -> tuple[jax.Array, jax.Array]:
-        """Weights and bias, as kernels take them."""
-        return self.weights[...], value_or_empty(self.bias)
+    recurrence = block.recurrence
+    if recurrence is None:
+        _pack(block.attention, ("q", "k", "v", "gate"), width)
+        _pack(block.attention, ("out",), width)
+    else:
+        for names in _RECURRENCES[type(recurrence)]:
+            _pack(recurrence, names, width)
+    if isinstance(block.mlp, Experts):
+        _pack_experts(block.mlp, width)
+    else:
+        pack_mlp(block.mlp, width)
+    if block.per_layer is not None:
+        _pack(block.per_layer, ("gate",), width)
+        _pack(block.per_layer, ("projection",), width)
 
 
-class PackedAttention(Attention):
-    """Attention with one matmul for queries, keys and values, and the gate if there is one."""
-
-    def __init__(self, attention: Attention, width: int) -> None:
-        self.qkv = _joined(width, *attention.inputs)
-        self.out = _packed(attention.out, width)
-        self.q_norm, self.k_norm, self.v_norm = attention.q_norm, attention.k_norm, attention.v_norm
-        self.config = attention.config
-        self.sinks = attention.sinks
-        self.k_scale, self.v_scale = attention.k_scale, attention.v_scale
-        self.q_projection_norm, self.k_projection_norm = attention.q_projection_norm, attention.k_projection_norm
-
-    def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        return _split(self.qkv(x), self.qkv.splits)
+def _pack(module: Any, names: Sequence[str], width: int, gate: int = NOT_GATED) -> None:
+    """Joins the module's matmuls of these names in the first of them, or packs each if there is no kernel for all."""
+    names = [name for name in names if getattr(module, name) is not None]
+    linears = [getattr(module, name) for name in names]
+    if can_join(*linears):
+        for name, linear in zip(names, [joined(width, *linears, gate=gate), *[None] * (len(names) - 1)], strict=True):
+            setattr(module, name, linear)
+    elif len(names) > 1:
+        for name in names:
+            _pack(module, (name,), width)
 
 
-class PackedShortConv(ShortConv):
-    """A short convolution with one matmul for its input and both gates."""
-
-    def __init__(self, conv: ShortConv, width: int) -> None:
-        self.joined = _joined(width, conv.before, conv.behind, conv.input)
-        self.out = _packed(conv.out, width)
-        self.taps, self.taps_bias, self.config = conv.taps, conv.taps_bias, conv.config
-
-    def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        return jnp.split(self.joined(x), 3, axis=1)
+def pack_mlp(mlp: GatedMLP, width: int) -> None:
+    if mlp.activation in GATES:
+        _pack(mlp, ("gate", "up"), width, GATES[mlp.activation])
+    else:
+        for name in ("gate", "up"):
+            _pack(mlp, (name,), width)
+    _pack(mlp, ("down",), width)
 
 
-class PackedDeltaNet(DeltaNet):
-    """A delta net with one matmul for queries, keys, values and gate, and one for its rates."""
-
-    def __init__(self, net: DeltaNet, width: int) -> None:
-        self.joined = _joined(width, net.q, net.k, net.v, net.gate)
-        self.joined_rates = _joined(width, net.beta, net.decay)
-        self.out = _packed(net.out, width)
-        self.q_taps, self.k_taps, self.v_taps = net.q_taps, net.k_taps, net.v_taps
-        self.a_log, self.dt_bias, self.norm, self.config = net.a_log, net.dt_bias, net.norm, net.config
-
-    def project(self, x: jax.Array) -> Sequence[jax.Array]:
-        return _split(self.joined(x), self.joined.splits)
-
-    def rates(self, x: jax.Array) -> Sequence[jax.Array]:
-        return _split(self.joined_rates.wide(x), self.joined_rates.splits)
-
-
-class PackedMLP(GatedMLP):
-    """Computes `down(activation(gate(x)) * up(x))` in two matmuls."""
-
-    def __init__(self, mlp: GatedMLP, width: int) -> None:
-        self.gate_up = _joined(width, mlp.gate, mlp.up, gate=GATES[mlp.activation])
-        self.down = _packed(mlp.down, width)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(self.gate_up(x))
+def _pack_experts(experts: Experts, width: int) -> None:
+    _pack(experts, ("router",), width)
+    grouped = experts.experts
+    if can_join(*present(grouped.gate, grouped.up)) and can_join(grouped.down):
+        experts.experts = PackedExperts(grouped, width)
+    if experts.shared is not None:
+        pack_mlp(experts.shared, width)
+    if experts.shared_gate is not None:
+        _pack(experts, ("shared_gate",), width)
 
 
 class PackedExperts(GroupedMLP):
-    """The feed-forwards of all experts in two matmuls, which only read the weights of experts with rows."""
+    """The feed-forwards of all experts, with their tokens chosen, sorted and summed by the CPU's kernels: those are
+    calls of their own, whatever holds the weights.
+    """
 
     def __init__(self, experts: GroupedMLP, width: int) -> None:
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
         gate = NOT_GATED if experts.clamped else GATES.get(experts.activation, NOT_GATED)
-        self.gate_up = _joined_groups(width, experts.gate, experts.up, gate=gate)
-        self.down = _joined_groups(width, experts.down)
-
-    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        inner = self.gate_up.multiply(rows, groups.sizes, rows.dtype)
-        if self.gate_up.gate == NOT_GATED:
-            inner = self.gated(*jnp.split(inner, 2, axis=1))
-        return self.down(inner, groups)
+        self.gate, self.up = joined(width, *present(experts.gate, experts.up), gate=gate), None
+        self.down = joined(width, experts.down)
 
     def route(
         self, logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
@@ -206,7 +155,7 @@ class PackedExperts(GroupedMLP):
         shape = (logits.shape[0], config.num_chosen)
         chosen, weights = ROUTE(
             {"logits": logits, "correction": value_or_empty(correction)},
-            {"chosen": _result(shape, jnp.int32), "weights": _result(shape, jnp.float32)},
+            {"chosen": result(shape, jnp.int32), "weights": result(shape, jnp.float32)},
             is_sigmoid=config.scores == "sigmoid",
             is_normalized=config.normalized,
             scale=config.scale,
@@ -217,141 +166,48 @@ class PackedExperts(GroupedMLP):
 
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         results = {
-            "rows": _result((chosen.size, x.shape[1]), x.dtype),
-            "places": _result(chosen.shape, jnp.int32),
-            "group_sizes": _result((self.num_experts,), jnp.int32),
+            "rows": result((chosen.size, x.shape[1]), x.dtype),
+            "places": result(chosen.shape, jnp.int32),
+            "group_sizes": result((self.num_experts,), jnp.int32),
         }
         grouped, places, group_sizes = GROUP_ROWS({"x": x, "chosen": chosen}, results)
         rows = self(grouped, RowGroups(group_sizes, layer))
-        return SUM_ROWS({"rows": rows, "places": places, "weights": weights}, {"y": _result(x.shape, jnp.float32)})[0]
+        return SUM_ROWS({"rows": rows, "places": places, "weights": weights}, {"y": result(x.shape, jnp.float32)})[0]
 
 
-class PackedGroups(GroupedLinear):
-    """A matrix per expert, from one GroupedLinear or several side by side; `gate` is as for PackedLinear."""
-
-    is_native = True
-
-    def __init__(self, linears: Sequence[GroupedLinear], width: int, *, gate: int = NOT_GATED) -> None:
-        self.gate, gated = gate, gate != NOT_GATED
-        self.num_columns = linears[0].kernel.shape[-1] * (1 if gated else len(linears))
-        # [experts, in, out] of each -> [experts, panels, in, width], with pairs of rows interleaved for bf16
-        kernels = zip(*(linear.kernel[...] for linear in linears), strict=True)
-        self.weights = nnx.Param(jnp.stack([_pack(_columns(parts, width, gated=gated), width) for parts in kernels]))
-        biases = [linear.bias[...].astype(jnp.float32) for linear in linears if linear.bias is not None]
-        self.bias = nnx.Param(_columns(biases, width, gated=gated)) if biases else None
-
-    def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        return self.multiply(rows, groups.sizes, jnp.dtype(jnp.float32))
-
-    def multiply(self, rows: jax.Array, group_sizes: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        result = _result((rows.shape[0], self.num_columns), dtype)
-        bias = value_or_empty(self.bias)
-        operands = {"x": rows, "weights": self.weights[...], "bias": bias, "group_sizes": group_sizes}
-        return GROUPED_MATMUL(operands, {"y": result}, gate=self.gate)[0]
+def _plain_panels(linears: Sequence[Weight], width: int, gate: int) -> tuple[Panels, dict[str, jax.Array]]:
+    kernels, gated = [linear.kernel[...] for linear in linears], gate != NOT_GATED
+    if kernels[0].ndim == 2:
+        weights = _panels(kernels, width, gated=gated, transposed=False)
+    else:  # [experts, in, out] of each -> [experts, panels, in, width], with pairs of rows interleaved for bf16
+        parts = zip(*kernels, strict=True)
+        weights = jnp.stack([_panels_of(_columns(each, width, gated=gated), width) for each in parts])
+    return Panels(splits_of([_num_out(linear) for linear in linears], gate), gate), {"weights": weights}
 
 
-def _result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
+def _num_out(linear: Weight) -> int:
+    return linear.held.shape[0] if isinstance(linear.held, Quantized) else int(linear.kernel.shape[-1])
 
 
-def pack_halves(block: Block, width: int) -> None:
-    """Packs the matmuls of attention, or of the recurrence in its place, and of the feed-forward. Quantized layers that
-    no kernel supports are left as they are.
-    """
-    if block.recurrence is None:
-        _pack_attention(block, width)
-    else:
-        block.recurrence = _packed_recurrence(block.recurrence, width)
-    if isinstance(block.mlp, Experts):
-        _pack_experts(block.mlp, width)
-    else:
-        block.mlp = _packed_mlp(block.mlp, width)
-    if block.per_layer is not None:
-        _pack_each(block.per_layer, ("gate", "projection"), width)
-
-
-def _pack_attention(block: Block, width: int) -> None:
-    attention = block.attention
-    if _can_join(*attention.inputs):
-        block.attention = PackedAttention(attention, width)
-    else:
-        names = [name for name in ("q", "k", "v", "gate") if getattr(attention, name) is not None]
-        _pack_each(attention, (*names, "out"), width)
-
-
-def _packed_recurrence(module: ShortConv | DeltaNet, width: int) -> ShortConv | DeltaNet:
-    if isinstance(module, ShortConv):
-        if _can_join(module.before, module.behind, module.input):
-            return PackedShortConv(module, width)
-        _pack_each(module, ("before", "behind", "input", "out"), width)
-    elif _can_join(module.q, module.k, module.v, module.gate) and _can_join(module.beta, module.decay):
-        return PackedDeltaNet(module, width)
-    else:
-        _pack_each(module, ("q", "k", "v", "gate", "beta", "decay", "out"), width)
-    return module
-
-
-def _split(joined: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Splits the result of joined matmuls into the columns of each."""
-    return jnp.split(joined, np.cumsum(sizes[:-1]).tolist(), axis=1)
-
-
-def _packed_mlp(mlp: GatedMLP, width: int) -> GatedMLP:
-    if mlp.activation in GATES and _can_join(mlp.gate, mlp.up):
-        return PackedMLP(mlp, width)
-    _pack_each(mlp, ("gate", "up", "down"), width)
-    return mlp
-
-
-def _pack_each(
-    module: Attention | GatedMLP | ShortConv | DeltaNet | PerLayer, names: Sequence[str], width: int
-) -> None:
-    for name in names:
-        setattr(module, name, _packed(getattr(module, name), width))
-
-
-def _packed(linear: Linear, width: int) -> Linear:
-    return _joined(width, linear) if _can_join(linear) else linear
-
-
-def _joined(width: int, *layers: Linear, gate: int = NOT_GATED) -> PackedLinear | PackedQuantizedLinear:
-    """Joins several matmuls into one."""
-    if _are_plain(*layers):
-        return PackedLinear.of(width, *layers, gate=gate)
-    return PackedQuantizedLinear(width, *cast("tuple[QuantizedLinear, ...]", layers), gate=gate)
-
-
-def _joined_groups(width: int, *linears: GroupedLinear, gate: int = NOT_GATED) -> PackedGroups | PackedQuantizedGroups:
-    """Joins like `_joined`, for a matrix per expert."""
-    if _are_plain(*linears):
-        return PackedGroups(linears, width, gate=gate)
-    return PackedQuantizedGroups(cast("tuple[QuantizedGroupedLinear, ...]", linears), width, gate=gate)
-
-
-def _can_join(*layers: Linear | GroupedLinear) -> bool:
-    return _are_plain(*layers) or has_kernel(*layers)
-
-
-def _are_plain(*layers: Linear | GroupedLinear) -> bool:
-    return not any(isinstance(layer, QuantizedLinear | QuantizedGroupedLinear) for layer in layers)
-
-
-def _pack_experts(experts: Experts, width: int) -> None:
-    experts.router = _packed(experts.router, width)
-    grouped = experts.experts
-    if _can_join(grouped.gate, grouped.up) and _can_join(grouped.down):
-        experts.experts = PackedExperts(grouped, width)
-    if experts.shared is not None:
-        experts.shared = _packed_mlp(experts.shared, width)
-    if experts.shared_gate is not None:
-        experts.shared_gate = _packed(experts.shared_gate, width)
+def _joined_biases(linears: Sequence[Weight], width: int, *, gated: bool) -> jax.Array | None:
+    """Returns biases in the order of columns, f32 `[panels * width]`, or one row of them per expert."""
+    found = next((linear.bias_value for linear in linears if linear.bias is not None), None)
+    if found is None:
+        return None
+    leading = found.shape[:-1]
+    parts = [
+        jnp.zeros((*leading, _num_out(linear))) if linear.bias is None else linear.bias[...].astype(jnp.float32)
+        for linear in linears
+    ]
+    rows = _columns([jnp.atleast_2d(part) for part in parts], width, gated=gated)
+    return rows.reshape(*leading, -1)
 
 
 @partial(jax.jit, static_argnames=("width", "gated", "transposed"))
 def _panels(kernels: Sequence[jax.Array], width: int, *, gated: bool, transposed: bool) -> jax.Array:
     """Packs kernels into panels. Compiled, so that no intermediate arrays are in memory."""
     parts = [kernel.T for kernel in kernels] if transposed else kernels
-    return _pack(_columns(parts, width, gated=gated), width)
+    return _panels_of(_columns(parts, width, gated=gated), width)
 
 
 def _columns(parts: Sequence[jax.Array], width: int, *, gated: bool) -> jax.Array:
@@ -367,7 +223,7 @@ def _padded(columns: jax.Array, width: int) -> jax.Array:
     return jnp.pad(columns, ((0, 0), (0, -columns.shape[1] % width)))
 
 
-def _pack(kernel: jax.Array, width: int) -> jax.Array:
+def _panels_of(kernel: jax.Array, width: int) -> jax.Array:
     """Packs [in, out] to [panels, in, width]; bf16, with pairs of rows interleaved, to [panels, in / 2, width, 2]."""
     depth = kernel.shape[0]
     panels = kernel.reshape(depth, -1, width).transpose(1, 0, 2)

@@ -11,7 +11,8 @@ from flax import nnx
 
 from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, KVScales
 from penstock.engine.models.config import AttentionConfig, RopeConfig
-from penstock.engine.models.layers.basic import Linear, Norm, norm_of, normed
+from penstock.engine.models.layers.basic import Norm, norm_of, normed
+from penstock.engine.models.layers.linear import Linear, present, project
 from penstock.engine.models.layers.recurrence import StateBatch
 from penstock.engine.models.layers.rope import Rotary, query_scales, rotate
 
@@ -45,9 +46,9 @@ class Attention(nnx.Module):
 
     def __init__(self, config: AttentionConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q = Linear(hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        self.q = Linear.plain(hidden_size, q_size, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
         k, v, gate = (
-            Linear(hidden_size, size, bias=config.qkv_bias, dtype=dtype, rngs=rngs) if exists else None
+            Linear.plain(hidden_size, size, bias=config.qkv_bias, dtype=dtype, rngs=rngs) if exists else None
             for size, exists in (
                 (kv_size, config.has_kv),
                 (kv_size, config.has_kv and config.has_v),
@@ -55,7 +56,7 @@ class Attention(nnx.Module):
             )
         )
         self.k, self.v, self.gate = k, v, gate
-        self.out = Linear(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
+        self.out = Linear.plain(q_size, hidden_size, bias=config.out_bias, dtype=dtype, rngs=rngs)
         of_kv = (config.qk_norm, config.v_norm) if config.has_kv else (None, None)
         self.q_norm, self.k_norm, self.v_norm = (
             None if norm is None else norm_of(norm, config.head_dim, dtype) for norm in (config.qk_norm, *of_kv)
@@ -82,12 +83,12 @@ class Attention(nnx.Module):
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         """Returns the results of the matmuls in `inputs`, each `[num_tokens, heads * head_dim]`."""
-        return [linear(x) for linear in self.inputs]
+        return project(x, self.inputs)
 
     @property
     def inputs(self) -> tuple[Linear, ...]:
         """The input matmuls: queries, then keys, values and the gate, where they exist."""
-        return tuple(linear for linear in (self.q, self.k, self.v, self.gate) if linear is not None)
+        return present(self.q, self.k, self.v, self.gate)
 
     def attended(
         self, projected: Sequence[jax.Array], step: LayerInputs, cache: GroupCache

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from penstock.engine.models.config import MLPConfig, NormConfig
+from penstock.engine.models.layers.linear import Linear, present, project
 
 # Keyed by the values of `hidden_act` in config.json.
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -22,36 +23,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
 }
-
-
-class Linear(nnx.Module):
-    """Computes `x @ kernel + bias`, accumulated in f32 whatever the weights' type.
-
-    The explicit accumulation type also keeps XLA on CPU in its fast bfloat16 path.
-    """
-
-    is_native = False
-    """Whether the CPU's kernels compute it."""
-    is_read_in_stack = False
-    """Whether a stacked decoder gives it the weights of all layers, and tells it which layer's to use."""
-    layer: jax.Array | None = None  # i32 []; None: it only has its own weights
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        init = nnx.initializers.normal(0.02)
-        self.kernel = nnx.Param(init(rngs.params(), (in_features, out_features), dtype))
-        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:  # [num_tokens, in] -> [num_tokens, out]
-        return self.wide(x).astype(x.dtype)
-
-    def wide(self, x: jax.Array) -> jax.Array:
-        """Returns the result in f32, as it was summed."""
-        y = jnp.dot(x, self.kernel[...], preferred_element_type=jnp.float32)
-        return y if self.bias is None else y + self.bias[...].astype(jnp.float32)
-
-    def columns(self, numbers: jax.Array) -> jax.Array:
-        """Returns columns of the kernel, `[len(numbers), in]`."""
-        return self.kernel[...][:, numbers].T
 
 
 class RMSNorm(nnx.Module):
@@ -132,10 +103,15 @@ class GatedMLP(nnx.Module):
 
     def __init__(self, config: MLPConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         intermediate, bias = config.intermediate_size, config.bias
-        self.gate = Linear(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
-        self.up = Linear(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(intermediate, hidden, bias=bias, dtype=dtype, rngs=rngs)
+        self.gate = Linear.plain(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
+        self.up: Linear | None = Linear.plain(hidden, intermediate, bias=bias, dtype=dtype, rngs=rngs)
+        self.down = Linear.plain(intermediate, hidden, bias=bias, dtype=dtype, rngs=rngs)
         self.activation = config.activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        gate, *up = project(x, self.inputs)
+        return self.down(ACTIVATIONS[self.activation](gate) * up[0] if up else gate)  # joined, they have the activation
+
+    @property
+    def inputs(self) -> tuple[Linear, ...]:
+        return present(self.gate, self.up)

@@ -11,7 +11,8 @@ from flax import nnx
 
 from penstock.engine.models.config import DeltaNetConfig
 from penstock.engine.models.layers.attention import LayerInputs
-from penstock.engine.models.layers.basic import ACTIVATIONS, Linear, RMSNorm
+from penstock.engine.models.layers.basic import ACTIVATIONS, RMSNorm
+from penstock.engine.models.layers.linear import Linear, present, project
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 from penstock.engine.models.layers.token_loop import LoopStates, over_tokens
 
@@ -30,7 +31,7 @@ class DeltaNet(nnx.Module):
 
     def __init__(self, config: DeltaNetConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         def linear(num_in: int, num_out: int) -> Linear:
-            return Linear(num_in, num_out, bias=False, dtype=dtype, rngs=rngs)
+            return Linear.plain(num_in, num_out, bias=False, dtype=dtype, rngs=rngs)
 
         def taps(channels: int) -> nnx.Param[jax.Array]:
             # The layout of a depthwise convolution in checkpoints: the newest token's factor is last.
@@ -69,11 +70,19 @@ class DeltaNet(nnx.Module):
         """Returns queries, keys and values before their convolutions, and the gate, each `[num_tokens, heads *
         head_dim]`.
         """
-        return self.q(x), self.k(x), self.v(x), self.gate(x)
+        return project(x, self.inputs)
 
     def rates(self, x: jax.Array) -> Sequence[jax.Array]:
         """Returns the inputs of beta and decay, each f32 `[num_tokens, value_heads]`."""
-        return self.beta.wide(x), self.decay.wide(x)
+        return project(x, self.rate_inputs, F32)
+
+    @property
+    def inputs(self) -> tuple[Linear, ...]:
+        return present(self.q, self.k, self.v, self.gate)
+
+    @property
+    def rate_inputs(self) -> tuple[Linear, ...]:
+        return present(self.beta, self.decay)
 
     def _token(self, inputs: DeltaInputs, states: LoopStates) -> tuple[jax.Array, LoopStates]:
         """Computes one token's result, `[value_heads, value_dim]`, and the states after it."""

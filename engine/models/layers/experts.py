@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import chain
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from penstock.engine.models.config import ClampedSwiGLU, ExpertsConfig, NormConfig
-from penstock.engine.models.layers.basic import ACTIVATIONS, GatedMLP, Linear, norm_of, scaled
+from penstock.engine.models.layers.basic import ACTIVATIONS, GatedMLP, norm_of, scaled
+from penstock.engine.models.layers.linear import GroupedLinear, Linear, Plain, RowGroups, present
 
 
 class Branches(nnx.Module):
@@ -29,11 +30,13 @@ class Experts(nnx.Module):
     """The weighted sum of the results of a token's experts, plus that of the shared feed-forward, if there is one."""
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.router = Linear(hidden, config.num_experts, bias=config.bias, dtype=dtype, rngs=rngs)
+        self.router = Linear.plain(hidden, config.num_experts, bias=config.bias, dtype=dtype, rngs=rngs)
         self.correction = nnx.Param(jnp.zeros((config.num_experts,), jnp.float32)) if config.has_correction else None
         self.experts = GroupedMLP(config, hidden, dtype=dtype, rngs=rngs)
         self.shared = None if config.shared is None else GatedMLP(config.shared, hidden, dtype=dtype, rngs=rngs)
-        self.shared_gate = Linear(hidden, 1, bias=False, dtype=dtype, rngs=rngs) if config.has_shared_gate else None
+        self.shared_gate = (
+            Linear.plain(hidden, 1, bias=False, dtype=dtype, rngs=rngs) if config.has_shared_gate else None
+        )
         self.expert_scale = nnx.Param(jnp.ones((config.num_experts,), dtype)) if config.has_expert_scales else None
         self.branches = None if config.beside is None else Branches(config.beside, hidden, dtype=dtype)
         self.config = config
@@ -80,33 +83,25 @@ included.
 """
 
 
-class RowGroups(NamedTuple):
-    """Rows sorted by their experts."""
-
-    sizes: jax.Array  # i32 [num_experts]: rows of each; rows after them are undefined
-    layer: jax.Array | None = None  # i32 []: the layer, if all layers' experts are held
-
-    def of_all_layers(self, num_layers: int) -> jax.Array:
-        """Returns the group sizes for the experts of all layers: those of other layers have no rows."""
-        sizes = jnp.zeros((num_layers, *self.sizes.shape), jnp.int32)
-        placed: jax.Array = jax.lax.dynamic_update_index_in_dim(sizes, self.sizes, self.layer, 0)
-        return placed.reshape(-1)
-
-
 class GroupedMLP(nnx.Module):
     """A GatedMLP per expert."""
 
     def __init__(self, config: ExpertsConfig, hidden: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         num_experts, intermediate = config.num_experts + config.num_padding, config.intermediate_size
-        self.gate = GroupedLinear(num_experts, hidden, intermediate, bias=config.bias, dtype=dtype, rngs=rngs)
-        self.up = GroupedLinear(num_experts, hidden, intermediate, bias=config.bias, dtype=dtype, rngs=rngs)
-        self.down = GroupedLinear(num_experts, intermediate, hidden, bias=config.bias, dtype=dtype, rngs=rngs)
+
+        def linear(num_in: int, num_out: int) -> GroupedLinear:
+            return GroupedLinear.plain(num_experts, num_in, num_out, bias=config.bias, dtype=dtype, rngs=rngs)
+
+        self.gate = linear(hidden, intermediate)
+        self.up: GroupedLinear | None = linear(hidden, intermediate)
+        self.down = linear(intermediate, hidden)
         self.num_experts = num_experts
         self.activation, self.clamped = config.activation, config.clamped
 
     def __call__(self, rows: jax.Array, groups: RowGroups) -> jax.Array:  # as GroupedLinear; f32
-        gate, up = (linear(rows, groups).astype(rows.dtype) for linear in (self.gate, self.up))
-        return self.down(self.gated(gate, up), groups)
+        results = [linear.held.split(linear(rows, groups, rows.dtype)) for linear in present(self.gate, self.up)]
+        gate, *up = chain.from_iterable(results)
+        return self.down(self.gated(gate, up[0]) if up else gate, groups)  # joined, they may have the activation
 
     def gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         if self.clamped is not None:
@@ -116,7 +111,8 @@ class GroupedMLP(nnx.Module):
     @property
     def is_read_in_stack(self) -> bool:
         """Whether a layer of a stack gets the matrices of all layers. Quantized ones are unpacked by layer."""
-        kernels = [linear.kernel for linear in (self.gate, self.up, self.down) if type(linear) is GroupedLinear]
+        linears = present(self.gate, self.up, self.down)
+        kernels = [linear.kernel for linear in linears if isinstance(linear.held, Plain)]
         sizes = [kernel.size // kernel.shape[0] * kernel.dtype.itemsize for kernel in kernels]
         return max(sizes, default=0) // self.num_shares > MOST_FETCHED_AHEAD
 
@@ -134,49 +130,6 @@ class GroupedMLP(nnx.Module):
     def mix(self, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None = None) -> jax.Array:
         """Calls the function `mix`."""
         return mix(self, x, chosen, weights, self.num_experts, layer)
-
-
-class GroupedLinear(nnx.Module):
-    """A matrix per expert; each row is multiplied by its expert's.
-
-    A stacked decoder may pass it the matrices of all layers, `[layers, experts, in, out]`. A grouped matmul reads the
-    ones that have rows in place; anything cut out of the stack for it is copied first, used or not.
-    """
-
-    is_native = False
-    """Whether the CPU's kernels compute it."""
-    is_read_in_stack = False
-    """Whether a stacked decoder always passes it the matrices of all layers."""
-
-    def __init__(
-        self, num_experts: int, in_features: int, out_features: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
-    ) -> None:
-        init = nnx.initializers.normal(0.02)
-        self.kernel = nnx.Param(init(rngs.params(), (num_experts, in_features, out_features), dtype))
-        self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
-
-    def __call__(
-        self,
-        rows: jax.Array,  # [num_rows, in], in the order of their experts
-        groups: RowGroups,
-    ) -> jax.Array:
-        """Returns the result in f32, as it was summed."""
-        y = self.product(rows, groups)
-        if self.bias is None:
-            return y
-        biases = self.bias[...].astype(jnp.float32)
-        return y + jnp.repeat(biases, groups.sizes, axis=0, total_repeat_length=rows.shape[0])
-
-    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        """Returns the matmuls' results without biases."""
-        kernels, sizes = self.kernels(rows.dtype), groups.sizes
-        if kernels.ndim == 4:
-            kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
-        return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=jnp.float32)
-
-    def kernels(self, dtype: jnp.dtype) -> jax.Array:  # [experts, in, out], or of all layers; for rows of `dtype`
-        del dtype  # they are held in the type that they are multiplied in
-        return self.kernel[...]
 
 
 def clamped_swiglu(gate: jax.Array, up: jax.Array, config: ClampedSwiGLU) -> jax.Array:

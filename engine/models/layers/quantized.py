@@ -1,132 +1,79 @@
-"""Matmuls with weights that stay packed: every step unpacks them where they are used."""
+"""Matmuls with weights that stay quantized: every step unpacks them where they are used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from penstock.engine.formats.packing import PLANES, ZERO, Packing, leaf_shapes
 from penstock.engine.models.config import PackedMatmuls
-from penstock.engine.models.layers.basic import Linear
-from penstock.engine.models.layers.experts import GroupedLinear, RowGroups
+from penstock.engine.models.layers.linear import (
+    F32,
+    Arrays,
+    Held,
+    Linear,
+    RowGroups,
+    Weight,
+    by_row,
+    grouped_dot,
+    rounded,
+)
 
-F32 = jnp.float32
 PIECE = 2**20  # weights that are unpacked at once, if in pieces
 SMALL = 2**16  # weights that are not split into pieces
 LEAST = 1e-36  # least maximum of a quantized row; 127 divided by less would be infinite
 
 
-def quantize_modules(model: nnx.Module, packed: PackedMatmuls, dtype: jnp.dtype) -> None:
-    """Replaces the matmuls that `packed` names with packed ones, which hold nothing yet."""
-    for path, packing in packed:
-        holder: Any = model
-        for name in path[:-1]:
-            holder = getattr(holder, name)
-        setattr(holder, path[-1], _quantized(getattr(holder, path[-1]), packing, dtype))
+@dataclass(frozen=True)
+class Quantized(Held):
+    """A weight `[out, in]`, or one per expert, in the arrays of a Packing; every step unpacks them where they are used.
 
-
-def _quantized(linear: Linear | GroupedLinear | nnx.Param[jax.Array], packing: Packing, dtype: jnp.dtype) -> nnx.Module:
-    if isinstance(linear, nnx.Param):
-        num_tokens, size = linear.shape
-        return QuantizedEmbedding((num_tokens, size), packing, dtype)
-    if isinstance(linear, GroupedLinear):
-        num_experts, num_in, num_out = linear.kernel.shape
-        return QuantizedGroupedLinear(num_experts, num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
-    num_in, num_out = linear.kernel.shape
-    return QuantizedLinear(num_in, num_out, packing, bias=linear.bias is not None, dtype=dtype)
-
-
-def unpack_in_pieces(model: nnx.Module) -> None:
-    """Makes a model unpack some rows of a weight at a time, and experts one by one: for a CPU that holds the whole
-    model.
-
-    XLA for CPUs starts with whatever waits for nothing, which would be to unpack the weights of all layers.
-    """
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear):
-            module.is_in_pieces = True
-
-
-class QuantizedLinear(Linear):
-    """Computes `x @ weight.T + bias` like Linear; `weight`, `[out, in]`, is held as a Packing says.
-
-    A weight is rounded once, to the type of `x`; as in Linear, products are summed in f32. With `has_int8_activations`
-    rows of `x` are quantized too, and products are summed as integers.
+    A weight is rounded once, to the type of `x`, and products are summed in f32. With `has_int8_activations` rows of
+    `x` are quantized too, and products are summed as integers.
     """
 
-    if TYPE_CHECKING:  # among those that a packing names, these are in each
-        codes: nnx.Param[jax.Array]
-        scales: nnx.Param[jax.Array]
+    packing: Packing
+    shape: tuple[int, int]  # [out, in]
+    is_in_pieces: bool = False
 
-    is_in_pieces = False
+    def empty(self, num_experts: int | None = None) -> dict[str, jax.Array]:
+        """Returns arrays of zeros for one weight, or for one per expert."""
+        leading = () if num_experts is None else (num_experts,)
+        shapes = leaf_shapes(self.packing, *self.shape).items()
+        return {name: jnp.zeros((*leading, *of_one), kind) for name, (of_one, kind) in shapes}
 
-    def __init__(self, in_features: int, out_features: int, packing: Packing, *, bias: bool, dtype: jnp.dtype) -> None:
-        self.packing, self.shape = packing, (out_features, in_features)
-        _add_leaves(self, packing, self.shape)
-        self.bias = nnx.Param(jnp.zeros((out_features,), dtype)) if bias else None
+    def multiply(
+        self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
+    ) -> jax.Array:
+        return rounded((_in_pieces if self.is_in_pieces else _multiplied)(self.packing, arrays, x), bias, dtype)
 
-    def wide(self, x: jax.Array) -> jax.Array:
-        """Returns the result in f32, as it was summed."""
-        y = (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
-        return y if self.bias is None else y + self.bias[...].astype(F32)
+    def multiply_groups(
+        self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
+    ) -> jax.Array:
+        y = (self._by_expert if self.is_in_pieces else self._together)(rows, arrays, groups)
+        return rounded(y, by_row(bias, rows, groups), dtype)
 
-    def weight(self) -> jax.Array:
-        """Returns the weight in f32, `[out, in]`."""
-        return unpacked(self.packing, _leaves(self))
+    def columns(self, numbers: jax.Array, arrays: Arrays) -> jax.Array:
+        """Returns columns in f32; only these are unpacked."""
+        return unpacked(self.packing, {name: array[numbers] for name, array in arrays.items()})
 
+    def _together(self, rows: jax.Array, arrays: Arrays, groups: RowGroups) -> jax.Array:
+        kernels = unpacked(self.packing, arrays).astype(rows.dtype).swapaxes(1, 2)
+        if not self.packing.has_int8_activations:
+            return grouped_dot(rows, kernels, groups)
+        codes, scales = quantized_rows(rows)
+        return grouped_dot(codes.astype(rows.dtype), kernels, groups) * scales
 
-class QuantizedEmbedding(nnx.Module):
-    """A table `[tokens, features]` that is held as a Packing says; only requested rows are unpacked."""
-
-    is_in_pieces = False
-    is_native = False
-
-    def __init__(self, shape: tuple[int, int], packing: Packing, dtype: jnp.dtype) -> None:
-        self.packing, self.shape, self.dtype = packing, shape, dtype
-        _add_leaves(self, packing, shape)
-
-    def rows(self, token_ids: jax.Array) -> jax.Array:  # i32 [num_tokens] -> [num_tokens, features]
-        leaves = {name: getattr(self, name)[...][token_ids] for name in leaf_shapes(self.packing, *self.shape)}
-        return unpacked(self.packing, leaves).astype(self.dtype)
-
-    def wide(self, x: jax.Array) -> jax.Array:  # [num_rows, features] -> f32 [num_rows, tokens]
-        """Multiplies like the head, for a model that ties the two."""
-        return (_in_pieces if self.is_in_pieces else _multiplied)(self.packing, _leaves(self), x)
-
-
-class QuantizedGroupedLinear(GroupedLinear):
-    """A GroupedLinear with weights `[experts, out, in]` that are held as a Packing says."""
-
-    is_in_pieces = False
-
-    def __init__(
-        self,
-        num_experts: int,
-        in_features: int,
-        out_features: int,
-        packing: Packing,
-        *,
-        bias: bool,
-        dtype: jnp.dtype,
-    ) -> None:
-        self.packing, self.shape = packing, (out_features, in_features)
-        _add_leaves(self, packing, self.shape, num_experts)
-        self.bias = nnx.Param(jnp.zeros((num_experts, out_features), dtype)) if bias else None
-
-    def kernels(self, dtype: jnp.dtype) -> jax.Array:
-        """Returns `[experts, in, out]`, unpacked in f32."""
-        return unpacked(self.packing, _leaves(self)).astype(dtype).swapaxes(1, 2)
-
-    def product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        if not self.is_in_pieces:
-            return self._whole_product(rows, groups)
+    def _by_expert(self, rows: jax.Array, arrays: Arrays, groups: RowGroups) -> jax.Array:
         numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(groups.sizes)
 
-        def of_expert(y: jax.Array, expert: tuple[dict[str, jax.Array], jax.Array, jax.Array]) -> tuple[Any, None]:
+        def of_expert(y: jax.Array, expert: tuple[Arrays, jax.Array, jax.Array]) -> tuple[Any, None]:
             leaves, start, end = expert
 
             def with_rows(y: jax.Array) -> jax.Array:
@@ -136,24 +83,38 @@ class QuantizedGroupedLinear(GroupedLinear):
             return jax.lax.cond(end > start, with_rows, lambda y: y, y), None
 
         none = jnp.zeros((rows.shape[0], self.shape[0]), F32)
-        y, _ = jax.lax.scan(of_expert, none, (_leaves(self), ends - groups.sizes, ends))
+        y, _ = jax.lax.scan(of_expert, none, (dict(arrays), ends - groups.sizes, ends))
         return y
 
-    def _whole_product(self, rows: jax.Array, groups: RowGroups) -> jax.Array:
-        if not self.packing.has_int8_activations:
-            y: jax.Array = super().product(rows, groups)
-            return y
-        codes, scales = quantized_rows(rows)
-        return super().product(codes.astype(rows.dtype), groups) * scales
+
+def quantize_modules(model: nnx.Module, packed: PackedMatmuls) -> None:
+    """Replaces the matmuls that `packed` names, and an embedding, with quantized ones, which hold nothing yet."""
+    for path, packing in packed:
+        holder: Any = model
+        for name in path[:-1]:
+            holder = getattr(holder, name)
+        setattr(holder, path[-1], _quantized(getattr(holder, path[-1]), packing))
 
 
-def _add_leaves(module: nnx.Module, packing: Packing, shape: tuple[int, int], *leading: int) -> None:
-    for name, (of_one, kind) in leaf_shapes(packing, *shape).items():
-        setattr(module, name, nnx.Param(jnp.zeros((*leading, *of_one), kind)))
+def _quantized(plain: Weight | nnx.Param[jax.Array], packing: Packing) -> Weight:
+    if isinstance(plain, nnx.Param):
+        num_tokens, size = plain.shape
+        held = Quantized(packing, (num_tokens, size))
+        return Linear(held, held.empty())
+    *experts, num_in, num_out = plain.kernel.shape
+    held = Quantized(packing, (num_out, num_in))
+    return type(plain)(held, held.empty(*experts), plain.bias_value)
 
 
-def _leaves(module: QuantizedLinear | QuantizedEmbedding | QuantizedGroupedLinear) -> dict[str, jax.Array]:
-    return {name: getattr(module, name)[...] for name in leaf_shapes(module.packing, *module.shape)}
+def unpack_in_pieces(model: nnx.Module) -> None:
+    """Makes a model unpack some rows of a weight at a time, and experts one by one: for a CPU that holds the whole
+    model.
+
+    XLA for CPUs starts with whatever waits for nothing, which would be to unpack the weights of all layers.
+    """
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Weight) and isinstance(module.held, Quantized):
+            module.held = replace(module.held, is_in_pieces=True)
 
 
 def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from penstock.engine.models.config import ShortConvConfig
 from penstock.engine.models.layers.attention import LayerInputs
-from penstock.engine.models.layers.basic import Linear
+from penstock.engine.models.layers.linear import Linear, present, project
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 
 
@@ -24,7 +24,7 @@ class ShortConv(nnx.Module):
 
     def __init__(self, config: ShortConvConfig, hidden_size: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         def linear(num_in: int, num_out: int) -> Linear:
-            return Linear(num_in, num_out, bias=config.bias, dtype=dtype, rngs=rngs)
+            return Linear.plain(num_in, num_out, bias=config.bias, dtype=dtype, rngs=rngs)
 
         self.before = linear(hidden_size, config.channels)
         self.behind = linear(hidden_size, config.channels)
@@ -45,7 +45,11 @@ class ShortConv(nnx.Module):
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         """Returns the gate before the convolution, the one after it, and its input, each `[num_tokens, channels]`."""
-        return self.before(x), self.behind(x), self.input(x)
+        return project(x, self.inputs)
+
+    @property
+    def inputs(self) -> tuple[Linear, ...]:
+        return present(self.before, self.behind, self.input)
 
     def convolved(
         self,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax import nnx
 
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.bits import pack, unpack
 from penstock.engine.formats.packing import Packing, leaf_shapes
-from penstock.engine.models.layers.quantized import QuantizedLinear, unpacked
+from penstock.engine.models.layers.linear import Linear
+from penstock.engine.models.layers.quantized import Quantized, unpacked
 
 OUT, IN = 3, 256
 
@@ -121,22 +122,23 @@ def test_a_matmul_rounds_each_weight_once_and_sums_in_f32(dtype: str, bias: bool
     packing, rng = FORMS["int4 with minimums in super groups"], np.random.default_rng(2)
     linear = filled(packing, rng, dtype, bias=bias)
     x = jnp.asarray(rng.normal(size=(5, IN)), dtype)
-    weight = linear.weight().astype(dtype).astype(jnp.float32)
+    weight = weight_of(linear).astype(dtype).astype(jnp.float32)
     expected = x.astype(jnp.float32) @ weight.T + (0 if linear.bias is None else linear.bias[...].astype(jnp.float32))
     np.testing.assert_allclose(linear.wide(x), expected, rtol=1e-5, atol=1e-4)
     assert linear(x).dtype == jnp.dtype(dtype)
     np.testing.assert_array_equal(linear(x), linear.wide(x).astype(dtype))
 
 
-def filled(
-    packing: Packing, rng: np.random.Generator, dtype: str, *, bias: bool, num_out: int = OUT
-) -> QuantizedLinear:
-    linear = QuantizedLinear(IN, num_out, packing, bias=bias, dtype=jnp.dtype(dtype))
-    for name, leaf in random_leaves(packing, rng, num_out=num_out).items():
-        setattr(linear, name, nnx.Param(jnp.asarray(leaf)))
-    if bias:
-        linear.bias = nnx.Param(jnp.asarray(rng.normal(size=num_out), dtype))
-    return linear
+def filled(packing: Packing, rng: np.random.Generator, dtype: str, *, bias: bool, num_out: int = OUT) -> Linear:
+    leaves = {name: jnp.asarray(leaf) for name, leaf in random_leaves(packing, rng, num_out=num_out).items()}
+    biases = jnp.asarray(rng.normal(size=num_out), dtype) if bias else None
+    return Linear(Quantized(packing, (num_out, IN)), leaves, biases)
+
+
+def weight_of(linear: Linear) -> jax.Array:
+    """Returns the weight of a quantized matmul in f32, `[out, in]`."""
+    assert isinstance(linear.held, Quantized)
+    return unpacked(linear.held.packing, linear.arrays)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.models import ModelConfig
 from penstock.engine.models.layers.basic import GatedMLP
-from penstock.engine.models.layers.quantized import QuantizedLinear
+from penstock.engine.models.layers.quantized import Quantized
 from penstock.tools.plan import planned_model
 from tests.engine.checkpoints import edit_config, reference_logits, write_checkpoint
 from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, save, tensors_of, write_quantized
 from tests.engine.formats.quantized_weights import SCHEMES
+from tests.engine.formats.test_quantized import weight_of
 from tests.engine.models.test_models_parity import our_logits
 
 GEOMETRY: dict[str, Any] = {
@@ -109,8 +110,8 @@ def test_what_is_in_memory_is_little_more_than_what_is_stored(sound: Path) -> No
     mlp = model.blocks[1].mlp
     assert isinstance(mlp, GatedMLP)
     down = mlp.down
-    assert isinstance(down, QuantizedLinear)
-    assert down.codes[...].nbytes == 256 * 384 // 2
+    assert isinstance(down.held, Quantized)
+    assert down.arrays["codes"].nbytes == 256 * 384 // 2
 
 
 def test_stacked_layers_are_stacked_from_the_file(sound: Path) -> None:
@@ -170,11 +171,10 @@ def test_an_unquantized_checkpoint_is_quantized_while_it_is_loaded(
     plain = load_model(directory, read_model_config(directory)).blocks[0]
     config = read_model_config(directory, weights=weights)
     model = load_model(directory, config)
-    assert model.head is None or not isinstance(model.head, QuantizedLinear)
+    assert model.head is None or not isinstance(model.head.held, Quantized)
     for name in ("gate", "up", "down"):
         held, kernel = getattr(model.blocks[0].mlp, name), getattr(plain.mlp, name).kernel[...].astype("float32")
-        assert isinstance(held, QuantizedLinear)
-        difference = np.asarray(held.weight() - kernel.T)
+        difference = np.asarray(weight_of(held) - kernel.T)
         assert np.sqrt((difference**2).mean()) <= error * np.sqrt((np.asarray(kernel) ** 2).mean())
         assert sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(held))) * 8 <= bits * kernel.size
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from penstock.engine.formats.packing import Packing, leaf_shapes
+from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import Decoder, MLPConfig
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.layers.quantized import QuantizedLinear, unpacked
-from penstock.engine.sharding.linears import KernelLinear, prepare_for_tpu
+from penstock.engine.models.layers.linear import Held, Linear
+from penstock.engine.models.layers.quantized import Quantized, unpacked
+from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
 from penstock.engine.sharding.placement import place, split_model
 from tests.engine.engines import TINY
 from tests.engine.formats.quantized_stacks import random_stack
@@ -41,9 +42,10 @@ def main() -> None:
     for tensor in (1, 2, 4):
         placement = place(jax.devices()[:tensor], tensor)
         model = filled(tensor, placement)
-        linears = {path: linear for path, linear in nnx.iter_modules(model) if type(linear) is QuantizedLinear}
+        linears = {path: linear for path, linear in nnx.iter_modules(model) if is_held(linear, Quantized)}
         expected = {path: exact_products(linear) for path, linear in linears.items()}
-        kernels = {p: k for p, k in nnx.iter_modules(prepare_for_tpu(model, placement, interpret=True)) if is_kernel(k)}
+        model = prepare_for_tpu(model, placement, interpret=True)
+        kernels = {path: kernel for path, kernel in nnx.iter_modules(model) if is_held(kernel, TPUKernel)}
         found["kernels"][str(tensor)] = len(kernels)
         for path, kernel in kernels.items():
             ours, theirs = products(kernel), expected[path]
@@ -58,30 +60,31 @@ def filled(tensor: int, placement: Any) -> Decoder:
     config = replace(TINY, blocks=(replace(first, mixer=attention),) * 3, dtype="bfloat16", hidden_size=256)
     model = random_model(split_model(config, tensor), 0, placement=placement, stacked=True)
     for path, linear in nnx.iter_modules(model):
-        if isinstance(linear, QuantizedLinear):
-            for name, leaf in random_stack(linear.packing, *linear.shape, 3).items():
+        if isinstance(linear, Linear) and isinstance(linear.held, Quantized):
+            for name, leaf in random_stack(linear.held.packing, *linear.held.shape, 3).items():
                 sharding = placement.sharding(logical_axes((*cast("tuple[str | int, ...]", path), name), 3), leaf.shape)
                 setattr(linear, name, nnx.Param(jax.device_put(leaf, sharding)))
     return model
 
 
-def is_kernel(module: Any) -> bool:
-    return isinstance(module, KernelLinear)
+def is_held(module: Any, way: type[Held]) -> TypeGuard[Linear]:
+    return isinstance(module, Linear) and isinstance(module.held, way)
 
 
 def inputs() -> jax.Array:
     return jnp.asarray(np.random.default_rng(2).normal(size=(9, 256)), jnp.bfloat16)
 
 
-def exact_products(linear: QuantizedLinear) -> np.ndarray:
+def exact_products(linear: Linear) -> np.ndarray:
     """Multiplies with each layer's weight in f64. With groups, the weight is rounded once; without, sums are scaled."""
-    names = leaf_shapes(linear.packing, *linear.shape)
-    weights = unpacked(linear.packing, {name: jnp.asarray(np.asarray(getattr(linear, name)[...])) for name in names})
-    rounded = weights.astype(jnp.bfloat16) if linear.packing.group else weights
+    assert isinstance(linear.held, Quantized)
+    packing = linear.held.packing
+    weights = unpacked(packing, {name: jnp.asarray(np.asarray(array)) for name, array in linear.arrays.items()})
+    rounded = weights.astype(jnp.bfloat16) if packing.group else weights
     return np.asarray(inputs(), np.float64) @ np.asarray(rounded, np.float64).swapaxes(1, 2)
 
 
-def products(kernel: nnx.Module) -> np.ndarray:
+def products(kernel: Linear) -> np.ndarray:
     """Multiplies with each layer's weight, by the kernel."""
     graph, state = nnx.split(kernel)
 

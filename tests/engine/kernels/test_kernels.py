@@ -22,7 +22,7 @@ from penstock.engine.kernels.tpu import KernelForm, grouped_quantized_matmul, qu
 from penstock.engine.kernels.tpu.grouped_matmul import tiles_of
 from penstock.engine.loading.checkpoint import load_model
 from penstock.engine.models.layers.quantized import unpacked
-from penstock.engine.sharding.linears import KernelGroupedLinear, KernelLinear, prepare_for_tpu
+from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
 from tests.engine.engines import drive, write_model
 from tests.engine.formats.quantized_stacks import random_stack
 from tests.engine.sharding.devices import said_by
@@ -117,7 +117,7 @@ def test_a_stacked_decoder_gives_the_tokens_that_xla_gives(
     monkeypatch.setattr(opening, "load_model", with_kernels)
     results = drive(Engine.from_checkpoint(directory, replace(config, attention="auto")), requests)
     mlp = models[0].blocks[0].mlp
-    assert isinstance(mlp.down if family == "qwen3" else mlp.experts.down, KernelLinear | KernelGroupedLinear)
+    assert isinstance((mlp if family == "qwen3" else mlp.experts).down.held, TPUKernel)
     assert {key: result.token_ids for key, result in results.items()} == {
         key: result.token_ids for key, result in expected.items()
     }

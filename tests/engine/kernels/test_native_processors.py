@@ -20,8 +20,10 @@ import pytest
 from penstock.engine.formats.packing import OFFSETS, PLANES, Packing
 from penstock.engine.kernels.cpu.compilation import FLAGS as COMPILER_FLAGS
 from penstock.engine.kernels.cpu.compilation import build_here
-from penstock.engine.models.cpu.quantized import Panels
-from penstock.engine.models.layers.quantized import quantized_rows
+from penstock.engine.models.cpu.held import NOT_GATED
+from penstock.engine.models.cpu.quantized import quantized_panels
+from penstock.engine.models.layers.linear import Linear
+from penstock.engine.models.layers.quantized import Quantized, quantized_rows
 from tests.support.packages import ROOT
 
 SOURCES = ROOT / "engine" / "kernels" / "cpu"
@@ -114,11 +116,11 @@ ROWS, COLUMNS, DEPTH = 101, 70, 384
 
 
 class Weights:
-    """Weights that `Panels` packs, and the values that they stand for."""
+    """Weights for `quantized_panels`, and the values that they stand for."""
 
     def __init__(self, packing: Packing) -> None:
         rng = np.random.default_rng(0)
-        self.packing, self.shape = packing, (COLUMNS, DEPTH)
+        self.packing = packing
         groups = packing.num_groups(DEPTH)
         if packing.code == "int8":
             codes = rng.integers(-128, 128, (COLUMNS, DEPTH)).astype(np.int8)
@@ -137,15 +139,20 @@ class Weights:
         values -= offsets[packing.offset]
         self.values: np.ndarray = values * scales - (minimums if packing.offset == "minimums" else 0)
 
+    def panels(self, width: int) -> dict[str, jax.Array]:
+        """Returns codes, scales and offsets, if there are any, in the layout of the kernel."""
+        leaves = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "minimums": self.minimums}
+        _, arrays = quantized_panels([Linear(Quantized(self.packing, (COLUMNS, DEPTH)), leaves)], width, NOT_GATED)
+        return arrays
+
 
 def computed(name: str, kind: str, packing: Packing, x: np.ndarray, directory: Path) -> np.ndarray:
     command, width = built(name, directory)
     weights = Weights(packing)
-    panels = Panels([weights], width)  # type: ignore[list-item]
+    panels = weights.panels(width)
     header = [KINDS.index(kind), PLANES[packing.code][0], OFFSETS.index(packing.offset), *x.shape]
     group = packing.group or DEPTH
-    arrays = [np.array([*header, group, panels.codes.shape[0]], np.int64), x]
-    arrays += [np.asarray(of[...]) for of in (panels.codes, panels.scales, panels.offsets) if of is not None]
+    arrays = [np.array([*header, group, panels["codes"].shape[0]], np.int64), x, *map(np.asarray, panels.values())]
     (directory / "case").write_bytes(b"".join(array.tobytes() for array in arrays))
     subprocess.run([*command, str(directory / "case"), str(directory / "result")], check=True)
     return np.fromfile(directory / "result", np.float32).reshape(len(x), -1)[:, :COLUMNS]

@@ -16,6 +16,7 @@ from penstock.engine.errors import CheckpointError
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import FAMILIES, Decoder
 from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import present
 from penstock.engine.sharding.placement import split_model
 from tests.engine.checkpoints import write_checkpoint
 
@@ -67,7 +68,7 @@ def test_each_expert_arrives_at_its_place(sound: Path) -> None:
     mlp = load(sound).blocks[1].mlp
     assert isinstance(mlp, Experts)
     experts = mlp.experts
-    for name, linear in (("w1", experts.gate), ("w2", experts.down), ("w3", experts.up)):
+    for name, linear in zip(("w1", "w3", "w2"), present(experts.gate, experts.up, experts.down), strict=True):
         for expert in range(NUM_EXPERTS):
             of_file = stored[f"model.layers.1.block_sparse_moe.experts.{expert}.{name}.weight"]
             np.testing.assert_array_equal(linear.kernel[expert], of_file.T)

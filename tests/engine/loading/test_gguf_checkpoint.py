@@ -29,13 +29,15 @@ from penstock.engine.loading.identity import Identity, identify
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
 from penstock.engine.models.layers import quantized
-from penstock.engine.models.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from penstock.engine.models.layers.linear import present
+from penstock.engine.models.layers.quantized import Quantized
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.tools.plan.models import planned_model
 from penstock.worker.service import Model
 from tests.engine.checkpoints import reference_greedy, write_checkpoint
 from tests.engine.engines import EOS, SMALL, drive, write_model
+from tests.engine.formats.test_quantized import weight_of
 from tests.engine.loading import gguf_files
 from tests.engine.loading.gguf_files import all_of, q4_k_m, write_gguf
 
@@ -63,10 +65,8 @@ def model(file: Path) -> Decoder:
 
 def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, model: Decoder) -> None:
     values = load_file(folder / "model.safetensors")
-    assert isinstance(model.embedding, QuantizedEmbedding)
-    model.embedding.dtype = np.dtype(np.float32)
     table = values["model.embed_tokens.weight"]
-    np.testing.assert_array_equal(model.embedding.rows(jnp.arange(len(table))), table)
+    np.testing.assert_array_equal(model.embedding.columns(jnp.arange(len(table))), table)
     kinds = set()
     for layer, block in enumerate(model.blocks):
         modules = {
@@ -76,10 +76,9 @@ def test_every_weight_is_that_of_the_gguf_library_bit_for_bit(folder: Path, mode
         for part, names in modules.items():
             for name, ours in names.items():
                 linear = getattr(block.attention if part == "self_attn" else block.mlp, ours)
-                assert isinstance(linear, QuantizedLinear)
-                kinds.add(linear.packing.code)
+                kinds.add(linear.held.packing.code)
                 expected = values[f"model.layers.{layer}.{part}.{name}_proj.weight"]
-                np.testing.assert_array_equal(linear.weight(), expected)
+                np.testing.assert_array_equal(weight_of(linear), expected)
     assert kinds == {"int4", "int6"}
 
 
@@ -195,13 +194,13 @@ def test_types_follow_the_file_or_the_setting(tmp_path: Path, small: Path) -> No
 def test_floats_can_be_quantized_while_they_are_loaded(tmp_path: Path, small: Path) -> None:
     plain = write_gguf(tmp_path / "plain.gguf", small, all_of("F16"))
     config = read_model_config(plain, "float32", "int8")
-    ours, of_folder = (
-        load_model(path, read_model_config(path, "float32", "int8")).blocks[1].attention.k for path in (plain, small)
+    keys = present(
+        *(load_model(path, read_model_config(path, "float32", "int8")).blocks[1].attention.k for path in (plain, small))
     )
     assert config.is_packed
-    assert isinstance(ours, QuantizedLinear)
-    assert isinstance(of_folder, QuantizedLinear)
-    np.testing.assert_array_equal(ours.codes[...], of_folder.codes[...])  # rows in order
+    assert all(isinstance(linear.held, Quantized) for linear in keys)
+    ours, of_folder = (linear.arrays["codes"] for linear in keys)
+    np.testing.assert_array_equal(ours, of_folder)  # rows in order
     with pytest.raises(ConfigError, match="weights = int8 is for checkpoints that are not quantized"):
         read_model_config(write_gguf(tmp_path / "q.gguf", small, all_of("Q8_0")), "auto", "int8")
 

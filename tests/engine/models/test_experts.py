@@ -15,7 +15,8 @@ from flax import nnx
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig
-from penstock.engine.models.layers.experts import Experts, GroupedMLP, RowGroups, route
+from penstock.engine.models.layers.experts import Experts, GroupedMLP, route
+from penstock.engine.models.layers.linear import RowGroups, present
 from penstock.engine.sharding.linears import prepare_for_tpu
 from tests.engine.engines import SMALL, TINY, drive, write_model
 
@@ -36,7 +37,7 @@ def tokens(num_tokens: int) -> jax.Array:
 
 def one_by_one(mixture: Experts, x: jax.Array) -> np.ndarray:
     chosen, weights = route(mixture.router.wide(x), None, mixture.config)
-    linears = (mixture.experts.gate, mixture.experts.up, mixture.experts.down)
+    linears = present(mixture.experts.gate, mixture.experts.up, mixture.experts.down)
     gate, up, down = (np.asarray(linear.kernel[...]) for linear in linears)
     result = np.zeros(x.shape, np.float32)
     for row, token in enumerate(np.asarray(x)):
@@ -72,7 +73,7 @@ def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: 
         experts = experts_of(model)
         layer = jnp.int32(1) if stacked else None
         if fields.get("bias") and stacked:  # a layer is given its own
-            for linear in (experts.gate, experts.up, experts.down):
+            for linear in present(experts.gate, experts.up, experts.down):
                 assert linear.bias is not None
                 linear.bias = nnx.Param(linear.bias[...][0])
         y: jax.Array = experts(jnp.tile(x, (2, 1)), RowGroups(jnp.array([3, 0, 5, 4, 0, 6], jnp.int32), layer))
@@ -81,8 +82,9 @@ def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: 
     graph, state = nnx.split(model)
     expected = computed()
     model = prepare_for_tpu(nnx.merge(graph, state), None)
-    assert experts_of(model).up.kernel.shape[-2:] == (64, 256)
-    assert experts_of(model).down.kernel.shape[-2:] == (256, 64)
+    padded = experts_of(model)
+    shapes = [linear.kernel.shape[-2:] for linear in present(padded.gate, padded.up, padded.down)]
+    assert shapes == [(64, 256), (64, 256), (256, 64)]
     np.testing.assert_allclose(computed(), expected, atol=1e-6, rtol=1e-6)
 
 

@@ -16,9 +16,10 @@ from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.errors import ConfigError
 from penstock.engine.kernels.cpu import load_library, panel_width
 from penstock.engine.models import ClampedSwiGLU, ExpertsConfig, MLPConfig
-from penstock.engine.models.cpu.panels import PackedExperts, PackedLinear, PackedMLP
-from penstock.engine.models.layers.basic import GatedMLP, Linear
-from penstock.engine.models.layers.experts import GroupedMLP, RowGroups, route
+from penstock.engine.models.cpu.panels import PackedExperts, joined, pack_mlp, tied
+from penstock.engine.models.layers.basic import GatedMLP
+from penstock.engine.models.layers.experts import GroupedMLP, route
+from penstock.engine.models.layers.linear import Linear, RowGroups, present
 from tests.engine.engines import SMALL, drive, write_model
 
 needs_compiler = pytest.mark.skipif(
@@ -33,7 +34,7 @@ def width() -> int:
 
 
 def linear(in_features: int, out_features: int, dtype: str, *, bias: bool = False, seed: int = 0) -> Linear:
-    layer = Linear(in_features, out_features, bias=bias, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed))
+    layer = Linear.plain(in_features, out_features, bias=bias, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(seed))
     if layer.bias is not None:
         layer.bias[...] = jax.random.normal(jax.random.key(seed), (out_features,), dtype)
     return layer
@@ -55,10 +56,10 @@ def assert_close(got: jax.Array, expected: jax.Array, dtype: str) -> None:
 def test_columns_come_back_out_of_the_panels(dtype: str) -> None:
     layer, numbers = linear(6, 130, dtype), jnp.asarray([129, 0, 64, 5])
     expected = layer.kernel[...].T[numbers]
-    embedding = PackedLinear.tied(layer.kernel[...].T, width())
+    embedding = tied(layer.kernel[...].T, width())
     for columns in (
         layer.columns(numbers),
-        PackedLinear.of(width(), layer).columns(numbers),
+        joined(width(), layer).columns(numbers),
         embedding.columns(numbers),
     ):
         np.testing.assert_array_equal(columns, expected)
@@ -69,7 +70,7 @@ def test_columns_come_back_out_of_the_panels(dtype: str) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 5, 6, 17, 97, 200])
 def test_a_packed_product_is_the_product(num_tokens: int, dtype: str) -> None:
     layer, x = linear(600, 130, dtype, bias=True), tokens(num_tokens, 600, dtype)
-    assert_close(jax.jit(PackedLinear.of(width(), layer))(x), layer(x), dtype)
+    assert_close(jax.jit(joined(width(), layer))(x), layer(x), dtype)
 
 
 @needs_compiler
@@ -78,7 +79,7 @@ def test_several_layers_in_one_product_stand_side_by_side(dtype: str) -> None:
     layers = [linear(64, size, dtype, bias=size == 24, seed=size) for size in (96, 24, 8)]
     x = tokens(7, 64, dtype)
     expected = jnp.concatenate([layer(x) for layer in layers], axis=1)
-    assert_close(PackedLinear.of(width(), *layers)(x), expected, dtype)
+    assert_close(joined(width(), *layers)(x), expected, dtype)
 
 
 @needs_compiler
@@ -86,18 +87,20 @@ def test_several_layers_in_one_product_stand_side_by_side(dtype: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_gated_product_is_the_feed_forward(dtype: str, bias: bool) -> None:
     mlp = GatedMLP(MLPConfig(100, bias=bias), 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(1))
-    for layer in (mlp.gate, mlp.up, mlp.down):
+    for layer in present(mlp.gate, mlp.up, mlp.down):
         layer.kernel[...] = layer.kernel[...] * 20  # so that SiLU is far from a line
         if layer.bias is not None:
             layer.bias[...] = jnp.linspace(-2, 2, layer.bias.shape[0], dtype=dtype)
     x = tokens(11, 48, dtype)
-    assert_close(PackedMLP(mlp, width())(x), mlp(x), dtype)
+    expected = mlp(x)
+    pack_mlp(mlp, width())
+    assert_close(mlp(x), expected, dtype)
 
 
 @needs_compiler
 def test_logits_are_not_rounded_to_the_type_of_the_weights() -> None:
     layer, x = linear(64, 80, "bfloat16"), tokens(3, 64, "bfloat16")
-    wide = PackedLinear.of(width(), layer).wide(x)
+    wide = joined(width(), layer).wide(x)
     assert wide.dtype == jnp.float32
     np.testing.assert_allclose(wide, layer.wide(x), atol=1e-5)
 
@@ -105,7 +108,7 @@ def test_logits_are_not_rounded_to_the_type_of_the_weights() -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
-    layer, x = PackedLinear.of(width(), linear(256, 70, dtype)), tokens(100, 256, dtype)
+    layer, x = joined(width(), linear(256, 70, dtype)), tokens(100, 256, dtype)
     together = np.asarray(layer(x), np.float32)
     for start, end in ((0, 1), (3, 8), (90, 100)):
         np.testing.assert_array_equal(np.asarray(layer(x[start:end]), np.float32), together[start:end])
@@ -119,7 +122,7 @@ def test_a_row_does_not_depend_on_the_other_rows(dtype: str) -> None:
 def test_each_row_goes_through_its_own_expert(dtype: str, options: dict[str, Any]) -> None:
     config = ExpertsConfig(num_experts=5, num_chosen=1, intermediate_size=70, **options)
     experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
-    for linear in (experts.gate, experts.up, experts.down):
+    for linear in present(experts.gate, experts.up, experts.down):
         linear.kernel[...] = linear.kernel[...] * 20
         if linear.bias is not None:
             linear.bias[...] = jax.random.normal(jax.random.key(3), linear.bias.shape, dtype)
@@ -165,7 +168,7 @@ def test_tokens_go_to_the_experts_that_the_reference_says(options: dict[str, Any
 def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ExpertsConfig(num_experts=5, num_chosen=3, intermediate_size=14)
     experts = GroupedMLP(config, 48, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(2))
-    for linear in (experts.gate, experts.up, experts.down):
+    for linear in present(experts.gate, experts.up, experts.down):
         linear.kernel[...] = linear.kernel[...] * 20
     x, packed = tokens(70, 48, dtype), PackedExperts(experts, width())
     chosen = jax.random.randint(jax.random.key(4), (70, 3), 0, 6).at[60:].set(5)  # 5: an expert that is not here
@@ -186,7 +189,8 @@ def test_each_token_is_the_sum_of_what_its_experts_make_of_it(dtype: str, monkey
 
 @needs_compiler
 def test_a_nan_or_an_infinity_stays_in_its_row() -> None:
-    gated = PackedMLP(GatedMLP(MLPConfig(64), 32, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0)), width())
+    gated = GatedMLP(MLPConfig(64), 32, dtype=jnp.dtype("float32"), rngs=nnx.Rngs(0))
+    pack_mlp(gated, width())
     out = gated(tokens(4, 32, "float32").at[1, 3].set(jnp.nan).at[2, 0].set(jnp.inf))
     assert not jnp.isfinite(out[1]).any()
     assert not jnp.isfinite(out[2]).any()

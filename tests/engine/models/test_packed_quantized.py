@@ -27,20 +27,15 @@ from penstock.engine.kernels.cpu import load_library, panel_width
 from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import Decoder
 from penstock.engine.models.cpu.block import pack_blocks
-from penstock.engine.models.cpu.panels import GATES, pack_head
-from penstock.engine.models.cpu.quantized import (
-    PackedQuantizedEmbedding,
-    PackedQuantizedGroups,
-    PackedQuantizedLinear,
-    Panels,
-    has_kernel,
-)
-from penstock.engine.models.layers.experts import GroupedLinear, RowGroups
-from penstock.engine.models.layers.quantized import QuantizedEmbedding, QuantizedGroupedLinear, unpack_in_pieces
+from penstock.engine.models.cpu.held import QuantizedPanels
+from penstock.engine.models.cpu.panels import GATES, joined, pack_head
+from penstock.engine.models.cpu.quantized import has_kernel
+from penstock.engine.models.layers.linear import GroupedLinear, Linear, RowGroups
+from penstock.engine.models.layers.quantized import Quantized, unpack_in_pieces
 from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, drive, write_model
 from tests.engine.formats.quantized_checkpoints import write_quantized
 from tests.engine.formats.quantized_weights import SCHEMES, Scheme
-from tests.engine.formats.test_quantized import FORMS, IN, filled, random_leaves
+from tests.engine.formats.test_quantized import FORMS, IN, filled, random_leaves, weight_of
 from tests.engine.models.test_models_parity import dense_attend
 from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 
@@ -78,15 +73,15 @@ def test_a_product_is_that_of_the_values(name: str, dtype: str) -> None:
     packing, rng = SUPPORTED[name], np.random.default_rng(1)
     layer = filled(packing, rng, dtype, bias=True, num_out=OUT)
     assert layer.bias is not None
-    weight, bias = np.asarray(layer.weight(), np.float64), np.asarray(layer.bias[...], np.float64)
-    packed = PackedQuantizedLinear(width(), layer)
+    weight, bias = np.asarray(weight_of(layer), np.float64), np.asarray(layer.bias[...], np.float64)
+    packed = joined(width(), layer)
     for num_rows in (1, 5, 103):
         x = rows_of(num_rows, dtype)
         found = packed.wide(x)
         expected = layer.wide(x) if packing.has_int8_activations else np.asarray(x, np.float64) @ weight.T + bias
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
         np.testing.assert_array_equal(packed(x), found.astype(dtype))
-    np.testing.assert_array_equal(packed.panels.columns(jnp.arange(OUT)), layer.weight())
+    np.testing.assert_array_equal(packed.columns(jnp.arange(OUT)), weight_of(layer))
 
 
 @pytest.mark.parametrize("name", sorted(FORMS.keys() - PLAIN.keys()))
@@ -105,9 +100,9 @@ def test_a_row_does_not_depend_on_the_other_rows(name: str, dtype: str, first: i
 
 
 @cache
-def _together(name: str, dtype: str) -> tuple[np.ndarray, PackedQuantizedLinear]:
+def _together(name: str, dtype: str) -> tuple[np.ndarray, Linear]:
     layer = filled(SUPPORTED[name], np.random.default_rng(3), dtype, bias=False, num_out=OUT)
-    packed = PackedQuantizedLinear(width(), layer)
+    packed = joined(width(), layer)
     return np.asarray(packed(rows_of(120, dtype)), np.float32), packed
 
 
@@ -116,16 +111,16 @@ def test_whole_numbers_are_summed_without_saturation(sign: int) -> None:
     """Products are the largest there are; sums of two exceed 16 bits."""
     packing = Packing("int8", 0, has_int8_activations=True)
     layer = filled(packing, np.random.default_rng(0), "float32", bias=False, num_out=OUT)
-    layer.codes = nnx.Param(jnp.full((OUT, IN), -128, jnp.int8))
-    layer.scales = nnx.Param(jnp.ones((OUT, 1)))
-    found = PackedQuantizedLinear(width(), layer).wide(jnp.full((7, IN), 127.0 * sign))
+    for name, array in (("codes", jnp.full((OUT, IN), -128, jnp.int8)), ("scales", jnp.ones((OUT, 1)))):
+        setattr(layer, name, nnx.Param(array))
+    found = joined(width(), layer).wide(jnp.full((7, IN), 127.0 * sign))
     np.testing.assert_array_equal(found, np.full((7, OUT), -128.0 * 127 * IN * sign))
 
 
 def test_rows_of_zeros_and_of_what_is_no_number() -> None:
     layer = filled(SUPPORTED["int8 per channel, int8 activations"], np.random.default_rng(0), "float32", bias=False)
     x = rows_of(5, "float32").at[0].set(0).at[1, 3].set(jnp.inf).at[2, 5].set(jnp.nan).at[3].set(1e-38)
-    found = np.asarray(PackedQuantizedLinear(width(), layer).wide(x))
+    found = np.asarray(joined(width(), layer).wide(x))
     assert np.isnan(found).all(axis=1).tolist() == [False, True, True, False, False]
     assert not found[[0, 3]].any()
     np.testing.assert_array_equal(found, layer.wide(x))
@@ -137,22 +132,20 @@ def test_joined_and_gated_layers_stand_side_by_side(name: str) -> None:
         filled(SUPPORTED[name], np.random.default_rng(seed), "float32", bias=seed == 1, num_out=100) for seed in (1, 2)
     ]
     x = rows_of(9, "float32")
-    apart = [PackedQuantizedLinear(width(), layer)(x) for layer in layers]
-    np.testing.assert_array_equal(PackedQuantizedLinear(width(), *layers)(x), jnp.concatenate(apart, axis=1))
-    gated = PackedQuantizedLinear(width(), *layers, gate=GATES["silu"])(x)
+    apart = [joined(width(), layer)(x) for layer in layers]
+    np.testing.assert_array_equal(joined(width(), *layers)(x), jnp.concatenate(apart, axis=1))
+    gated = joined(width(), *layers, gate=GATES["silu"])(x)
     np.testing.assert_allclose(gated, jax.nn.silu(apart[0]) * apart[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_each_row_goes_through_its_own_expert(name: str) -> None:
     packing, rng = SUPPORTED[name], np.random.default_rng(5)
-    experts = QuantizedGroupedLinear(4, IN, OUT, packing, bias=True, dtype=jnp.dtype("float32"))
-    for leaf, values in random_leaves(packing, rng, 4, num_out=OUT).items():
-        setattr(experts, leaf, nnx.Param(jnp.asarray(values)))
-    experts.bias = nnx.Param(jnp.asarray(rng.normal(size=(4, OUT)), "float32"))
+    leaves = {leaf: jnp.asarray(values) for leaf, values in random_leaves(packing, rng, 4, num_out=OUT).items()}
+    experts = GroupedLinear(Quantized(packing, (OUT, IN)), leaves, jnp.asarray(rng.normal(size=(4, OUT)), jnp.float32))
     unpack_in_pieces(experts)
     x, groups = rows_of(130, "float32"), RowGroups(jnp.asarray([3, 0, 110, 9], jnp.int32))
-    packed: GroupedLinear = PackedQuantizedGroups([experts], width())
+    packed = joined(width(), experts)
     found, expected = packed(x, groups)[:122], experts(x, groups)[:122]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * float(jnp.abs(expected).max()))
     alone = packed(x[3:40], RowGroups(jnp.asarray([0, 0, 37, 0], jnp.int32)))
@@ -161,11 +154,9 @@ def test_each_row_goes_through_its_own_expert(name: str) -> None:
 
 def test_an_embedding_that_is_the_head_too() -> None:
     packing = PLAIN["int8 in groups of 32"]
-    table = QuantizedEmbedding((OUT, IN), packing, jnp.dtype("float32"))
-    for leaf, values in random_leaves(packing, np.random.default_rng(6), num_out=OUT).items():
-        setattr(table, leaf, nnx.Param(jnp.asarray(values)))
-    packed, ids = PackedQuantizedEmbedding(table, width()), jnp.asarray([149, 0, 64, 64])
-    np.testing.assert_array_equal(packed.rows(ids), table.rows(ids))
+    table = filled(packing, np.random.default_rng(6), "float32", bias=False, num_out=OUT)
+    packed, ids = joined(width(), table), jnp.asarray([149, 0, 64, 64])
+    np.testing.assert_array_equal(packed.columns(ids), table.columns(ids))
     x = rows_of(3, "float32")
     np.testing.assert_allclose(packed.wide(x), table.wide(x), rtol=0, atol=1e-5 * float(jnp.abs(table.wide(x)).max()))
 
@@ -204,8 +195,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def test_tokens_are_the_same_alone_in_company_and_preempted_and_those_of_xla(checkpoint: Path) -> None:
     engine = Engine.from_checkpoint(checkpoint, replace(SMALL, matmul="native", dtype="float32"))
-    blocks = {type(module) for _, module in nnx.iter_modules(_loaded(checkpoint, native=True))}
-    assert Panels in blocks
+    modules = [module for _, module in nnx.iter_modules(_loaded(checkpoint, native=True))]
+    assert any(isinstance(module, Linear) and isinstance(module.held, QuantizedPanels) for module in modules)
     requests = [
         Request(str(i), tuple(range(3 + i, 12 + 3 * i)), SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
         for i in range(3)
