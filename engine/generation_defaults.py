@@ -73,7 +73,7 @@ def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
     fields = checkpoint.generation
     eos = fields.get("eos_token_id")
     if eos is None:
-        eos = _of_config(checkpoint.fields, "eos_token_id")
+        eos = _config_field(checkpoint.fields, "eos_token_id")
     return GenerationDefaults(
         eos_token_ids=_token_ids(eos),
         sampling=_sampling(fields),
@@ -83,7 +83,7 @@ def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
     )
 
 
-def _of_config(fields: Mapping[str, Any], name: str) -> Any:
+def _config_field(fields: Mapping[str, Any], name: str) -> Any:
     """Returns a field of config.json; models that also take images have some of their text fields in `text_config`."""
     text = fields.get("text_config")
     return text.get(name) if fields.get(name) is None and isinstance(text, dict) else fields.get(name)

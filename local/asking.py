@@ -21,13 +21,13 @@ class Asking(ABC):
             RequestRefused: an option is unknown or out of range, or the chat template refuses the messages.
             EngineFailed: the engine has ended, or the LLM is closed.
         """
-        return self._about("count_tokens", prompt, sampling).prompt_tokens or 0
+        return self._call("count_tokens", prompt, sampling).prompt_tokens or 0
 
     def tokenize(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> tuple[int, ...]:
         """Returns the tokens of a prompt, including those that the tokenizer or template adds. Raises like
         `count_tokens`.
         """
-        return self._about("tokenize", prompt, sampling).tokens or ()
+        return self._call("tokenize", prompt, sampling).tokens or ()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens; special ones have none. Raises like `count_tokens`."""
@@ -41,9 +41,9 @@ class Asking(ABC):
             RequestRefused: it would not; the message says why.
             EngineFailed: as for `count_tokens`.
         """
-        return self._about("validate", prompt, sampling).prompt_tokens or 0
+        return self._call("validate", prompt, sampling).prompt_tokens or 0
 
-    def _about(self, name: CallName, prompt: Prompt, sampling: Sampling) -> AnswerEntry:
+    def _call(self, name: CallName, prompt: Prompt, sampling: Sampling) -> AnswerEntry:
         return self._ask(Call(name, build_request(prompt, sampling, fresh_id=new_id())))
 
     @abstractmethod

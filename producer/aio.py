@@ -80,7 +80,7 @@ class AsyncClient:
         tracing: bool | TracerProvider = False,
     ) -> None:
         self._connections: Connections | None = Connections(
-            _of_the_environment() if url is None else url,
+            _address_from_environment() if url is None else url,
             reconnect_timeout_s=reconnect_timeout_s,
             answer_timeout_s=answer_timeout_s,
         )
@@ -366,7 +366,7 @@ class AsyncClient:
         await self.close()
 
 
-def _of_the_environment() -> Address:
+def _address_from_environment() -> Address:
     """Reads the address of Redis from the environment. An empty variable counts as not set, as everywhere.
 
     Raises:

@@ -20,10 +20,10 @@ def new_id(slot: int | None = None) -> str:
     their replies over one connection.
     """
     text = "r" + secrets.token_urlsafe(_RANDOM_BYTES)
-    return text if slot is None else in_slot(text, slot)
+    return text if slot is None else id_in_slot(text, slot)
 
 
-def in_slot(text: str, slot: int) -> str:
+def id_in_slot(text: str, slot: int) -> str:
     """Returns an id that begins with `text` and whose keys live in `slot`, by appending three characters."""
     # The checksum is linear: that of text + suffix is that of text + zeros, xor that of the suffix alone.
     so_far = binascii.crc_hqx(text.encode() + bytes(_SUFFIX_CHARS), 0)

@@ -49,7 +49,7 @@ class EngineCollector(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"penstock_{name}", text, value)
-        yield _by_kind(stats)
+        yield _pages_by_kind(stats)
 
     def _totals(self) -> Iterator[_MetricFamily]:
         stats = self.stats
@@ -85,7 +85,7 @@ class EngineCollector(Collector):
         yield from (used, peak, limit)
 
 
-def _by_kind(stats: EngineStats) -> GaugeMetricFamily:
+def _pages_by_kind(stats: EngineStats) -> GaugeMetricFamily:
     """Counts pages by kind: of several kinds, one may run out while others are free."""
     family = GaugeMetricFamily("penstock_engine_kind_pages", "Pages by kind and state.", labels=["kind", "state"])
     for number, kind in enumerate(stats.kinds):

@@ -207,7 +207,7 @@ class WorkerService:
         def say(doing: str) -> None:
             loop.call_soon_threadsafe(self._say, doing)
 
-        loaded = asyncio.ensure_future(_in_daemon_thread(partial(self._load, say)))
+        loaded = asyncio.ensure_future(_run_in_daemon_thread(partial(self._load, say)))
         stop = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({loaded, stop, hold}, return_when=asyncio.FIRST_COMPLETED)
@@ -337,7 +337,7 @@ def _warn_of_ignored(defaults: GenerationDefaults) -> None:
         _log.warning("generation_config_ignored", fields=list(defaults.ignored))
 
 
-async def _in_daemon_thread(function: Callable[[], Model]) -> Model:
+async def _run_in_daemon_thread(function: Callable[[], Model]) -> Model:
     """Runs `function` in a thread that does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Model] = loop.create_future()

@@ -146,7 +146,7 @@ class Session:
             self._heartbeat.set_serving(True)
             self._readiness.ready(_PART)
             _log.info("joined", queue=self._config.queue, worker=self._config.name, digest=self._digest)
-            await self._while_working(self._until_told(stop))
+            await self._while_working(self._wait_until_told(stop))
             await self._drain_for(self._heartbeat.must_end or self._refused, intake)
         finally:
             await self._leave()
@@ -156,7 +156,7 @@ class Session:
         self._readiness.not_ready(_PART, "joining the queue")
         await retries.persist(lambda: self._heartbeat.start(stop), "join", self._readiness, stop)
 
-    async def _until_told(self, stop: asyncio.Event) -> None:
+    async def _wait_until_told(self, stop: asyncio.Event) -> None:
         reasons = (stop, self._heartbeat.must_drain, self._refusals.must_drain)
         waits = [asyncio.create_task(event.wait()) for event in reasons]
         try:
@@ -199,13 +199,13 @@ class Session:
             ) from error
         try:
             async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
-                await self._while_working(self._until_done())
+                await self._while_working(self._wait_until_done())
         except TimeoutError:
             _log.warning("drain_timeout", live=len(self.requests))
         if len(self.requests) or self.requests.parked:
             await self._hand_back()
 
-    async def _until_done(self) -> None:
+    async def _wait_until_done(self) -> None:
         while any(live.phase >= Phase.RUNNING for live in self.requests):  # others wait for a turn that never comes
             await self.requests.changed.wait()
         await self._publisher.wait_idle()

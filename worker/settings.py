@@ -135,9 +135,9 @@ class Settings(_Declared):
             BadWorkerConfig, ConfigError: some are not; its `settings` names them.
         """
         self.worker_config()
-        EngineConfig(**self._of_the_engine())
+        EngineConfig(**self._engine_settings())
 
-    def _of_the_engine(self) -> dict[str, Any]:
+    def _engine_settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(EngineConfig)}
 
     def worker_config(self) -> WorkerConfig:
@@ -151,7 +151,7 @@ class Settings(_Declared):
 
     def engine_config(self) -> EngineConfig:
         """Returns the engine's configuration. `load_settings` has checked it."""
-        values = self._of_the_engine()
+        values = self._engine_settings()
         try:
             if self.compile_cache_dir is not None:
                 values["compile_cache_dir"] = self.compile_cache_dir.expanduser()

@@ -117,19 +117,19 @@ def _sources(
     fallback = {"redis_url": url} if (url := os.environ.get(FALLBACK_URL_VARIABLE)) else {}
     return [
         _Source(flags, flag),
-        *(_Source(_in_environment(other, names), other.variable) for other, names in pairs),
-        *(_Source(_in_file(other, names, document), _place_in(other, path)) for other, names in pairs),
+        *(_Source(_read_environment(other, names), other.variable) for other, names in pairs),
+        *(_Source(_read_file(other, names, document), _place_in(other, path)) for other, names in pairs),
         _Source(fallback, lambda _: FALLBACK_URL_VARIABLE),
     ]
 
 
-def _in_environment(program: Program[Any], names: Iterable[str]) -> Mapping[str, str]:
+def _read_environment(program: Program[Any], names: Iterable[str]) -> Mapping[str, str]:
     """Reads the environment. An empty variable counts as not set."""
     present = {name.upper(): value for name, value in os.environ.items() if value}
     return {name: present[variable] for name in names if (variable := program.variable(name)) in present}
 
 
-def _in_file(program: Program[Any], names: Iterable[str], document: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_file(program: Program[Any], names: Iterable[str], document: Mapping[str, Any]) -> Mapping[str, Any]:
     table = document if program.table is None else document.get(program.table, {})
     return {name: table[name] for name in names if name in table}
 

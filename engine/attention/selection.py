@@ -58,7 +58,7 @@ def attention_for(
             return FusedAttention(kv_dtype=kv_dtype)
         return _ragged(head_dim, has_sinks=has_sinks, shares_kv=shares_kv, kv_dtype=kv_dtype)
     if setting == "triton" or (setting == "auto" and platform == "gpu"):
-        return _for_gpu(setting, platform, kv_dtype)
+        return _choose_for_gpu(setting, platform, kv_dtype)
     return _native(setting, platform, dtype, library, kv_dtype)
 
 
@@ -86,7 +86,7 @@ def _ragged(head_dim: int, *, has_sinks: bool, shares_kv: bool, kv_dtype: str | 
     return RaggedKernelAttention()
 
 
-def _for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
+def _choose_for_gpu(setting: str, platform: str, kv_dtype: str | None) -> AttentionBackend:
     if platform != "gpu":
         raise ConfigError(f"attention 'triton' is for GPU, not {platform}; set auto or xla")
     if kv_dtype is None:

@@ -37,7 +37,7 @@ class ShardedAttention(AttentionBackend):
 
     def cache_arrays(self, spec: KVCacheSpec) -> tuple[Any, ...]:
         arrays = self._inner.cache_arrays(self._local(spec))
-        whole: tuple[Any, ...] = jax.tree.map(partial(_of_all_devices, shares=self._placement.num_shares), arrays)
+        whole: tuple[Any, ...] = jax.tree.map(partial(_whole_array, shares=self._placement.num_shares), arrays)
         return whole
 
     def _local(self, spec: KVCacheSpec) -> KVCacheSpec:
@@ -103,7 +103,7 @@ class ShardedAttention(AttentionBackend):
         return StackedCache(specs, _WHOLE) if isinstance(cache, StackedCache) else specs
 
 
-def _of_all_devices(array: CacheArray, shares: int) -> CacheArray:
+def _whole_array(array: CacheArray, shares: int) -> CacheArray:
     """Returns the array of all devices together, from one device's share."""
     shape = tuple(
         size * shares if axis == "kv_heads" else size for size, axis in zip(array.shape, array.axes, strict=True)

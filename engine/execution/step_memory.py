@@ -47,8 +47,8 @@ class StepMemory:
         try:
             kept = json.loads(kept_files.recall(self._path) or b"")
             times = StepTimes(
-                _by_bucket(kept["prompt_s"]), _by_bucket(kept["decode_s"]), float(kept["pair_s"]),
-                _by_bucket(kept["few_s"]),
+                _read_buckets(kept["prompt_s"]), _read_buckets(kept["decode_s"]), float(kept["pair_s"]),
+                _read_buckets(kept["few_s"]),
             )  # fmt: skip
             return Measured(times, {int(rows): int(steps) for rows, steps in kept["loops"].items()})
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -66,7 +66,7 @@ class StepMemory:
         kept_files.keep_if_possible(self._path, json.dumps(kept).encode())
 
 
-def _by_bucket(kept: Mapping[str, float]) -> dict[int, float]:
+def _read_buckets(kept: Mapping[str, float]) -> dict[int, float]:
     return {int(bucket): float(seconds) for bucket, seconds in kept.items()}
 
 

@@ -36,8 +36,8 @@ class Steps:
     def __init__(
         self, model: Decoder, attention: AttentionBackend, geometry: Geometry, placement: Placement | None = None
     ) -> None:
-        self.params, self._rebuild = _in_two(model)
-        self.head_params, self._rebuild_head = _in_two(model.unembedding)
+        self.params, self._rebuild = _split(model)
+        self.head_params, self._rebuild_head = _split(model.unembedding)
         self.is_stacked, self.overlaps = model.is_stacked, model.overlaps
         self._config = model.config
         self._attention = attention
@@ -118,7 +118,7 @@ class Steps:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding)
 
 
-def _in_two(module: _M) -> tuple[Params, Callable[[Params], _M]]:
+def _split(module: _M) -> tuple[Params, Callable[[Params], _M]]:
     """Splits a module into parameters and a rebuild function: plain arrays enter compiled calls much faster."""
     graph, state = nnx.split(module)
     params, structure = jax.tree.flatten(state)

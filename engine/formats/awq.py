@@ -60,7 +60,7 @@ class Awq:
         words, groups = num_out // PER_WORD, packing.num_groups(num_in)
         return {
             "codes": Leaf(".qweight", (num_in, words), ("I32",), (PER_WORD, 1), (1, 2), _codes, is_transposed=True),
-            "zeros": Leaf(".qzeros", (groups, words), ("I32",), (PER_WORD, 1), (1, 1), _in_order, is_transposed=True),
+            "zeros": Leaf(".qzeros", (groups, words), ("I32",), (PER_WORD, 1), (1, 1), _reordered, is_transposed=True),
             "scales": float_scales(".scales", (groups, num_out), packing.scale, is_transposed=True),
         }
 
@@ -69,10 +69,10 @@ class Awq:
 
 
 def _codes(words: np.ndarray) -> np.ndarray:
-    return pack(_in_order(words), 4)
+    return pack(_reordered(words), 4)
 
 
-def _in_order(words: np.ndarray) -> np.ndarray:
+def _reordered(words: np.ndarray) -> np.ndarray:
     """Converts i32 `[out / 8, n]` to u8 `[out, n]`."""
     codes = unpack_rows(words, 4).reshape(-1, PER_WORD, words.shape[1])
     return codes[:, ORDER].reshape(-1, words.shape[1])

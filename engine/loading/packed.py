@@ -15,7 +15,7 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.formats.online import OnlineQuantization
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
 from penstock.engine.formats.tensor_mapping import Declared, Index, Leaf, QuantizedFormat
-from penstock.engine.loading.rows import FusedRows, before_copying
+from penstock.engine.loading.rows import FusedRows, stored_part
 from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, PackedMatmuls
 
@@ -87,8 +87,8 @@ class PackedSource:
 
     def read(self, tensor: Callable[[Index], np.ndarray], index: Index) -> np.ndarray:
         """Reads what `index`, without the spread axes, selects; `tensor` reads a part of the stored one."""
-        index, cut = self._before_copying(index)
-        index, own = self._in_fused(index)
+        index, cut = self._stored_index(index)
+        index, own = self._fused_index(index)
         array = self.leaf.read(tensor, self.whole, index)
         if own is not None:
             array = array.take(own, -2)
@@ -106,13 +106,13 @@ class PackedSource:
     def _num_dims(self) -> int:
         return 1 if self.path[-1] == "group_of" else 2
 
-    def _before_copying(self, index: Index) -> tuple[Index, slice]:
+    def _stored_index(self, index: Index) -> tuple[Index, slice]:
         if self.copies == 1:
             return index, slice(None)
-        rows, cut = before_copying(index[-2], self.shape[-2], self.copies, self.head_dim)
+        rows, cut = stored_part(index[-2], self.shape[-2], self.copies, self.head_dim)
         return (*index[:-2], rows, index[-1]), cut
 
-    def _in_fused(self, index: Index) -> tuple[Index, np.ndarray | None]:
+    def _fused_index(self, index: Index) -> tuple[Index, np.ndarray | None]:
         if self.rows is None or self.whole == self.shape[self.num_spread :] or self._num_dims == 1:
             return index, None
         rows, own = self.rows.stored(slice(*index[-2].indices(self.shape[-2] // self.copies)))
@@ -171,7 +171,7 @@ class PackedWeights:
         num_in = params[(*path[:-1], "codes")].shape[-1] * 8 // PLANES[packing.code][0]
         rows = packing.rows if leaf == "scales" else 1
         if rows > 1 and of_fused is not None:
-            of_fused = of_fused.in_blocks(rows)
+            of_fused = of_fused.counted_in_blocks(rows)
             if of_fused is None:
                 raise ConfigError(
                     f"{modules[0]}: a block of {rows} rows has a scale that is not of one of {sizes} rows alone"

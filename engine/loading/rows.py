@@ -41,7 +41,7 @@ class FusedRows:
         first, end = int(places[0]), int(places[-1]) + 1
         return slice(first, end), None if end - first == numbers.size else places - first
 
-    def in_blocks(self, size: int) -> FusedRows | None:
+    def counted_in_blocks(self, size: int) -> FusedRows | None:
         """Returns the same rows counted in blocks of `size` rows; None if a block has rows of several parameters."""
         if self.run == self.step:
             return None if self.first % size else replace(self, first=self.first // size)
@@ -50,7 +50,7 @@ class FusedRows:
         return replace(self, first=self.first // size, step=self.step // size, run=self.run // size)
 
 
-def before_copying(part: slice, size: int, copies: int, head_dim: int) -> tuple[slice, slice]:
+def stored_part(part: slice, size: int, copies: int, head_dim: int) -> tuple[slice, slice]:
     """Returns what to read so that, with each head repeated `copies` times, it holds `part` of `size`; and the place of
     `part` in that.
     """

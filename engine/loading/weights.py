@@ -23,7 +23,7 @@ from penstock.engine.formats.tensor_mapping import Index, Leaf
 from penstock.engine.loading.files import check_file
 from penstock.engine.loading.kv_scales import KVScaleSource
 from penstock.engine.loading.packed import PackedSource
-from penstock.engine.loading.rows import FusedRows, before_copying
+from penstock.engine.loading.rows import FusedRows, stored_part
 from penstock.engine.models import ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.sharding.placement import Placement
@@ -168,7 +168,7 @@ class WeightFiles:
         """
         sizes = [len(range(*part.indices(size))) for part, size in zip(index, source.padded_shape, strict=True)]
         array = device_buffer(sizes, np.dtype(source.dtype))
-        stored = _before_padding(source, index)
+        stored = _without_padding(source, index)
         self._fill(array[tuple(slice(part.stop - part.start) for part in stored)], source, stored)
         return array
 
@@ -193,7 +193,7 @@ class WeightFiles:
             with self._named(name):
                 return source.read(tensor.__getitem__, index)
         if source.copies > 1:
-            rows, cut = before_copying(index[-1], source.shape[-1], source.copies, source.head_dim)
+            rows, cut = stored_part(index[-1], source.shape[-1], source.copies, source.head_dim)
             index = (*index[:-1], rows)
         index, own = source.stored_index(index)
         array = _transposed(tensor, index) if source.is_transposed else tensor[index]
@@ -259,7 +259,7 @@ def _transposed(tensor: Any, index: Index) -> np.ndarray:
     return array.swapaxes(-1, -2)
 
 
-def _before_padding(source: AnySource, index: Index) -> Index:
+def _without_padding(source: AnySource, index: Index) -> Index:
     """Returns the part of `index`, of a parameter that may be padded, that is stored."""
     stored = []
     for part, size, padded in zip(index, source.shape, source.padded_shape, strict=True):

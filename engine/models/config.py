@@ -363,7 +363,7 @@ class ModelConfig:
         ropes = {attention.rope for attention in self.attentions}
         return {rope.length_rule for rope in ropes if rope is not None and rope.length_rule is not None}
 
-    def of_layers(self, num_layers: int) -> Self:
+    def first_layers(self, num_layers: int) -> Self:
         """Returns a model of only the first layers."""
         return replace(self, blocks=self.blocks[:num_layers])
 

@@ -105,7 +105,7 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Returns the final hidden states `[num_wanted, hidden]` and the caches with what this step adds."""
         x = scaled(self._embedded(token_ids), self.config.embedding_scale)
-        vectors = self._per_layer(x, token_ids)
+        vectors = self._layer_vectors(x, token_ids)
         ropes = dict.fromkeys(attention.rope for attention in self.config.attentions)
         rotary = {rope: rotary_tables(positions, rope, lengths) for rope in ropes if rope is not None}
         step = LayerInputs(positions, rotary, attend, is_real, states=states)
@@ -175,7 +175,7 @@ class Decoder(nnx.Module):
                     own = step._replace(layer=i) if jax.tree.leaves(whole) else step
                     if vectors is not None:
                         own = own._replace(per_layer=vectors[run.first + at + i * len(run.pattern)])
-                    block = _of_layer(nnx.merge(graph, whole, params), i, all_linears=in_parts)
+                    block = _select_layer(nnx.merge(graph, whole, params), i, all_linears=in_parts)
                     if held.has_states:
                         place = num_kinds + held.kind
                         states = StateCache(caches[place], number * strides[place])
@@ -194,7 +194,7 @@ class Decoder(nnx.Module):
             (_, stream, caches), _ = jax.lax.scan(layers, (jnp.int32(0), stream, caches), inputs, length=run.repeats)
         return stream.end(), caches
 
-    def _per_layer(self, x: jax.Array, token_ids: jax.Array) -> jax.Array | None:
+    def _layer_vectors(self, x: jax.Array, token_ids: jax.Array) -> jax.Array | None:
         """Returns each layer's vectors of the tokens, `[layers, num_tokens, size]`, from their embeddings `x`."""
         config = self.config.per_layer
         if config is None or self.per_layer_embedding is None or self.per_layer_projection is None:
@@ -269,13 +269,13 @@ def _taken(
     rounding if the next operation is wider again.
     """
     if wanted is not None:
-        return x[wanted.tokens], before[wanted.tokens], of_wanted(step, wanted)
+        return x[wanted.tokens], before[wanted.tokens], select_wanted(step, wanted)
     barrier: Any = jax.lax.optimization_barrier
     x, before = barrier((x, before))
     return x, before, step
 
 
-def of_wanted(step: LayerInputs, wanted: WantedTokens) -> LayerInputs:
+def select_wanted(step: LayerInputs, wanted: WantedTokens) -> LayerInputs:
     """Restricts the step to the wanted tokens for the last feed-forward: nothing after it needs the others."""
     is_real = jnp.arange(wanted.tokens.shape[0]) < wanted.num
     vectors = None if step.per_layer is None else step.per_layer[wanted.tokens]
@@ -308,7 +308,7 @@ def _read_in_stack(block: Block, *, all_linears: bool) -> dict[Any, Weight]:
     return {path: weight for path, weight in found.items() if all_linears or weight.held.is_read_in_stack}
 
 
-def _of_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Block:
+def _select_layer(block: Block, layer: jax.Array | None, *, all_linears: bool) -> Block:
     """Tells matmuls which layer's weights to use; experts are told with their rows."""
     for linear in _read_in_stack(block, all_linears=all_linears).values():
         if isinstance(linear, Linear):

@@ -48,17 +48,17 @@ class SequencePages:
         pages = self.most(sequence, sequence.num_tokens + 1)
         sequence.lookup = Lookup(
             found.pages,
-            num_pages=pages - self._in_full_groups(map(self._num_held, found.pages, self._needs.kinds)),
+            num_pages=pages - self._full_group_pages(map(self._num_held, found.pages, self._needs.kinds)),
             num_growth=self.to_grow(sequence),
             num_usable=num_usable,
             num_matched=found.num_matched,
             num_unshared=pages - found.num_shared,
-            num_unmatched=pages - self._in_full_groups([found.num_matched] * self._needs.num_groups),
+            num_unmatched=pages - self._full_group_pages([found.num_matched] * self._needs.num_groups),
             cache_exits=self._pool.cache_exits,
         )
         return sequence.lookup
 
-    def _in_full_groups(self, counts: Iterable[int]) -> Amount:
+    def _full_group_pages(self, counts: Iterable[int]) -> Amount:
         """Sums page counts of the full groups: what a window moves past is replaced, whoever else holds it."""
         windows = self._needs.windows
         return self._needs.by_kind(

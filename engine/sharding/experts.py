@@ -48,7 +48,7 @@ class ShardedExperts(GroupedMLP):
         params = {path: param[...] for path, param in flat}
         specs = {path: self._spec(path, array) for path, array in params.items()}
         run = jax.shard_map(
-            partial(self._of_device, graph),
+            partial(self._run_on_device, graph),
             mesh=self.placement.mesh,
             in_specs=(specs, _WHOLE, _WHOLE, _WHOLE, _WHOLE),
             out_specs=_WHOLE,
@@ -60,7 +60,7 @@ class ShardedExperts(GroupedMLP):
     def _spec(self, path: Any, array: jax.Array) -> PartitionSpec:
         return self.placement.spec(logical_axes(("blocks", 0, "mlp", "experts", *path), array.ndim))
 
-    def _of_device(
+    def _run_on_device(
         self, graph: Any, params: Any, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None
     ) -> jax.Array:
         """Returns the sum over all devices; this one adds what its share of the parameters gives."""

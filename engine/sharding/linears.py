@@ -101,24 +101,24 @@ class TPUKernel(Held):
     def multiply(
         self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
     ) -> jax.Array:
-        return rounded(self._of_devices(x, *_in_stack(arrays, layer)), bias, dtype)
+        return rounded(self._multiply_on_devices(x, *_stacked(arrays, layer)), bias, dtype)
 
     def multiply_groups(
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
     ) -> jax.Array:
-        stack, layer = _in_stack(arrays, groups.layer)
+        stack, layer = _stacked(arrays, groups.layer)
         y = grouped_quantized_matmul(self.form, rows, groups.sizes, stack, layer, interpret=self.interpret)
         return rounded(y, by_row(bias, rows, groups), dtype)
 
     def columns(self, numbers: jax.Array, arrays: Arrays) -> jax.Array:
         raise TypeError("a TPU holds an embedding beside a quantized head")
 
-    def _of_devices(self, x: jax.Array, stack: Arrays, layer: jax.Array) -> jax.Array:
+    def _multiply_on_devices(self, x: jax.Array, stack: Arrays, layer: jax.Array) -> jax.Array:
         if self.placement is None:
-            return self._of_device(x, stack, layer, ())
+            return self._multiply_on_device(x, stack, layer, ())
         placement, (num_out, num_in) = self.placement, logical_axes((*self.path, "codes"), 2)
         run = jax.shard_map(
-            partial(self._of_device, over=placement.replica if placement.ways(num_in) > 1 else ()),
+            partial(self._multiply_on_device, over=placement.replica if placement.ways(num_in) > 1 else ()),
             mesh=placement.mesh,
             in_specs=(
                 placement.spec((None, num_in)),
@@ -131,12 +131,12 @@ class TPUKernel(Held):
         y: jax.Array = run(x, stack, layer)
         return y
 
-    def _of_device(self, x: jax.Array, stack: Arrays, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
+    def _multiply_on_device(self, x: jax.Array, stack: Arrays, layer: jax.Array, over: tuple[str, ...]) -> jax.Array:
         y = quantized_matmul(self.form, x, stack, layer, interpret=self.interpret)
         return jax.lax.psum(y, over) if over else y
 
 
-def _in_stack(arrays: Arrays, layer: jax.Array | None) -> tuple[Arrays, jax.Array]:
+def _stacked(arrays: Arrays, layer: jax.Array | None) -> tuple[Arrays, jax.Array]:
     """Returns the weights of all layers, and the layer; one layer's weights are a stack of their own."""
     if layer is None:
         return {name: array[None] for name, array in arrays.items()}, jnp.int32(0)

@@ -164,7 +164,7 @@ class _Split:
         if self.shares > attention.num_kv_heads:
             copies = self.shares // attention.num_kv_heads
             attention = replace(attention, num_kv_heads=self.shares, kv_copies=copies * attention.kv_copies)
-            packed = tuple(_by_row(path, packing) for path, packing in packed)
+            packed = tuple(_scaled_by_row(path, packing) for path, packing in packed)
         return replace(block, mixer=attention, packed=packed)
 
     def _features(self, block: BlockConfig) -> Iterator[tuple[str, int, int]]:
@@ -218,7 +218,7 @@ class _Split:
                 )
 
 
-def _by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], Packing]:
+def _scaled_by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, ...], Packing]:
     """Gives KV weights scales by row, which can be copied along with a head: a block of rows may span several heads."""
     is_kv = path in (("attention", "k"), ("attention", "v"))
     return path, replace(packing, rows=1) if is_kv and packing.rows > 1 else packing

@@ -58,27 +58,27 @@ class KernelDeltaNet(DeltaNet):
         num_seqs = batch.reads.shape[0]
         run = partial(gated_delta_rule, num_writes=num_seqs, eps=self.config.norm.eps, interpret=self.interpret)
         if self.placement is not None:
-            run = self._over_devices(run, self.placement)
+            run = self._shard_run(run, self.placement)
         results, arrays = run(tokens, self._weights(), slots, cache.arrays)
         return results, cache._replace(arrays=arrays)
 
     def _weights(self) -> DeltaWeights:
         config = self.config
 
-        def by_place(taps: Any, heads: int, size: int) -> jax.Array:  # [channels, 1, num_taps]
+        def turned_taps(taps: Any, heads: int, size: int) -> jax.Array:  # [channels, 1, num_taps]
             turned: jax.Array = taps[...].astype(F32)[:, 0].T.reshape(-1, heads, size)
             return turned
 
         return DeltaWeights(
-            by_place(self.q_taps, config.num_key_heads, config.key_dim),
-            by_place(self.k_taps, config.num_key_heads, config.key_dim),
-            by_place(self.v_taps, config.num_value_heads, config.value_dim),
+            turned_taps(self.q_taps, config.num_key_heads, config.key_dim),
+            turned_taps(self.k_taps, config.num_key_heads, config.key_dim),
+            turned_taps(self.v_taps, config.num_value_heads, config.value_dim),
             -jnp.exp(self.a_log[...].astype(F32)),
             self.dt_bias[...].astype(F32),
             self.norm.factors(F32),
         )
 
-    def _over_devices(self, run: Any, placement: Placement) -> Any:
+    def _shard_run(self, run: Any, placement: Placement) -> Any:
         axes = [(None, _KEYS, None), (None, _VALUES, None), (None, None, _VALUES), (_VALUES,)]
         specs: Any = [placement.spec(each) for each in axes]
         keys, values, rates, own = specs

@@ -216,7 +216,7 @@ def admission_of(connection: HTTPConnection) -> RequestAdmission:
     return admission
 
 
-def of_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateRequest:
+def for_tenant(asked: HTTPConnection, request: GenerateRequest) -> GenerateRequest:
     """Returns the request to queue for a caller: for its key's tenant."""
     isolates = gateway_of(asked).settings.isolate_prefix_cache
     return request.model_copy(update=tenancy(request, caller_of(asked).tenant, isolates=isolates))

@@ -9,7 +9,7 @@ from hashlib import sha256
 from starlette.requests import HTTPConnection
 
 from penstock.gateway.context import caller_of, gateway_of
-from penstock.protocol.ids import NUM_SLOTS, in_slot
+from penstock.protocol.ids import NUM_SLOTS, id_in_slot
 
 KEY_HEADER = "Idempotency-Key"
 
@@ -45,4 +45,4 @@ def hashed_id(prefix: str, *parts: str | int | None, is_cluster: bool) -> str:
     """Returns the id of the queue request that these values identify: the same on any gateway."""
     digest = sha256(json.dumps(parts).encode()).digest()
     text = prefix + urlsafe_b64encode(digest).decode().rstrip("=")
-    return in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text
+    return id_in_slot(text, digest[0] % _CLUSTER_SLOTS * (NUM_SLOTS // _CLUSTER_SLOTS)) if is_cluster else text

@@ -151,7 +151,7 @@ class BatchStore:
         """
         document = {name: getattr(batch, name) for name in _KEPT}
         there = restored(await self._records.create(KIND, batch.id, document, ttl_s=batch.ttl_s))
-        if there is None or _of_client(there) != _of_client(batch):
+        if there is None or _client_fields(there) != _client_fields(batch):
             raise other_body()
         await self._store.execute(*lua.call(_BEGIN, [names.batch_progress(batch.id)], [batch.ttl_s]))
         return there
@@ -232,7 +232,7 @@ class BatchStore:
         await self._store.execute("EXPIRE", names.body(batch.id, name), batch.output_ttl_s + GRACE_S)
 
 
-def _of_client(batch: StoredBatch) -> Mapping[str, Any]:
+def _client_fields(batch: StoredBatch) -> Mapping[str, Any]:
     return {name: getattr(batch, name) for name in _OF_CLIENT}
 
 

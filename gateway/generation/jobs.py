@@ -11,7 +11,7 @@ from functools import partial
 
 from starlette.requests import Request
 
-from penstock.gateway.admission.admission import Meter, OutgoingRequest, metered, of_tenant
+from penstock.gateway.admission.admission import Meter, OutgoingRequest, for_tenant, metered
 from penstock.gateway.admission.request_ids import request_id_of
 from penstock.gateway.context import Gateway, gateway_of
 from penstock.gateway.errors import overdue
@@ -108,7 +108,7 @@ async def start(asked: Request, queue: str, *requests: GenerateRequest) -> list[
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
     key = key_of(asked)
     after = place_asked_for(asked, key)
-    ready = [of_tenant(asked, _traced(asked, request)) for request in requests]
+    ready = [for_tenant(asked, _traced(asked, request)) for request in requests]
     if key is not None:
         numbered = enumerate(ready)
         ready = [await _named(asked, queue, each, key, after, number, len(requests)) for number, each in numbered]
@@ -133,7 +133,7 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     Raises:
         As `start`.
     """
-    gateway, request = gateway_of(asked), of_tenant(asked, _traced(asked, request))
+    gateway, request = gateway_of(asked), for_tenant(asked, _traced(asked, request))
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
     key = key_of(asked)
     after = place_asked_for(asked, key)

@@ -34,9 +34,9 @@ async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T], interrupt
         ApiError: the interruption came.
     """
     working = asyncio.ensure_future(work)
-    watching = [asyncio.ensure_future(_until_gone(receive))]
+    watching = [asyncio.ensure_future(_wait_until_gone(receive))]
     if interruption is not None:
-        watching.append(asyncio.ensure_future(_until_interrupted(interruption)))
+        watching.append(asyncio.ensure_future(_wait_until_interrupted(interruption)))
     try:
         await asyncio.wait((working, *watching), return_when=asyncio.FIRST_COMPLETED)
         for task in watching:
@@ -47,12 +47,12 @@ async def while_wanted(receive: Receive, work: Coroutine[Any, Any, T], interrupt
         await end_tasks([working, *watching])
 
 
-async def _until_gone(receive: Receive) -> NoReturn:
+async def _wait_until_gone(receive: Receive) -> NoReturn:
     """Waits for the client to leave. What it still sends is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGone
 
 
-async def _until_interrupted(interruption: Interruption) -> NoReturn:
+async def _wait_until_interrupted(interruption: Interruption) -> NoReturn:
     raise await interruption.wait()

@@ -43,7 +43,7 @@ async def published(execute: Execute, client: AsyncClient, queue: str, request_i
         found = await execute("XREVRANGE", keys.reply(queue, request_id), "+", "-", "COUNT", NEWEST)
         entries = [decode_fields(request_id, _fields(flat)) for _, flat in found]
         if entries:
-            return _of(entries)
+            return _derive(entries)
         state = await client.handle(request_id, queue=queue).state()
     except (ReplyGone, ReplyCorrupt, ValueError):  # it can't continue, and would count for days
         return Published("ended", None)
@@ -59,7 +59,7 @@ def _fields(entry: Any) -> Fields:
     return entry if isinstance(entry, dict) else pairs(entry)
 
 
-def _of(newest: list[ReplyEntry]) -> Published:
+def _derive(newest: list[ReplyEntry]) -> Published:
     """Derives the state from the reply's last entries, newest first."""
     last = newest[0]
     if last.type == "end":

@@ -38,7 +38,7 @@ async def create_response(asked: Request) -> Response:
     if body.store is not False:
         response, request = await _kept(asked, body, response, request)
     if body.background:
-        return await _in_background(asked, response, request, meter, is_streamed=body.stream)
+        return await _run_in_background(asked, response, request, meter, is_streamed=body.stream)
     job = job_of(asked, queue, request, meter)
     return _streamed(asked, response, job) if body.stream else await _whole(asked, response, job)
 
@@ -106,7 +106,7 @@ def _keeping(request: GenerateRequest, keep_s: float) -> GenerateRequest:
     return request.model_copy(update={"keep_s": keep_s})
 
 
-async def _in_background(
+async def _run_in_background(
     asked: Request, response: StoredResponse, request: GenerateRequest, meter: Meter, *, is_streamed: bool
 ) -> Response:
     """Runs a response that continues without a client."""

@@ -130,7 +130,7 @@ class ResponseBody(RequestOptions):
         try:
             return to_request(values)
         except ApiError as error:
-            raise _in_our_names(error) from None
+            raise _renamed(error) from None
 
     def _chat(self) -> dict[str, Any]:
         """Returns the queue's fields for chats, without those left open."""
@@ -238,7 +238,7 @@ def _response_format(asked: TextFormat | None) -> Document | None:
     return {"type": asked.type, "json_schema": rest} if rest else {"type": asked.type}
 
 
-def _in_our_names(error: ApiError) -> ApiError:
+def _renamed(error: ApiError) -> ApiError:
     """Renames a field in an error from the queue's name to this API's."""
     theirs = (error.param or "").partition(".")[0].partition("[")[0]
     ours = _OUR_NAMES.get(theirs)

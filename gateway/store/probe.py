@@ -9,7 +9,7 @@ from redis.asyncio import RedisCluster
 from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.protocol import lua
-from penstock.protocol.ids import NUM_SLOTS, in_slot
+from penstock.protocol.ids import NUM_SLOTS, id_in_slot
 
 LIVES_MS = 1000
 _NAME = "probe"
@@ -32,6 +32,6 @@ async def _keys(store: Store) -> list[str]:
         return [names.probe(_NAME)]
     async with store.answered():
         await redis.initialize()
-        keys = (names.probe(in_slot(_NAME, slot)) for slot in _TRIED_SLOTS)
+        keys = (names.probe(id_in_slot(_NAME, slot)) for slot in _TRIED_SLOTS)
         by_node = {redis.get_node_from_key(key): key for key in keys}
     return list(by_node.values())

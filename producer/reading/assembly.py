@@ -137,7 +137,7 @@ class _Choice:
         if entry.offset != self._at[0]:
             self._go_back(entry)
         before, read = self._at, self._read
-        self._at = at = _after(before, entry)
+        self._at = at = _advanced(before, entry)
         self._ends[at[0]] = at
         self._has_ended = entry.finish_reason is not None
         if before == read:  # nothing of it was read
@@ -202,7 +202,7 @@ class _Call(NamedTuple):
     arguments: list[str]
 
 
-def _after(at: _Position, entry: ChunkEntry) -> _Position:
+def _advanced(at: _Position, entry: ChunkEntry) -> _Position:
     tokens, chars, reasoning, calls = at
     return (
         tokens + len(entry.tokens),

@@ -46,19 +46,19 @@ async def next_to_run(redis: RedisClient, queue: str, *, limit: int, tenant: str
     """
     now_ms = await server_ms(redis, queue)
     if tenant is not None:
-        return (await _of_tenants(redis, queue, [tenant], limit, now_ms))[:limit]
+        return (await _list_tenants(redis, queue, [tenant], limit, now_ms))[:limit]
     found: list[WaitingRequest] = []
     found_bands: Any = await redis.zrange(keys.bands(queue), 0, -1)
     for priority in sorted(priorities(found_bands), reverse=True):
         names: Any = await redis.zrange(keys.band(queue, priority), 0, limit - 1)
-        found += await _of_tenants(redis, queue, [name.decode(errors="replace") for name in names], limit, now_ms)
+        found += await _list_tenants(redis, queue, [name.decode(errors="replace") for name in names], limit, now_ms)
         found.sort(key=lambda each: -each.priority)  # a tenant may have lower ones behind
         if sum(each.priority >= priority for each in found) >= limit:
             break
     return found[:limit]
 
 
-async def _of_tenants(
+async def _list_tenants(
     redis: RedisClient, queue: str, tenants: Sequence[str], limit: int, now_ms: int
 ) -> list[WaitingRequest]:
     if not tenants:

@@ -64,7 +64,7 @@ class Credentials(CredentialProvider):
     def __init__(self, address: Address, *, is_sentinel: bool = False) -> None:
         self._read_anew = address.read_anew
         self._is_sentinel = is_sentinel
-        self._login = self._of(address)
+        self._login = self._login_for(address)
         self._read_s = -READ_EVERY_S
         self._is_read = asyncio.Lock()
 
@@ -82,13 +82,13 @@ class Credentials(CredentialProvider):
                 return False
             before = self._login
             try:
-                self._login = self._of(parse_url(await asyncio.to_thread(self._read_anew)))
+                self._login = self._login_for(parse_url(await asyncio.to_thread(self._read_anew)))
             except Exception as error:  # whatever a settings file holds meanwhile
                 log.warning("user and password of Redis could not be read anew: %s", error)
             self._read_s = time.monotonic()
             return self._login != before
 
-    def _of(self, address: Address) -> Login:
+    def _login_for(self, address: Address) -> Login:
         if self._is_sentinel:
             return address.sentinel_username, address.sentinel_password
         return address.username, address.password

@@ -45,7 +45,7 @@ async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:
     for _ in range(_TRIES):
         with blocking(CONFIRM_TIMEOUT_MS / 1000):
             wait = ("WAITAOF", 1, 0, CONFIRM_TIMEOUT_MS)
-            touched, confirmed = await _in_one_go(redis, key, ("EXPIRE", key, ttl_s), wait)
+            touched, confirmed = await _send_together(redis, key, ("EXPIRE", key, ttl_s), wait)
         if not isinstance(touched, Exception):
             break
         await redis.expire(key, ttl_s)  # follows a slot that has moved, and raises errors that do not pass
@@ -58,7 +58,7 @@ async def confirm(redis: RedisClient, key: str, *, ttl_s: int) -> str | None:
     return None
 
 
-async def _in_one_go(redis: RedisClient, key: str, *commands: tuple[Any, ...]) -> list[Any]:
+async def _send_together(redis: RedisClient, key: str, *commands: tuple[Any, ...]) -> list[Any]:
     """Returns answers, or errors in their place, of commands sent together over one connection to the server of
     `key`.
     """

@@ -239,7 +239,7 @@ def _judge(error: BaseException) -> _Judgement:
         judged = _judge(cause)
         if judged[1] is not Meaning.OTHER or isinstance(cause, exceptions.ResponseError):
             return judged
-    meaning = _by_type(error)
+    meaning = _meaning_by_type(error)
     return meaning.name.lower(), meaning
 
 
@@ -268,7 +268,7 @@ def _unwrapped(text: str) -> Iterator[str]:
         yield text
 
 
-def _by_type(error: BaseException) -> Meaning:
+def _meaning_by_type(error: BaseException) -> Meaning:
     if isinstance(error, ServerRefused):
         if error.is_junk:
             return Meaning.JUNK

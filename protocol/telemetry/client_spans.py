@@ -33,7 +33,7 @@ class ClientSpans:
     @contextmanager
     def sending(self, queue: str, request: GenerateRequest) -> Iterator[GenerateRequest]:
         """Wraps an enqueue. Yields the request to send, with its trace context."""
-        said = names.of_message(queue, "send", "send", request.id or "")
+        said = names.message_attributes(queue, "send", "send", request.id or "")
         span = self._recorder.start(f"send {queue}", SpanKind.PRODUCER, parent_of(request), said)
         error = None
         try:
@@ -65,7 +65,7 @@ class ClientSpans:
             follow: sends the request that it is given, and follows its reply.
             reply_of: the whole reply, once it has ended.
         """
-        said = {**names.of_request(request, queue), names.REQUEST_ID: request.id or ""}
+        said = {**names.request_attributes(request, queue), names.REQUEST_ID: request.id or ""}
         name = f"{names.operation_of(request)} {queue}"
         span = self._recorder.start(name, SpanKind.CLIENT, parent_of(request) or parent, said)
         started_s, known = time.monotonic(), _Known()
@@ -106,7 +106,7 @@ class _Known:
             said[names.OUTCOME] = LEFT
         if reply is not None:
             usage = reply.usage
-            said |= names.of_end(
+            said |= names.end_attributes(
                 reply.request_id,
                 [choice.finish_reason for choice in reply.choices],
                 prompt_tokens=usage.prompt_tokens,

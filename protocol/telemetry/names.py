@@ -40,7 +40,7 @@ def operation_of(request: GenerateRequest) -> str:
     return "text_completion" if request.messages is None else "chat"
 
 
-def of_request(request: GenerateRequest, model: str) -> Attributes:
+def request_attributes(request: GenerateRequest, model: str) -> Attributes:
     """Returns what a request asks of the model with this name."""
     said: dict[str, Any] = {
         gen_ai.GEN_AI_OPERATION_NAME: operation_of(request),
@@ -57,7 +57,7 @@ def of_request(request: GenerateRequest, model: str) -> Attributes:
     return said
 
 
-def of_message(queue: str, operation: str, kind: str | None, request_id: str) -> Attributes:
+def message_attributes(queue: str, operation: str, kind: str | None, request_id: str) -> Attributes:
     """Returns the attributes of a message to or from a queue: the operation in our words and in the conventions'."""
     said = {
         messaging.MESSAGING_SYSTEM: "redis",
@@ -68,7 +68,7 @@ def of_message(queue: str, operation: str, kind: str | None, request_id: str) ->
     return said if kind is None else {**said, messaging.MESSAGING_OPERATION_TYPE: kind}
 
 
-def of_end(
+def end_attributes(
     request_id: str,
     reasons: Sequence[FinishReason],
     *,

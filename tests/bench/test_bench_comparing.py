@@ -282,7 +282,7 @@ def test_a_resample_is_as_if_its_values_were_written_out(values: list[list[float
     flat.sort()
     sample = Sample(np.array([v for v, _ in flat]), np.array([o for _, o in flat], dtype=np.int64), len(values))
     written_out = [value for value, owner in flat for _ in range(drawn_often[owner])]
-    found = intervals._of_resample(sample, drawn_often, STATISTICS)
+    found = intervals._resampled(sample, drawn_often, STATISTICS)
     if written_out:
         expected = [np.mean(written_out), *np.percentile(written_out, (50, 90, 99))]
         assert found == pytest.approx(expected)

@@ -55,7 +55,7 @@ async def while_served(client: AsyncClient, queue: str, work: Coroutine[Any, Any
         ServerRefused: Redis refuses. `work` has to bear a lost connection itself. Whatever `work` raises.
     """
     working = asyncio.create_task(work, name="bench")
-    watching = asyncio.create_task(_until_unserved(client), name="bench-watch")
+    watching = asyncio.create_task(_wait_until_unserved(client), name="bench-watch")
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -66,7 +66,7 @@ async def while_served(client: AsyncClient, queue: str, work: Coroutine[Any, Any
         await end_tasks([working, watching])
 
 
-async def _until_unserved(client: AsyncClient) -> None:
+async def _wait_until_unserved(client: AsyncClient) -> None:
     is_served = True
     while is_served:
         await asyncio.sleep(LOOK_INTERVAL_S)

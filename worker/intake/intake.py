@@ -110,7 +110,7 @@ class Intake:
         try:
             while not self._stopping.is_set():
                 await self._try(self._round())
-            await self._try(self._until_taken())
+            await self._try(self._wait_until_taken())
         finally:
             await end_tasks(self._tasks)
 
@@ -214,7 +214,7 @@ class Intake:
             self._failures.append(error)
         self._requests.changed.fire()
 
-    async def _until_taken(self) -> None:
+    async def _wait_until_taken(self) -> None:
         while self._tasks:
             await self._requests.changed.wait()
         self._raise_failure()
@@ -297,17 +297,17 @@ class Intake:
         requests.alone = entry.id
         try:
             await self._suspects.make_way(suspect)
-            await self._until(lambda: self._suspects.is_quiet)
+            await self._wait_until(lambda: self._suspects.is_quiet)
             if self._stopping.is_set() or requests.parked.pop(entry.id, None) is None:
                 return
             _log.warning("running_alone", entry=entry.id)
             if (live := await self._take_on(entry, alone=True)) is not None:
-                await self._until(lambda: requests.get(live.id) is not live)
+                await self._wait_until(lambda: requests.get(live.id) is not live)
         finally:
             requests.alone = None
             self._suspects.note_run(live)
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
+    async def _wait_until(self, holds: Callable[[], bool]) -> None:
         """Waits until `holds`, or `stop`. Meanwhile, pending entries found here end if they may, or wait again."""
         while not (self._stopping.is_set() or holds()):
             if self._failures or self._requests.must_recover or self._heartbeat.is_contested:

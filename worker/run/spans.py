@@ -78,7 +78,7 @@ class RequestSpans:
                 f"process {self._queue}",
                 SpanKind.CONSUMER,
                 parent,
-                self._of_claim(live, self._worker, live.claim.attempts),
+                self._claim_values(live, self._worker, live.claim.attempts),
                 start_ns=claimed_ns,
                 links=_links(live, parent),
             )
@@ -90,7 +90,7 @@ class RequestSpans:
     def _root(self, live: LiveRequest) -> Span:
         """Begins the root of a trace that no client has begun. Whoever ends the request ends it."""
         digest = _digest("root", live.queue, live.id, live.entry_id, size=24)
-        said = {**self._of_message(live, "request", None), **self._of_request(live)}
+        said = {**self._message_values(live, "request", None), **self._request_values(live)}
         with chosen_ids(int.from_bytes(digest[16:], "big"), int.from_bytes(digest[:16], "big")):
             return self.recorder.start(
                 f"request {self._queue}", SpanKind.CONSUMER, Context(), said, start_ns=live.enqueued_ms * 10**6
@@ -101,13 +101,13 @@ class RequestSpans:
         claim, record = live.claim, self.recorder
         claimed_ns = claim.server_ms * 10**6
         if claim.attempts == 1:
-            said = self._of_message(live, "wait", None)
+            said = self._message_values(live, "wait", None)
             wait = record.start(
                 f"wait {self._queue}", SpanKind.INTERNAL, parent, said, start_ns=live.enqueued_ms * 10**6
             )
             record.end(wait, end_ns=claimed_ns)
         taking_ns = round((live.clock.monotonic_s - taken_s) * 10**9)
-        said = self._of_message(live, "claim", "receive")
+        said = self._message_values(live, "claim", "receive")
         taking = record.start(f"claim {self._queue}", SpanKind.CLIENT, parent, said, start_ns=claimed_ns - taking_ns)
         record.end(taking, end_ns=claimed_ns)
         if claim.earlier is not None and claim.earlier.was_held:
@@ -120,29 +120,33 @@ class RequestSpans:
                 f"process {self._queue}",
                 SpanKind.CONSUMER,
                 parent,
-                self._of_claim(live, earlier.worker, live.claim.attempts - 1),
+                self._claim_values(live, earlier.worker, live.claim.attempts - 1),
                 # An epoch is the server's clock in microseconds, unless that was behind; truncated to milliseconds.
                 start_ns=min(max(earlier.epoch // 1000, live.enqueued_ms), live.claim.server_ms) * 10**6,
             )
         self.recorder.end(lost, error=CLAIM_LOST, end_ns=claimed_ns)
 
-    def _of_claim(self, live: LiveRequest, worker: str, attempt: int) -> Values:
-        said = {**self._of_message(live, "process", "process"), **self._of_request(live), names.ATTEMPT: attempt}
+    def _claim_values(self, live: LiveRequest, worker: str, attempt: int) -> Values:
+        said = {
+            **self._message_values(live, "process", "process"),
+            **self._request_values(live),
+            names.ATTEMPT: attempt,
+        }
         return {**said, messaging.MESSAGING_CLIENT_ID: worker}
 
-    def _of_message(self, live: LiveRequest, operation: str, kind: str | None) -> Values:
+    def _message_values(self, live: LiveRequest, operation: str, kind: str | None) -> Values:
         return {
-            **names.of_message(self._queue, operation, kind, live.id),
+            **names.message_attributes(self._queue, operation, kind, live.id),
             messaging.MESSAGING_CONSUMER_GROUP_NAME: keys.GROUP,
             messaging.MESSAGING_CLIENT_ID: self._worker,
             messaging.MESSAGING_MESSAGE_ID: live.entry_id,
             messaging.MESSAGING_MESSAGE_ENVELOPE_SIZE: live.entry_bytes,
         }
 
-    def _of_request(self, live: LiveRequest) -> Values:
+    def _request_values(self, live: LiveRequest) -> Values:
         if isinstance(live.asked, WireError):
             return {}
-        return {**names.of_request(live.asked, self._model), gen_ai.GEN_AI_RESPONSE_MODEL: self._model}
+        return {**names.request_attributes(live.asked, self._model), gen_ai.GEN_AI_RESPONSE_MODEL: self._model}
 
 
 class RequestTrace(ClaimTrace):
@@ -175,7 +179,7 @@ class RequestTrace(ClaimTrace):
 
     def ended(self, end: EndEntry) -> None:
         now_ns = self._now_ns()
-        said = names.of_end(
+        said = names.end_attributes(
             self._live.id,
             end.finish_reasons or (end.finish_reason,),
             prompt_tokens=end.prompt_tokens,

@@ -43,7 +43,7 @@ class CancelWatch:
                 while not (len(self._requests) or self._requests.parked):
                     self._readiness.ready(_PART)  # nothing depends on it
                     await self._requests.changed.wait()
-                await asyncio.sleep(self._until_next(time.monotonic()))
+                await asyncio.sleep(self._seconds_until_next(time.monotonic()))
                 self._expire(time.monotonic())
                 if poll is None or poll.done():
                     if poll is not None:
@@ -54,7 +54,7 @@ class CancelWatch:
         finally:
             await end_tasks([] if poll is None else [poll])
 
-    def _until_next(self, now_s: float) -> float:
+    def _seconds_until_next(self, now_s: float) -> float:
         deadlines = [each.deadline_s for each in self._watched() if each.deadline_s is not None]
         return max(0.01, min([self._poll_s, *(deadline_s - now_s for deadline_s in deadlines)]))
 

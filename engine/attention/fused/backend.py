@@ -59,12 +59,12 @@ class FusedAttention(AttentionBackend):
     ) -> tuple[int, int]:
         del pages_per_seq  # whole tiles move, whatever the blocks of pages
         tile, first = tile_rows(spec.dtype), first_key(context, window)
-        read = _in_tiles(first, context, tile)
+        read = num_tile_rows(first, context, tile)
         if not is_quantized(spec.dtype):
             return read, tile
         # Scales move for LANES tokens at a time: convert the excess over the rows' tokens to rows.
         row = HeadLayout(spec.head_dim).width + 2 * _SCALE_BYTES
-        extra = (_in_tiles(first, context, LANES) - read, LANES - tile)
+        extra = (num_tile_rows(first, context, LANES) - read, LANES - tile)
         more_read, more_written = (-(-tokens * 2 * _SCALE_BYTES // row) for tokens in extra)
         return read + more_read, tile + more_written
 
@@ -208,7 +208,7 @@ def _coded(
     return key_codes.astype(jnp.bfloat16), value_codes.astype(jnp.bfloat16), scale_rows(key_scales, value_scales)
 
 
-def _in_tiles(first: int, end: int, tile: int) -> int:
+def num_tile_rows(first: int, end: int, tile: int) -> int:
     """Returns the number of rows in the tiles that hold `[first, end)`."""
     return -(-end // tile) * tile - first // tile * tile
 

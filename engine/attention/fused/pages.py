@@ -97,11 +97,11 @@ class PageBuffers:
         """Calls `act` with each copy of the tiles that hold the rows `[first_row, end_row)` of a buffer, and of their
         scales.
         """
-        first, end = self._in_tiles(first_row, end_row, self.blocks.tile_rows)
+        first, end = self._tile_rows(first_row, end_row, self.blocks.tile_rows)
         self._each_piece(first, end, lambda row, size: act(self._copy(seq, block, slot, row, size, out=out)))
         scales = self.scales
         if scales is not None:
-            first, end = self._in_tiles(first_row, end_row, LANES)
+            first, end = self._tile_rows(first_row, end_row, LANES)
 
             def move(i: Int, _: None) -> None:
                 act(self._scale_copy(scales, seq, block, slot, i * LANES, out=out))
@@ -119,15 +119,17 @@ class PageBuffers:
         tile = self.blocks.tile_rows
         near = self.buffer.at[slot, :, pl.ds(aligned(row, tile), size), :]
         place = aligned(row % self._page_size, tile)
-        return self._between(near, self.pages.at[self._page(seq, block, row), :, pl.ds(place, size), :], slot, out)
+        return self._copy_between(near, self.pages.at[self._page(seq, block, row), :, pl.ds(place, size), :], slot, out)
 
     def _scale_copy(self, scales: ScaleBlocks, seq: Int, block: Int, slot: Int, row: Int, *, out: bool) -> Any:
         """Returns the copy of the scales of LANES tokens from `row` on, in the same direction."""
         near = scales.buffer.at[slot, :, :, pl.ds(aligned(row, LANES), LANES)]
         place = aligned(row % self._page_size, LANES)
-        return self._between(near, scales.pages.at[self._page(seq, block, row), :, :, pl.ds(place, LANES)], slot, out)
+        return self._copy_between(
+            near, scales.pages.at[self._page(seq, block, row), :, :, pl.ds(place, LANES)], slot, out
+        )
 
-    def _between(self, near: Ref, far: Ref, slot: Int, out: bool) -> Any:
+    def _copy_between(self, near: Ref, far: Ref, slot: Int, out: bool) -> Any:
         if out:
             return pltpu.make_async_copy(near, far, self.written.at[slot])
         return pltpu.make_async_copy(far, near, self.arrived.at[slot])
@@ -137,7 +139,7 @@ class PageBuffers:
         page: Int = self.tables.pages[seq * self.pages_per_seq + place] + self.tables.first_page[0]
         return page
 
-    def _in_tiles(self, first_row: Int, end_row: Int, tile: int) -> tuple[jax.Array, jax.Array]:
+    def _tile_rows(self, first_row: Int, end_row: Int, tile: int) -> tuple[jax.Array, jax.Array]:
         """Returns the first and end row of a buffer's tiles that hold the rows `[first_row, end_row)`."""
         end = jnp.clip(pl.cdiv(end_row, tile) * tile, 0, self.blocks.keys)
         return jnp.clip(first_row // tile * tile, 0, end), end

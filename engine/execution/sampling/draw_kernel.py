@@ -266,7 +266,7 @@ class _Block:
         sums, prefixes = self.sums[...], self.prefixes[...]
         place = lax.broadcasted_iota(jnp.int32, sums.shape, 1).astype(jnp.float32)
         end = float(sums.shape[1])
-        target = uniform * _at(prefixes, place, end - 1)
+        target = uniform * _value_at(prefixes, place, end - 1)
         chunk = jnp.min(jnp.where((prefixes > target) & (sums > 0), place, end), axis=1, keepdims=True)
         after = jnp.sum(jnp.where(place == chunk, prefixes, 0.0), axis=1, keepdims=True)
         before = jnp.sum(jnp.where(place == chunk - 1, prefixes, 0.0), axis=1, keepdims=True)
@@ -390,5 +390,5 @@ def _prefixes(sums: list[jax.Array]) -> list[jax.Array]:
     return found
 
 
-def _at(x: jax.Array, place: jax.Array, wanted: float) -> jax.Array:
+def _value_at(x: jax.Array, place: jax.Array, wanted: float) -> jax.Array:
     return jnp.sum(jnp.where(place == wanted, x, 0.0), axis=1, keepdims=True)

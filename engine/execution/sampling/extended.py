@@ -16,7 +16,7 @@ from penstock.engine.execution.sampling.logprobs import Logprobs, logprobs_of
 from penstock.engine.execution.sampling.sampling import joined, sample, survey
 from penstock.engine.execution.sampling.sampling_rows import NEVER, SamplingRows
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, counted
-from penstock.engine.execution.sampling.vocab_shares import by_rows
+from penstock.engine.execution.sampling.vocab_shares import apply_by_rows
 from penstock.engine.sharding.placement import Placement
 
 NO_TARGET = -1
@@ -83,7 +83,7 @@ def sample_extended(
     drafts = seen_drafts(rows)
     asked = _Asked(sampling, rows, drafts.is_seen, masks)
     work = partial(_sample_whole_rows, is_native=is_native)
-    token_ids, logprobs = by_rows(work, logits, asked, (state, drafts.ids), placement)
+    token_ids, logprobs = apply_by_rows(work, logits, asked, (state, drafts.ids), placement)
     is_drawn = rows.is_penalised
     if masks is not None:
         is_drawn = jax.lax.cond(

@@ -32,7 +32,7 @@ def no_logprobs(*shape: int) -> Logprobs:
 def logprobs_of(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
     """Returns those of the drawn and the most likely tokens, for the rows of `[num_rows, vocab]` to be scored."""
     nothing = no_logprobs(*logits.shape)
-    some = partial(jax.lax.platform_dependent, cuda=_of_all, default=_one_by_one)
+    some = partial(jax.lax.platform_dependent, cuda=_score_all_rows, default=_one_by_one)
     found: Logprobs = jax.lax.cond(jnp.any(is_scored), some, lambda *_: nothing, logits, token_ids, is_scored)
     return found
 
@@ -41,7 +41,7 @@ def _one_by_one(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -
     update = jax.lax.dynamic_update_index_in_dim
 
     def add(row: jax.Array, found: Logprobs) -> Logprobs:
-        of_row = _of_row(jax.lax.dynamic_index_in_dim(logits, row, keepdims=False), token_ids[row])
+        of_row = _score_row(jax.lax.dynamic_index_in_dim(logits, row, keepdims=False), token_ids[row])
         added: Logprobs = jax.tree.map(lambda rows, one: update(rows, one, row, axis=0), found, of_row)
         return added
 
@@ -53,16 +53,16 @@ def _one_by_one(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -
     return found
 
 
-def _of_all(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
+def _score_all_rows(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
     """Scores all rows: a CUDA graph can contain branches, but no loops."""
-    found = jax.vmap(_of_row)(logits, token_ids)
+    found = jax.vmap(_score_row)(logits, token_ids)
     asked: Logprobs = jax.tree.map(
         lambda rows: jnp.where(is_scored.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0), found
     )
     return asked
 
 
-def _of_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab], i32 []
+def _score_row(logits: jax.Array, token_id: jax.Array) -> Logprobs:  # f32 [vocab], i32 []
     total = jax.nn.logsumexp(logits)
     top, top_ids = _top(logits, min(MAX_LOGPROBS, logits.shape[0]))
     return Logprobs(logits[token_id] - total, top_ids, top - total)

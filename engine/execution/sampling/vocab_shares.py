@@ -37,7 +37,7 @@ def sample_shares(
 
     def draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
         work = partial(_sample, vocab_size=vocab_size)
-        return by_rows(work, logits, rows, None, placement)
+        return apply_by_rows(work, logits, rows, None, placement)
 
     def greedily(logits: jax.Array, _: SamplingRows) -> jax.Array:
         return _greedily(logits, placement, vocab_size)
@@ -50,7 +50,9 @@ def _sample(shares: jax.Array, rows: SamplingRows, _: None, *, vocab_size: int) 
     return sample(shares, rows, vocab_size)
 
 
-def by_rows(work: _Work[_Found], logits: jax.Array, of_rows: Any, common: Any, placement: Placement | None) -> _Found:
+def apply_by_rows(
+    work: _Work[_Found], logits: jax.Array, of_rows: Any, common: Any, placement: Placement | None
+) -> _Found:
     """Applies `work` to all rows; each device has some of them whole.
 
     `logits` are `[num_rows, vocab_rows]`. The arrays of `of_rows`, and of what `work` returns, have a leading axis of

@@ -123,8 +123,8 @@ def gated_delta_rule(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(num_tokens,),
-            in_specs=[*map(_of_token, inputs), *map(_whole, held), *(_of_slot(state, 0) for state in states)],
-            out_specs=[_of_token(tokens.gate), *(_of_slot(state, 1) for state in states)],
+            in_specs=[*map(_token_spec, inputs), *map(_whole, held), *(_slot_spec(state, 0) for state in states)],
+            out_specs=[_token_spec(tokens.gate), *(_slot_spec(state, 1) for state in states)],
             scratch_shapes=[
                 *(pltpu.VMEM(state.shape[1:], state.dtype) for state in states),
                 *(pltpu.VMEM(part.shape[1:], F32) for part in tokens[:3]),
@@ -147,7 +147,7 @@ def gated_delta_rule(
     return y, tuple(changed)
 
 
-def _of_token(array: jax.Array) -> pl.BlockSpec:
+def _token_spec(array: jax.Array) -> pl.BlockSpec:
     return pl.BlockSpec((1, *array.shape[1:]), lambda t, *_: (t, *(0 for _ in array.shape[1:])))
 
 
@@ -155,7 +155,7 @@ def _whole(array: jax.Array) -> pl.BlockSpec:
     return pl.BlockSpec(array.shape, lambda *_: (0,) * array.ndim)
 
 
-def _of_slot(state: jax.Array, which: int) -> pl.BlockSpec:
+def _slot_spec(state: jax.Array, which: int) -> pl.BlockSpec:
     """Returns the spec of each token's slot, by its `reads` or `writes`."""
     return pl.BlockSpec((1, *state.shape[1:]), lambda t, *slots: (slots[which][t], *(0 for _ in state.shape[1:])))
 
@@ -190,8 +190,8 @@ def _kernel(eps: float, reads: Ref, writes: Ref, flags: Ref, *refs: Ref) -> None
 
         for part, kept, taps, row in zip((q, k, v), own[:3], weights[:3], rows, strict=True):
             row[...] = _convolved(part, kept, taps)
-        rows[0][...] = _of_length_1(rows[0][...]) * rows[0].shape[1] ** -0.5
-        rows[1][...] = _of_length_1(rows[1][...])
+        rows[0][...] = _normalized(rows[0][...]) * rows[0].shape[1] ** -0.5
+        rows[1][...] = _normalized(rows[1][...])
         betas[...] = _along_lanes(_sigmoid(rates[0, :1]), betas)
         x = rates[0, 1:] + weights[4][...]
         softplus = jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
@@ -241,7 +241,7 @@ def _along_lanes(row: jax.Array, to: Ref) -> jax.Array:  # [1, heads] -> [heads,
     return jnp.broadcast_to(row, to.shape[::-1]).T
 
 
-def _of_length_1(x: jax.Array) -> jax.Array:
+def _normalized(x: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.sum(x * x, axis=1, keepdims=True) + 1e-6)
 
 

@@ -56,7 +56,7 @@ def grouped_quantized_matmul(
     num_tiles = tiles.experts.shape[0]
     planes = form.planes(rows, num_lanes)[:, tiles.sources]
 
-    def of_rows(tile: Any, num: Ref) -> Any:
+    def used_tile(tile: Any, num: Ref) -> Any:
         return jnp.minimum(tile, num[0] - 1)
 
     run = pl.pallas_call(
@@ -66,11 +66,12 @@ def grouped_quantized_matmul(
             grid=(pl.cdiv(num_out, outs), num_tiles),
             in_specs=[
                 pl.BlockSpec(
-                    (form.num_planes, size, num_lanes), lambda _, tile, layer, experts, num: (0, of_rows(tile, num), 0)
+                    (form.num_planes, size, num_lanes),
+                    lambda _, tile, layer, experts, num: (0, used_tile(tile, num), 0),
                 ),
-                *_of_experts(form, held, outs),
+                *_expert_specs(form, held, outs),
             ],
-            out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (of_rows(tile, num), out)),
+            out_specs=pl.BlockSpec((size, outs), lambda out, tile, layer, experts, num: (used_tile(tile, num), out)),
         ),
         out_shape=jax.ShapeDtypeStruct((num_tiles * size, num_out), F32),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=VMEM_BYTES),
@@ -89,7 +90,7 @@ def grouped_quantized_matmul(
     return y[tiles.places]
 
 
-def _of_experts(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> list[pl.BlockSpec]:
+def _expert_specs(form: KernelForm, held: Mapping[str, jax.Array], outs: int) -> list[pl.BlockSpec]:
     """Returns the specs of what is fetched of each array for a tile of `outs` outputs of a tile's expert."""
 
     def block(name: str) -> pl.BlockSpec:
@@ -124,9 +125,9 @@ def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
     shifts = size * jnp.concatenate([jnp.zeros(1, I32), tile_ends[:-1]]) - (row_ends - sizes)
     places = jnp.arange(num_tiles * size, dtype=I32)
     sources = jnp.clip(places - jnp.repeat(shifts[experts], size), 0, num_rows - 1)
-    of_rows = jnp.arange(num_rows, dtype=I32)
-    owners = jnp.minimum(jnp.sum(row_ends[None] <= of_rows[:, None], axis=1), num_experts - 1)
-    return Tiles(experts, num.reshape(1), sources, jnp.clip(of_rows + shifts[owners], 0, num_tiles * size - 1))
+    used_tile = jnp.arange(num_rows, dtype=I32)
+    owners = jnp.minimum(jnp.sum(row_ends[None] <= used_tile[:, None], axis=1), num_experts - 1)
+    return Tiles(experts, num.reshape(1), sources, jnp.clip(used_tile + shifts[owners], 0, num_tiles * size - 1))
 
 
 def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:

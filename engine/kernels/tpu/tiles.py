@@ -78,13 +78,13 @@ class _Tile:
     def product(self) -> jax.Array:
         """Returns f32 [tokens, rows]."""
         total: Any = sum(
-            self._of_lanes(start, min(LANES_AT_ONCE, self.codes.shape[1] - start))
+            self._unpack_lanes(start, min(LANES_AT_ONCE, self.codes.shape[1] - start))
             for start in range(0, self.codes.shape[1], LANES_AT_ONCE)
         )
         scaled: jax.Array = total if self.packing.group else self._scaled(total)
         return scaled
 
-    def _of_lanes(self, start: int, num_lanes: int) -> Any:
+    def _unpack_lanes(self, start: int, num_lanes: int) -> Any:
         lanes = slice(start, start + num_lanes)
         values = values_of(self.packing, self.codes[:, lanes])
         if self.packing.group:

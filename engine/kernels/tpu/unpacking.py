@@ -55,7 +55,7 @@ def f32_of(packing: Packing, held: jax.Array) -> jax.Array:
     if packing.scale == "e8m0":  # the smallest is a subnormal number, which is 0 here
         return lax.bitcast_convert_type(held.astype(I32) << 23, F32)
     if held.dtype == jnp.int16:
-        return _of_f16_bits(held.astype(I32))
+        return _f32_from_f16_bits(held.astype(I32))
     return (held.astype(I32) if held.dtype.itemsize == 1 else held).astype(F32)
 
 
@@ -66,7 +66,7 @@ def _num_parts(packing: Packing, dtype: jnp.dtype) -> int:
     return 1 if packing.scale == "e8m0" or dtype.itemsize == 1 else {"int16": 2, "float32": 3}.get(dtype.name, 1)
 
 
-def _of_f16_bits(bits: jax.Array) -> jax.Array:
+def _f32_from_f16_bits(bits: jax.Array) -> jax.Array:
     """Converts i32 bits to f32, exactly; subnormal numbers are made from their integers."""
     exponent, fraction = bits & 0x7C00, bits & 0x3FF
     normal = lax.bitcast_convert_type(((bits & 0x7FFF) << 13) + (112 << 23), F32)

@@ -100,7 +100,7 @@ def end_token_ids(header: GGUFHeader) -> tuple[int, ...]:
     """Returns the ids of end tokens: those that the file names, and control tokens that end turns by their names."""
     vocabulary = _Vocabulary(header)
     named = [vocabulary.id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    control = {token: id_ for id_, token in vocabulary.of_type(TokenType.CONTROL)}
+    control = {token: id_ for id_, token in vocabulary.tokens_of_type(TokenType.CONTROL)}
     ends = HARMONY_ENDS if HARMONY_ENDS[0] in control else TURN_ENDS
     found = (*(id_ for id_ in named if id_ is not None), *(control[token] for token in ends if token in control))
     return tuple(dict.fromkeys(found))
@@ -127,7 +127,7 @@ class _Vocabulary:
                 f"{header.file.name} has {len(self.tokens)} {KEY}tokens and {len(self.types)} {KEY}token_type"
             )
 
-    def of_type(self, kind: TokenType) -> list[tuple[int, str]]:
+    def tokens_of_type(self, kind: TokenType) -> list[tuple[int, str]]:
         return [(id_, self.tokens[id_]) for id_, found in enumerate(self.types) if found == kind]
 
     def id(self, key: str) -> int | None:
@@ -177,7 +177,7 @@ class _Vocabulary:
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     """Builds a byte-level BPE tokenizer, as for GPT-2."""
     pre = vocabulary.pre
-    padding = {id_ for id_, _ in vocabulary.of_type(TokenType.UNUSED)}
+    padding = {id_ for id_, _ in vocabulary.tokens_of_type(TokenType.UNUSED)}
     vocab = {token: id_ for id_, token in enumerate(vocabulary.tokens) if id_ not in padding}
     model = models.BPE(vocab=vocab, merges=vocabulary.merges(), ignore_merges=pre in WHOLE_WORDS_FIRST)
     backend = Tokenizer(model)
@@ -198,7 +198,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     vocab = {token: id_ for id_, token in enumerate(tokens)}
     merges = vocabulary.merges() or _implied_merges(vocabulary, tokens)
     unknown = vocabulary.token("unknown_token_id")
-    has_bytes = bool(vocabulary.of_type(TokenType.BYTE))
+    has_bytes = bool(vocabulary.tokens_of_type(TokenType.BYTE))
     backend = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes)
     )
@@ -217,7 +217,7 @@ def _as_pieces(vocabulary: _Vocabulary) -> list[str]:
     SentencePiece's mark.
     """
     tokens = list(vocabulary.tokens)
-    for id_, token in vocabulary.of_type(TokenType.USER_DEFINED):
+    for id_, token in vocabulary.tokens_of_type(TokenType.USER_DEFINED):
         if token.strip(" ") == "":
             tokens[id_] = token.replace(" ", SPACE)
     return tokens
@@ -256,7 +256,7 @@ def _refuse_repeated(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
     """Raises CheckpointError if two tokens have the same text: BPE knows one id for each text."""
     ids = backend.get_vocab()
     for kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE):
-        for id_, token in vocabulary.of_type(kind):
+        for id_, token in vocabulary.tokens_of_type(kind):
             other = ids.get(token, id_)
             if other != id_:
                 raise CheckpointError(
@@ -268,14 +268,14 @@ def _refuse_repeated(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
 def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
     """Adds the tokens that are found whole in a text, before anything else."""
     pieces = _as_pieces(vocabulary)
-    special = [*vocabulary.of_type(TokenType.CONTROL), *vocabulary.of_type(TokenType.UNKNOWN)]
-    num_added = len(special) + len(vocabulary.of_type(TokenType.USER_DEFINED))
+    special = [*vocabulary.tokens_of_type(TokenType.CONTROL), *vocabulary.tokens_of_type(TokenType.UNKNOWN)]
+    num_added = len(special) + len(vocabulary.tokens_of_type(TokenType.USER_DEFINED))
     if num_added > MAX_ADDED:
         raise CheckpointError(
             f"{vocabulary.header.file.name} has {num_added} special and added tokens, at most {MAX_ADDED} may be"
         )
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in special])
-    users = [(pieces[id_], token) for id_, token in vocabulary.of_type(TokenType.USER_DEFINED)]
+    users = [(pieces[id_], token) for id_, token in vocabulary.tokens_of_type(TokenType.USER_DEFINED)]
     backend.add_tokens([AddedToken(piece, normalized=piece != token) for piece, token in users])
 
 

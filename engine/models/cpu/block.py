@@ -26,7 +26,7 @@ from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
 from penstock.engine.models.cpu.held import Panels
 from penstock.engine.models.cpu.panels import pack_halves
-from penstock.engine.models.decoder import Decoder, WantedTokens, of_wanted
+from penstock.engine.models.decoder import Decoder, WantedTokens, select_wanted
 from penstock.engine.models.layer_groups import StatePlace, layer_groups
 from penstock.engine.models.layers.attention import Attention, LayerInputs
 from penstock.engine.models.layers.basic import GatedMLP, LayerNorm, RMSNorm
@@ -93,7 +93,7 @@ class PackedDecoder(Decoder):
             return super()._layers(x, step, caches, wanted, vectors)
         x, changed = run_halves(x, halves[:-1])
         if wanted is not None:  # the last feed-forward is computed only for these tokens
-            x, step = x[wanted.tokens], of_wanted(step, wanted)
+            x, step = x[wanted.tokens], select_wanted(step, wanted)
         written = dict(zip(self._arrays, changed, strict=True))
         return self.blocks[-1].feed_forward(x, x, step), tuple(written[array] for array in range(len(caches)))
 
@@ -163,7 +163,7 @@ class PackedBlock(Block):
 
     def attention_half(self, step: LayerInputs, cache: GroupCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
-        matmuls = _of_attention(self.attention)
+        matmuls = _attention_linears(self.attention)
         if matmuls is None or not isinstance(step.attend, NativeAttend):
             return None
         config, batch = self.config.attention, step.attend.batch_of(cache.group)
@@ -182,12 +182,12 @@ class PackedBlock(Block):
         }  # fmt: skip
         num_gates = config.num_heads if config.has_gate else 0
         columns = (config.num_heads + num_gates + 2 * keys.shape[1]) * config.head_dim
-        return Half(ATTENTION_HALF, arrays, self._numbers(matmuls, columns, 0, _of_heads(config)))
+        return Half(ATTENTION_HALF, arrays, self._numbers(matmuls, columns, 0, _head_numbers(config)))
 
     def recurrence_half(self, step: LayerInputs, cache: StateCache) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
         module = self.recurrence
-        matmuls = None if module is None else _of_recurrence(module)
+        matmuls = None if module is None else _recurrence_linears(module)
         if matmuls is None or step.states is None or not isinstance(step.attend, NativeAttend):
             return None
         states, batch = step.states, step.attend.batch_of(0)
@@ -210,7 +210,7 @@ class PackedBlock(Block):
 
     def feed_forward_half(self, before: jax.Array, step: LayerInputs) -> Half | None:
         """Returns the half as a kernel call, or None if the kernel does not support all of it."""
-        matmuls = _of_mlp(self.mlp)
+        matmuls = _mlp_linears(self.mlp)
         if matmuls is None or not isinstance(step.attend, NativeAttend):
             return None
         num_rows = step.attend.num_tokens if step.num_rows is None else step.num_rows
@@ -246,7 +246,7 @@ def _take_over(module: nnx.Module, other: nnx.Module) -> None:
             setattr(module, name, value)
 
 
-def _of_attention(attention: Attention) -> _Matmuls | None:
+def _attention_linears(attention: Attention) -> _Matmuls | None:
     """Returns the matmuls for the kernel, if it supports everything that this attention does."""
     config = attention.config
     has_one_norm = config.qk_norm is None or config.qk_projection_norm is None
@@ -254,14 +254,14 @@ def _of_attention(attention: Attention) -> _Matmuls | None:
     return _matmuls(attention.inputs, (attention.out,)) if is_usual else None
 
 
-def _of_recurrence(module: ShortConv | DeltaNet) -> _Matmuls | None:
-    """Returns the matmuls like `_of_attention`; those for a delta net's rates are between the first and the last."""
+def _recurrence_linears(module: ShortConv | DeltaNet) -> _Matmuls | None:
+    """Returns the matmuls like `_attention_linears`; those of a delta net's rates come between first and last."""
     if isinstance(module, ShortConv):
         return _matmuls(module.inputs, (module.out,))
     return _matmuls(module.inputs, module.rate_inputs, (module.out,)) if module.config.activation in _SILU else None
 
 
-def _of_mlp(mlp: GatedMLP | Experts) -> _Matmuls | None:
+def _mlp_linears(mlp: GatedMLP | Experts) -> _Matmuls | None:
     return None if isinstance(mlp, Experts) else _matmuls(mlp.inputs, (mlp.down,))
 
 
@@ -293,13 +293,15 @@ def _recurrence_factors(module: ShortConv | DeltaNet) -> list[nnx.Param[jax.Arra
     """
     if isinstance(module, ShortConv):
         bias = module.taps_bias
-        return [_by_place(module.taps), None if bias is None else nnx.Param(bias[...].astype(jnp.float32))]
+        return [_transposed_taps(module.taps), None if bias is None else nnx.Param(bias[...].astype(jnp.float32))]
     exponents, dt_bias = -jnp.exp(module.a_log[...]), module.dt_bias[...].astype(jnp.float32)
-    taps = [_by_place(taps) for taps in (module.q_taps, module.k_taps, module.v_taps)]
+    taps = [_transposed_taps(taps) for taps in (module.q_taps, module.k_taps, module.v_taps)]
     return [*taps, nnx.Param(exponents), nnx.Param(dt_bias), _factors_of(module.norm)]
 
 
-def _by_place(taps: nnx.Param[jax.Array]) -> nnx.Param[jax.Array]:  # [channels, 1, num_taps] -> [num_taps, channels]
+def _transposed_taps(
+    taps: nnx.Param[jax.Array],
+) -> nnx.Param[jax.Array]:  # [channels, 1, num_taps] -> [num_taps, channels]
     return nnx.Param(taps[...].astype(jnp.float32)[:, 0].T)
 
 
@@ -307,7 +309,7 @@ def _given(factors: Iterable[nnx.Param[jax.Array] | None]) -> tuple[jax.Array, .
     return tuple(map(value_or_empty, factors))
 
 
-def _of_heads(config: AttentionConfig) -> dict[str, Any]:
+def _head_numbers(config: AttentionConfig) -> dict[str, Any]:
     options = AttentionOptions(config.sliding_window, config.scale, config.soft_cap)
     qk_norm = config.qk_norm or config.qk_projection_norm
     return {

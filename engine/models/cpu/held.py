@@ -155,7 +155,7 @@ def in_halves(lanes: Any, packing: Packing) -> Any:
     return _swapped(_swapped_nibbles(lanes) if packing.code == "int4" else lanes)
 
 
-def _in_order(lanes: Any, packing: Packing) -> Any:
+def _reordered(lanes: Any, packing: Packing) -> Any:
     swapped = _swapped(lanes)
     return _swapped_nibbles(swapped) if packing.code == "int4" else swapped
 
@@ -174,7 +174,7 @@ def _unpacked(lanes: jax.Array, packing: Packing) -> jax.Array:
     """Unpacks u32 `[rows, lanes]` to codes, f32 `[rows, in]`, with constant zero points subtracted."""
     bits = PLANES[packing.code][0]
     shifts = jnp.arange(0, 32, bits, dtype=jnp.uint32)
-    codes: jax.Array = (_in_order(lanes, packing)[..., None] >> shifts).astype(jnp.uint8).reshape(lanes.shape[0], -1)
+    codes: jax.Array = (_reordered(lanes, packing)[..., None] >> shifts).astype(jnp.uint8).reshape(lanes.shape[0], -1)
     if bits == 8:
         return jax.lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
     values = (codes & 15).astype(jnp.float32)

@@ -54,10 +54,10 @@ def quantized_panels(weights: Sequence[Weight], width: int, gate: int) -> tuple[
     dtype = np.dtype(packing.scale)
     arrays = {
         "codes": _packed_codes(_leaves(weights, "codes"), order, packing),
-        "scales": _by_group(_leaves(weights, "scales"), order, dtype),
+        "scales": _pack_groups(_leaves(weights, "scales"), order, dtype),
     }
     if packing.offset != "none":
-        arrays["offsets"] = _by_group(_leaves(weights, packing.offset), order, dtype)
+        arrays["offsets"] = _pack_groups(_leaves(weights, packing.offset), order, dtype)
     return QuantizedPanels(splits_of(sizes, gate), gate, packing), arrays
 
 
@@ -86,7 +86,7 @@ def _packed_codes(parts: Sequence[np.ndarray], order: np.ndarray, packing: Packi
     return _on_device(packed)
 
 
-def _by_group(parts: Sequence[np.ndarray], order: np.ndarray, dtype: np.dtype) -> jax.Array:
+def _pack_groups(parts: Sequence[np.ndarray], order: np.ndarray, dtype: np.dtype) -> jax.Array:
     """Packs `[..., out, groups]` to `[..., panels, groups, width]`."""
     *leading, _, groups = parts[0].shape
     packed = device_buffer((*leading, order.shape[0], groups, order.shape[1]), dtype)

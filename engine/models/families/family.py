@@ -158,10 +158,10 @@ class Family:
         """
         tail, module = path[2:], path[2:-1]
         if tail in self.own_tensors:
-            return tuple((*path[:2], *part) for part in _of_name(self.own_tensors, self.own_tensors[tail]))
+            return tuple((*path[:2], *part) for part in _parts_named(self.own_tensors, self.own_tensors[tail]))
         if path[0] != "blocks" or module not in self.own_modules:
             return (path,)
-        return tuple((*path[:2], *part, path[-1]) for part in _of_name(self.own_modules, self.own_modules[module]))
+        return tuple((*path[:2], *part, path[-1]) for part in _parts_named(self.own_modules, self.own_modules[module]))
 
     def turns_of(self, path: ParamPath, blocks: Sequence[BlockConfig]) -> int:
         """Returns the number of runs that the rows of the parameter at `path` are in, between those that it is fused
@@ -188,5 +188,5 @@ def _leaf(path: ParamPath) -> str:
     return "bias" if path[-1] == "bias" else "weight"
 
 
-def _of_name(names: Mapping[ParamPath, str], name: str) -> list[ParamPath]:
+def _parts_named(names: Mapping[ParamPath, str], name: str) -> list[ParamPath]:
     return [part for part, of in names.items() if of == name]

@@ -85,7 +85,7 @@ QWEN3_5_MOE_TEXT = replace(
 )
 
 
-def _beside_vision(text: Family, model_type: str) -> Family:
+def _text_part(text: Family, model_type: str) -> Family:
     """Returns the family as the text part of a model that also takes images; only that part is read."""
 
     def configure(config: HFConfig, dtype: str) -> ModelConfig:
@@ -97,5 +97,5 @@ def _beside_vision(text: Family, model_type: str) -> Family:
     return replace(text, model_type=model_type, architecture=architecture, defaults={}, configure=configure)
 
 
-QWEN3_5 = _beside_vision(QWEN3_5_TEXT, "qwen3_5")
-QWEN3_5_MOE = _beside_vision(QWEN3_5_MOE_TEXT, "qwen3_5_moe")
+QWEN3_5 = _text_part(QWEN3_5_TEXT, "qwen3_5")
+QWEN3_5_MOE = _text_part(QWEN3_5_MOE_TEXT, "qwen3_5_moe")

@@ -72,7 +72,7 @@ class HFConfig:
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"config.json: {name} must be a positive whole number, not {shown(value)}")
-        return _at_most(AT_MOST.get(name, MAX_INTEGER), name, value)
+        return _bounded(AT_MOST.get(name, MAX_INTEGER), name, value)
 
     def whole(self, name: str) -> int:
         """Reads a whole number; null is 0."""
@@ -84,7 +84,7 @@ class HFConfig:
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ConfigError(f"config.json: {name} must be a number above 0, not {shown(value)}")
-        return float(_at_most(AT_MOST.get(name, MAX_NUMBER), name, value))
+        return float(_bounded(AT_MOST.get(name, MAX_NUMBER), name, value))
 
     def optional_number(self, name: str) -> float | None:
         """Reads a number above 0, or None for null."""
@@ -120,7 +120,7 @@ def checked_dtype(dtype: str) -> str:
     return dtype
 
 
-def _at_most(limit: float, name: str, value: _T) -> _T:
+def _bounded(limit: float, name: str, value: _T) -> _T:
     if value > limit:
         raise ConfigError(f"config.json: {name} must be at most {limit}, not {shown(value)}")
     return value

@@ -14,7 +14,7 @@ from penstock.engine.models.layers.attention import LayerInputs
 from penstock.engine.models.layers.basic import ACTIVATIONS, RMSNorm
 from penstock.engine.models.layers.linear import Linear, present, project
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
-from penstock.engine.models.layers.token_loop import LoopStates, over_tokens
+from penstock.engine.models.layers.token_loop import LoopStates, scan_tokens
 
 F32 = jnp.float32
 
@@ -64,7 +64,7 @@ class DeltaNet(nnx.Module):
         self, inputs: DeltaInputs, positions: jax.Array, batch: StateBatch, cache: StateCache
     ) -> tuple[jax.Array, StateCache]:
         """Computes everything between the matmuls: results `[num_tokens, value_heads, value_dim]`, and the states."""
-        return over_tokens(self._token, inputs, jnp.zeros_like(inputs.gate), positions, batch, cache)
+        return scan_tokens(self._token, inputs, jnp.zeros_like(inputs.gate), positions, batch, cache)
 
     def project(self, x: jax.Array) -> Sequence[jax.Array]:
         """Returns queries, keys and values before their convolutions, and the gate, each `[num_tokens, heads *
@@ -91,7 +91,7 @@ class DeltaNet(nnx.Module):
         all_taps = (self.q_taps[...], self.k_taps[...], self.v_taps[...])
         q, k, v = (self._convolved(window, taps) for window, taps in zip(windows, all_taps, strict=True))
         copies = config.num_value_heads // config.num_key_heads
-        q, k = (jnp.repeat(part, copies, axis=0) for part in (_of_length_1(q) * config.key_dim**-0.5, _of_length_1(k)))
+        q, k = (jnp.repeat(part, copies, axis=0) for part in (_normalized(q) * config.key_dim**-0.5, _normalized(k)))
         beta = jax.nn.sigmoid(inputs.beta)
         decay = jnp.exp(-jnp.exp(self.a_log[...]) * jax.nn.softplus(inputs.decay + self.dt_bias[...]))
         mixed, matrices = delta_rule(q, k, v, beta, decay, matrices)
@@ -144,6 +144,6 @@ def delta_rule(
     return result, decay[..., None] * matrices + k[:, :, None] * change[:, None, :]
 
 
-def _of_length_1(x: jax.Array) -> jax.Array:
+def _normalized(x: jax.Array) -> jax.Array:
     """Scales each head's vector to length 1."""
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)

@@ -51,10 +51,10 @@ class Experts(nnx.Module):
         branches = self.branches
         if branches is None or stream is None:
             y = self._mixed(x, x, is_real, layer)
-            return y if self.shared is None else y + self._of_shared(self.shared, x)
+            return y if self.shared is None else y + self._apply_shared(self.shared, x)
         routed = scaled(branches.router_norm(stream), branches.router_scale)
         y = branches.out_norm(self._mixed(branches.norm(stream), routed, is_real, layer))
-        return y if self.shared is None else branches.shared_out_norm(self._of_shared(self.shared, x)) + y
+        return y if self.shared is None else branches.shared_out_norm(self._apply_shared(self.shared, x)) + y
 
     def _mixed(self, x: jax.Array, routed: jax.Array, is_real: jax.Array | None, layer: jax.Array | None) -> jax.Array:
         """Computes the experts' weighted sum for `x`; the router chooses by `routed`."""
@@ -66,7 +66,7 @@ class Experts(nnx.Module):
             chosen = jnp.where(is_real[:, None], chosen, self.experts.num_experts)
         return self.experts.mix(x, chosen, weights, layer).astype(x.dtype)
 
-    def _of_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
+    def _apply_shared(self, shared: GatedMLP, x: jax.Array) -> jax.Array:
         if self.shared_gate is None:
             return shared(x)
         gate = jax.nn.sigmoid(self.shared_gate.wide(x))
@@ -144,11 +144,11 @@ def route(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
     Ties go to the expert with the lower number; `torch.topk` leaves them open.
     """
     is_plain = config.scores == "softmax" and correction is None and config.num_groups == 1
-    chosen, weights = _of_softmax(logits, config) if is_plain else _of_scores(logits, correction, config)
+    chosen, weights = _route_by_softmax(logits, config) if is_plain else _route_by_scores(logits, correction, config)
     return chosen, weights if config.scale == 1.0 else weights * config.scale
 
 
-def _of_softmax(logits: jax.Array, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
+def _route_by_softmax(logits: jax.Array, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
     """Chooses by logits, which have the order of their softmax: the first chosen is the largest of all."""
     best, chosen = jax.lax.top_k(logits, config.num_chosen)
     if config.normalized:
@@ -158,11 +158,13 @@ def _of_softmax(logits: jax.Array, config: ExpertsConfig) -> tuple[jax.Array, ja
     return chosen, jnp.take_along_axis(powers, chosen, axis=1) / jnp.sum(powers, axis=1, keepdims=True)
 
 
-def _of_scores(logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig) -> tuple[jax.Array, jax.Array]:
+def _route_by_scores(
+    logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+) -> tuple[jax.Array, jax.Array]:
     scores = jax.nn.sigmoid(logits) if config.scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     choice = scores if correction is None else scores + correction
     if config.num_groups > 1:
-        choice = _in_best_groups(choice, config)
+        choice = _mask_other_groups(choice, config)
     _, chosen = jax.lax.top_k(choice, config.num_chosen)
     weights = jnp.take_along_axis(scores, chosen, axis=1)
     if config.normalized:
@@ -170,7 +172,7 @@ def _of_scores(logits: jax.Array, correction: jax.Array | None, config: ExpertsC
     return chosen, weights
 
 
-def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
+def _mask_other_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
     """Sets the experts of all but the best groups to -inf. A group's score is the sum of its two best experts."""
     grouped = choice.reshape(choice.shape[0], config.num_groups, -1)
     best_two, _ = jax.lax.top_k(grouped, 2)

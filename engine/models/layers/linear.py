@@ -22,7 +22,7 @@ class RowGroups(NamedTuple):
     sizes: jax.Array  # i32 [num_experts]: rows of each; rows after them are undefined
     layer: jax.Array | None = None  # i32 []: the layer, if all layers' experts are held
 
-    def of_all_layers(self, num_layers: int) -> jax.Array:
+    def sizes_of_all_layers(self, num_layers: int) -> jax.Array:
         """Returns the group sizes for the experts of all layers: those of other layers have no rows."""
         sizes = jnp.zeros((num_layers, *self.sizes.shape), jnp.int32)
         placed: jax.Array = jax.lax.dynamic_update_index_in_dim(sizes, self.sizes, self.layer, 0)
@@ -101,7 +101,7 @@ def grouped_dot(rows: jax.Array, kernels: jax.Array, groups: RowGroups) -> jax.A
     """
     sizes = groups.sizes
     if kernels.ndim == 4:
-        kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.of_all_layers(kernels.shape[0])
+        kernels, sizes = kernels.reshape(-1, *kernels.shape[2:]), groups.sizes_of_all_layers(kernels.shape[0])
     return jax.lax.ragged_dot(rows, kernels, sizes, preferred_element_type=F32)
 
 

@@ -51,12 +51,14 @@ class Quantized(Held):
     def multiply(
         self, x: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, layer: jax.Array | None
     ) -> jax.Array:
-        return rounded((_in_pieces if self.is_in_pieces else _multiplied)(self.packing, arrays, x), bias, dtype)
+        return rounded(
+            (_multiply_in_pieces if self.is_in_pieces else _multiplied)(self.packing, arrays, x), bias, dtype
+        )
 
     def multiply_groups(
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
     ) -> jax.Array:
-        y = (self._by_expert if self.is_in_pieces else self._together)(rows, arrays, groups)
+        y = (self._multiply_by_expert if self.is_in_pieces else self._together)(rows, arrays, groups)
         return rounded(y, by_row(bias, rows, groups), dtype)
 
     def columns(self, numbers: jax.Array, arrays: Arrays) -> jax.Array:
@@ -70,20 +72,20 @@ class Quantized(Held):
         codes, scales = quantized_rows(rows)
         return grouped_dot(codes.astype(rows.dtype), kernels, groups) * scales
 
-    def _by_expert(self, rows: jax.Array, arrays: Arrays, groups: RowGroups) -> jax.Array:
+    def _multiply_by_expert(self, rows: jax.Array, arrays: Arrays, groups: RowGroups) -> jax.Array:
         numbers, ends = jnp.arange(rows.shape[0])[:, None], jnp.cumsum(groups.sizes)
 
-        def of_expert(y: jax.Array, expert: tuple[Arrays, jax.Array, jax.Array]) -> tuple[Any, None]:
+        def multiply_expert(y: jax.Array, expert: tuple[Arrays, jax.Array, jax.Array]) -> tuple[Any, None]:
             leaves, start, end = expert
 
             def with_rows(y: jax.Array) -> jax.Array:
                 is_own = (numbers >= start) & (numbers < end)
-                return jnp.where(is_own, _in_pieces(self.packing, leaves, rows), y)
+                return jnp.where(is_own, _multiply_in_pieces(self.packing, leaves, rows), y)
 
             return jax.lax.cond(end > start, with_rows, lambda y: y, y), None
 
         none = jnp.zeros((rows.shape[0], self.shape[0]), F32)
-        y, _ = jax.lax.scan(of_expert, none, (dict(arrays), ends - groups.sizes, ends))
+        y, _ = jax.lax.scan(multiply_expert, none, (dict(arrays), ends - groups.sizes, ends))
         return y
 
 
@@ -120,21 +122,21 @@ def unpack_in_pieces(model: nnx.Module) -> None:
 def _multiplied(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     """Returns `x @ weight.T` in f32."""
     if packing.has_int8_activations:
-        return _in_whole_numbers(packing, leaves, x)
+        return _multiply_integers(packing, leaves, x)
     weight = unpacked(packing, leaves).astype(x.dtype)
     y: jax.Array = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=F32)
     return y
 
 
-def _in_whole_numbers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+def _multiply_integers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     """Multiplies like the CPU kernel: exact sums of each group, times its scale, and finally the scales of the rows."""
     num_groups = leaves["scales"].shape[1]
     rows, row_scales = quantized_rows(x)
     rows, codes = (array.reshape(array.shape[0], num_groups, -1) for array in (rows, leaves["codes"]))
     sums = jnp.einsum("rgk,ogk->rog", rows, codes, preferred_element_type=jnp.int32).astype(F32)
     if packing.offset == "zeros":
-        of_rows = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)
-        sums = sums - of_rows[:, None] * leaves["zeros"].astype(F32)
+        multiply_rows = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)
+        sums = sums - multiply_rows[:, None] * leaves["zeros"].astype(F32)
     return jnp.sum(sums * leaves["scales"].astype(F32), axis=2) * row_scales
 
 
@@ -152,7 +154,7 @@ def quantized_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rows, jnp.where(is_finite, jnp.where(is_large, largest / 127, 0.0), jnp.nan)
 
 
-def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+def _multiply_in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     """Multiplies like `_multiplied`, in a loop over the rows of the weight; the remaining rows come last."""
     num_out, num_in = leaves["codes"].shape[0], x.shape[1]
     size = _rows_at_once(packing, num_out, num_in)
@@ -160,14 +162,14 @@ def _in_pieces(packing: Packing, leaves: Mapping[str, jax.Array], x: jax.Array) 
         return _multiplied(packing, leaves, x)
     count = num_out // size
 
-    def of_rows(first: Any, num_rows: int) -> jax.Array:
+    def multiply_rows(first: Any, num_rows: int) -> jax.Array:
         return _multiplied(packing, _rows(packing, leaves, first, num_rows), x)
 
-    of_pieces = jax.lax.map(lambda piece: of_rows(piece * size, size), jnp.arange(count))
+    of_pieces = jax.lax.map(lambda piece: multiply_rows(piece * size, size), jnp.arange(count))
     y: jax.Array = of_pieces.swapaxes(0, 1).reshape(x.shape[0], -1)
     if count * size == num_out:
         return y
-    return jnp.concatenate([y, of_rows(count * size, num_out - count * size)], axis=1)
+    return jnp.concatenate([y, multiply_rows(count * size, num_out - count * size)], axis=1)
 
 
 def _rows_at_once(packing: Packing, num_out: int, num_in: int) -> int:

@@ -16,7 +16,7 @@ Inputs = TypeVar("Inputs")
 _Carry = tuple[jax.Array, jax.Array, LoopStates, jax.Array, LoopStates]
 
 
-def over_tokens(
+def scan_tokens(
     token: Callable[[Inputs, LoopStates], tuple[jax.Array, LoopStates]],
     inputs: Inputs,  # arrays [num_tokens, ...]
     results: jax.Array,  # [num_tokens, ...]: values for padding
@@ -39,7 +39,7 @@ def over_tokens(
 
     def one(t: jax.Array, carry: tuple[LoopStates, jax.Array]) -> tuple[LoopStates, jax.Array]:
         states, results = carry
-        result, states = token(jax.tree.map(lambda array: _at(array, t), inputs), states)
+        result, states = token(jax.tree.map(lambda array: _token_at(array, t), inputs), states)
         return states, jax.lax.dynamic_update_index_in_dim(results, result, t, 0)
 
     def piece(carry: _Carry) -> _Carry:
@@ -50,7 +50,7 @@ def over_tokens(
         read = first + batch.reads[batch.rows[end]]
         goes_on, has_past = start > begin, positions[begin] > 0
         states = tuple(
-            jnp.where(goes_on, state, jnp.where(has_past, _at(array, read), 0))
+            jnp.where(goes_on, state, jnp.where(has_past, _token_at(array, read), 0))
             for state, array in zip(states, held, strict=True)
         )
         states, results = jax.lax.fori_loop(jnp.maximum(start, begin), end + 1, one, (states, results))
@@ -69,6 +69,6 @@ def over_tokens(
     return results, cache._replace(arrays=held)
 
 
-def _at(array: jax.Array, index: jax.Array) -> jax.Array:
+def _token_at(array: jax.Array, index: jax.Array) -> jax.Array:
     found: jax.Array = jax.lax.dynamic_index_in_dim(array, index, 0, keepdims=False)
     return found

@@ -45,17 +45,17 @@ def call_body(writer: GrammarWriter, format_: ReplyFormat, tool: Tool) -> str:
 
 
 def _object(writer: GrammarWriter, tool: Tool, schema: Schema) -> str:
-    made = edited(schema, of=_of(tool), strict=tool.strict, lenient=not tool.strict)
-    return JsonGrammar(writer, made, of=_of(tool), lenient=not tool.strict).all()
+    made = edited(schema, of=_described(tool), strict=tool.strict, lenient=not tool.strict)
+    return JsonGrammar(writer, made, of=_described(tool), lenient=not tool.strict).all()
 
 
 def _parameters(tool: Tool) -> Schema:
     """Returns the schema of the arguments: always an object, and without properties if the tool gives no schema."""
-    schema = parsed_schema(tool.parameters, _of(tool))
+    schema = parsed_schema(tool.parameters, _described(tool))
     return {"type": "object"} | (schema or {"properties": {}, "additionalProperties": False})
 
 
-def _of(tool: Tool) -> str:
+def _described(tool: Tool) -> str:
     return f"the parameters of the tool {tool.name!r}"
 
 
@@ -77,7 +77,7 @@ class _Members:
             self._other,
             reads_json=self._syntax.parameter is None,
             strict=tool.strict,
-            of=_of(tool),
+            of=_described(tool),
         )
         self._schema = self._checked(self._values.resolved(schema))
 
@@ -93,7 +93,7 @@ class _Members:
     def _checked(self, schema: Schema) -> Schema:
         beyond = sorted(schema.keys() - _UNDERSTOOD)
         if beyond and self._tool.strict:
-            raise InvalidRequest(f"{_of(self._tool)}: {beyond[0]!r:.80} can't be held to in this model's format")
+            raise InvalidRequest(f"{_described(self._tool)}: {beyond[0]!r:.80} can't be held to in this model's format")
         return schema
 
     def _members(self) -> tuple[dict[str, str], frozenset[str]]:
@@ -105,7 +105,7 @@ class _Members:
         schemas = known | {name: {} for name in required if name not in known}
         if len(schemas) > _MAX_MEMBERS:
             raise InvalidRequest(
-                f"{_of(self._tool)}: {len(schemas)} arguments, at most {_MAX_MEMBERS} in this model's format"
+                f"{_described(self._tool)}: {len(schemas)} arguments, at most {_MAX_MEMBERS} in this model's format"
             )
         members = {name: self._member(self._key(name), schema) for name, schema in schemas.items()}
         rest = self._schema.get("additionalProperties", True)
@@ -115,7 +115,7 @@ class _Members:
 
     def _key(self, name: str) -> str:
         if not _PLAIN_KEY.fullmatch(name):
-            raise InvalidRequest(f"{_of(self._tool)}: {name!r:.80} can't be an argument in this model's format")
+            raise InvalidRequest(f"{_described(self._tool)}: {name!r:.80} can't be an argument in this model's format")
         return literal(name)
 
     def _member(self, key: str, schema: object) -> str:
@@ -143,7 +143,7 @@ class _Members:
         parameter, quote = self._syntax.parameter, self._syntax.quote
         if parameter is None and not quote:
             return _object(self._writer, self._tool, schema)
-        strict, of = self._tool.strict, _of(self._tool)
+        strict, of = self._tool.strict, _described(self._tool)
         if parameter is None:
             return sequence([self._spell(quote), self._writer.until(quote, bare_text(schema, strict=strict, of=of))])
         tag = self._format.pieces(parameter.end.lstrip())[0].rstrip()

@@ -37,7 +37,7 @@ class CallGrammar:
 
     def within_text(self, unlike: str) -> str:
         """Returns the grammar of text and calls, or of text alone. The text may not begin like `unlike`."""
-        return self._anywhere(unlike) if self._trigger else self._at_beginning()
+        return self._anywhere(unlike) if self._trigger else self._call_first()
 
     def _anywhere(self, unlike: str) -> str:
         """Returns text up to a delimiter, which can only begin a call."""
@@ -58,7 +58,7 @@ class CallGrammar:
             return sequence([behind, self._list(), self._spell(self._syntax.group_end)])
         return sequence([behind, self._body, self._end()])
 
-    def _at_beginning(self) -> str:
+    def _call_first(self) -> str:
         """Returns calls in place of text, or after a mark in it."""
         opening = self._syntax.group_begin or ("{" if self._syntax.arguments is Arguments.OBJECT else "")
         text = _unlike(opening)

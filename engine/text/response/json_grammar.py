@@ -99,7 +99,7 @@ class JsonGrammar:
             return self.value(schema)
         if not _LITERALS.isdisjoint(schema):
             return self._literals(schema)
-        return either(self._of_kind(kind, schema) for kind in _kinds(schema))
+        return either(self._kind_rule(kind, schema) for kind in _kinds(schema))
 
     def _allow(self, schema: Schema, keywords: Iterable[str], among: frozenset[str] = _KEYWORDS) -> None:
         """Refuses a schema that has other keywords of `among` than `keywords`."""
@@ -166,12 +166,14 @@ class JsonGrammar:
         if not has_long_number(value):
             return self.value({"const": value})
         if isinstance(value, list):
-            return self._between("[", [self._constant(item) for item in value], "]")
+            return self._enclosed_list("[", [self._constant(item) for item in value], "]")
         if isinstance(value, dict):
-            return self._between("{", [self._pair(_spelled_key(key), self._constant(value[key])) for key in value], "}")
+            return self._enclosed_list(
+                "{", [self._pair(_spelled_key(key), self._constant(value[key])) for key in value], "}"
+            )
         return literal(spelled(value, is_whole="number" not in kinds))
 
-    def _of_kind(self, kind: str, schema: Schema) -> str:
+    def _kind_rule(self, kind: str, schema: Schema) -> str:
         said = _BY_KIND["number" if kind == "integer" else kind]
         part = {"type": kind} | {key: value for key, value in schema.items() if key in said}
         self._allow(schema, ("type",), _OF_ALL)
@@ -244,7 +246,7 @@ class JsonGrammar:
     def _pair(self, key: str, value: str) -> str:
         return sequence([key, self._space, literal(":"), self._space, value])
 
-    def _between(self, opener: str, members: Sequence[str], closer: str) -> str:
+    def _enclosed_list(self, opener: str, members: Sequence[str], closer: str) -> str:
         return self._enclosed(opener, f" {self._comma} ".join(members), closer)
 
     def _enclosed(self, opener: str, inner: str, closer: str) -> str:

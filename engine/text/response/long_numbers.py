@@ -74,7 +74,7 @@ class LongNumbers:
 
 def has_long_number(value: object) -> bool:
     """Whether a value in a schema, not a schema itself, has such a number."""
-    return next(_in_value(value), None) is not None
+    return next(_long_numbers(value), None) is not None
 
 
 def _parts(schema: object) -> Iterator[Schema]:
@@ -99,12 +99,12 @@ def _own(schema: Schema) -> Iterator[float]:
     if is_number(schema.get("multipleOf")) and not is_kept_multiple(schema["multipleOf"]):
         yield schema["multipleOf"]
     if "const" in schema:
-        yield from _in_value(schema["const"])
+        yield from _long_numbers(schema["const"])
     if isinstance(schema.get("enum"), list):
-        yield from _in_value(schema["enum"])
+        yield from _long_numbers(schema["enum"])
 
 
-def _in_value(value: object) -> Iterator[float]:
+def _long_numbers(value: object) -> Iterator[float]:
     left = [value]
     while left:
         part = left.pop()

@@ -96,10 +96,10 @@ class ValueGrammar:
                 return {}
             if not isinstance(schema.get("$ref"), str):
                 return checked(schema, self._of)
-            schema = self._at(schema["$ref"])
+            schema = self._resolve(schema["$ref"])
         raise InvalidRequest(f"{self._of}: its references go in circles")
 
-    def _at(self, reference: str) -> object:
+    def _resolve(self, reference: str) -> object:
         if reference not in self._places:
             place = pointed(self._root, reference)
             if place is None:

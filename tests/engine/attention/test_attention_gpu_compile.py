@@ -37,7 +37,7 @@ def llama(num_layers: int) -> ModelConfig:
     """Returns Llama-3.1-8B's geometry with fewer layers."""
     model = preset("Llama-3.1-8B")
     assert model is not None
-    return model.of_layers(num_layers)
+    return model.first_layers(num_layers)
 
 
 def arguments(

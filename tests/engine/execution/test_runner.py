@@ -21,7 +21,7 @@ from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence
 from tests.engine.engines import TINY
 
-CONFIG = TINY.of_layers(1)
+CONFIG = TINY.first_layers(1)
 (HEADS,) = CONFIG.attentions
 GEOMETRY = Geometry(max_num_seqs=4, max_batch_tokens=16, max_model_len=64, page_size=8, vocab_size=CONFIG.vocab_size)
 

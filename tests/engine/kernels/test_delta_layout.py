@@ -21,7 +21,7 @@ def test_delta_nets_of_layers_that_repeat_have_the_kernel(num_layers: int, has_k
     model = preset("Qwen3.6-27B")
     assert model is not None
     placement = place(devices_of("v6e:2x4"), 8)
-    abstract = abstract_model(split_model(model.of_layers(num_layers), 8), placement, stacked=True)
+    abstract = abstract_model(split_model(model.first_layers(num_layers), 8), placement, stacked=True)
     prepared = prepare_for_tpu(abstract, placement)
     nets = [module for _, module in nnx.iter_modules(prepared) if isinstance(module, DeltaNet)]
     assert nets

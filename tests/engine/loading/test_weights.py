@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.engine import CheckpointError
-from penstock.engine.loading.rows import FusedRows, before_copying
+from penstock.engine.loading.rows import FusedRows, stored_part
 from penstock.engine.loading.weights import ParameterSource, Stored, WeightFiles, open_weights
 
 RNG = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def test_rows_may_be_another_axis_than_the_last(is_stacked: bool, tmp_path: Path
     ],
 )
 def test_rows_in_blocks(rows: FusedRows, size: int, blocks: FusedRows | None) -> None:
-    assert rows.in_blocks(size) == blocks
+    assert rows.counted_in_blocks(size) == blocks
 
 
 @pytest.mark.parametrize("leaf", ["kernel", "bias"])
@@ -159,7 +159,7 @@ def test_a_share_of_fused_and_repeated_heads(leaf: str, tmp_path: Path) -> None:
 
 
 def test_a_share_of_repeated_heads_reads_only_the_stored_heads_in_it() -> None:
-    read, cut = before_copying(slice(10, 12), 24, copies=4, head_dim=2)  # the second copy of the second head
+    read, cut = stored_part(slice(10, 12), 24, copies=4, head_dim=2)  # the second copy of the second head
     assert (read, cut) == (slice(2, 4), slice(2, 4))
 
 

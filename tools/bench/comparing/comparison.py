@@ -127,25 +127,25 @@ def compare(*pairs: tuple[Result, Result], anyway: bool = False) -> Comparison:
     """
     first, second = pairs[0]
     everyone = [result for pair in pairs for result in pair]
-    in_the_way = _in_the_way(pairs)
+    in_the_way = _differences(pairs)
     if in_the_way and not anyway:
         raise NotComparable(in_the_way)
     is_paired = all(has_same_load(first, result) for result in everyone)
     has_target = first.target != Target() and all(result.target == first.target for result in everyone)
     unit: Literal["pairs", "runs", "requests"]
     if len(pairs) > 1:
-        unit, rows = "pairs", _by_pairs(pairs, has_target)
+        unit, rows = "pairs", _compare_pairs(pairs, has_target)
     elif min(len(first.recorders), len(second.recorders)) > 1:
-        unit, rows = "runs", _by_runs(first, second, has_target)
+        unit, rows = "runs", _compare_runs(first, second, has_target)
     else:
-        unit, rows = "requests", _by_requests(first, second, has_target, is_paired)
+        unit, rows = "requests", _compare_requests(first, second, has_target, is_paired)
     return Comparison(
         pairs, tuple(row for row in rows if (row.first, row.second) != (None, None)), unit, is_paired,
         in_the_way, tuple(each for each in other_differences(first, second) if each not in in_the_way),
     )  # fmt: skip
 
 
-def _in_the_way(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any, Any], ...]:
+def _differences(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any, Any], ...]:
     """Returns what should be equal across all results, or across a side, but is not; each once."""
     first, *others = (result for pair in pairs for result in pair)
     found = [each for result in others for each in obstacles(first, result)]
@@ -154,15 +154,17 @@ def _in_the_way(pairs: Sequence[tuple[Result, Result]]) -> tuple[tuple[str, Any,
     return tuple(each for place, each in enumerate(found) if each not in found[:place])
 
 
-def _by_pairs(pairs: Sequence[tuple[Result, Result]], has_target: bool) -> Iterator[ComparisonRow]:
+def _compare_pairs(pairs: Sequence[tuple[Result, Result]], has_target: bool) -> Iterator[ComparisonRow]:
     for figure in figures(has_target):
-        of_files = [[_mean(_of_runs(result, figure), figure) for result in side] for side in zip(*pairs, strict=True)]
+        of_files = [
+            [_mean(_run_figures(result, figure), figure) for result in side] for side in zip(*pairs, strict=True)
+        ]
         yield _tested(figure, _whole(of_files[0]), _whole(of_files[1]), by_pairs)
 
 
-def _by_runs(first: Result, second: Result, has_target: bool) -> Iterator[ComparisonRow]:
+def _compare_runs(first: Result, second: Result, has_target: bool) -> Iterator[ComparisonRow]:
     for figure in figures(has_target):
-        yield _tested(figure, _of_runs(first, figure), _of_runs(second, figure), by_runs)
+        yield _tested(figure, _run_figures(first, figure), _run_figures(second, figure), by_runs)
 
 
 def _tested(
@@ -180,8 +182,8 @@ def _tested(
     return ComparisonRow(figure, _mean(first, figure), _mean(second, figure), interval)
 
 
-def _of_runs(result: Result, figure: Figure) -> list[float] | None:
-    return _whole([figure.of_run(result, place, run) for place, run in enumerate(result.runs)])
+def _run_figures(result: Result, figure: Figure) -> list[float] | None:
+    return _whole([figure.run_figure(result, place, run) for place, run in enumerate(result.runs)])
 
 
 def _whole(values: Sequence[float | None]) -> list[float] | None:
@@ -197,7 +199,7 @@ def _mean(values: Sequence[float] | None, figure: Figure) -> float | None:
     return float(np.mean(values) if figure.kind == "share" or min(values) == 0 else np.exp(np.mean(np.log(values))))
 
 
-def _by_requests(first: Result, second: Result, has_target: bool, is_paired: bool) -> Iterator[ComparisonRow]:
+def _compare_requests(first: Result, second: Result, has_target: bool, is_paired: bool) -> Iterator[ComparisonRow]:
     results = (first, second)
     runs = [(result, result.median, result.runs[result.median]) for result in results]
     intervals: dict[str, Interval | None] = {}
@@ -209,7 +211,7 @@ def _by_requests(first: Result, second: Result, has_target: bool, is_paired: boo
             found = by_requests(one, other, statistics, is_paired=is_paired, is_ratio=is_ratio)
             names = [f"{figure.latency} {each}" for each in statistics] if figure.latency else [figure.name]
             intervals |= dict(zip(names, found, strict=True))
-        values = [figure.of_run(result, place, run) for result, place, run in runs]
+        values = [figure.run_figure(result, place, run) for result, place, run in runs]
         yield ComparisonRow(figure, values[0], values[1], intervals.get(figure.name))
 
 

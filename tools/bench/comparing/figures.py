@@ -38,7 +38,7 @@ class Figure:
     latency: str = ""
     statistic: Statistic = "mean"
 
-    def of_run(self, result: Result, place: int, run: Summary) -> float | None:
+    def run_figure(self, result: Result, place: int, run: Summary) -> float | None:
         """Returns the figure of one run; None: there is none, as nothing succeeded."""
         if self.kind == "latency":
             spread = getattr(run, f"{self.latency.lower()}_ms")
@@ -84,7 +84,7 @@ class Sample:
     @classmethod
     def of(cls, recorder: Recorder, figure: Figure, target: Target) -> Sample:
         """Collects the values behind `figure`."""
-        values_of = _of_request(figure, target)
+        values_of = _request_reader(figure, target)
         found = [values_of(line) for line in recorder.timelines]
         owners = np.repeat(np.arange(len(found)), [len(values) for values in found])
         values = np.array([value for each in found for value in each], dtype=np.float64)
@@ -92,7 +92,7 @@ class Sample:
         return cls(values[order], owners[order], len(found))
 
 
-def _of_request(figure: Figure, target: Target) -> Callable[[Timeline], Sequence[float]]:
+def _request_reader(figure: Figure, target: Target) -> Callable[[Timeline], Sequence[float]]:
     """Returns what reads a request's values: one or several, none if it failed."""
     if figure.name == "failed":
         return lambda line: [float(not line.is_complete)]

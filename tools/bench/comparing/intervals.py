@@ -103,8 +103,8 @@ def by_requests(
     found = np.empty((RESAMPLES, 2, len(statistics)))
     for turn in range(RESAMPLES):
         drawn = _drawn(rng, first.num_requests)
-        found[turn, 0] = _of_resample(first, drawn, statistics)
-        found[turn, 1] = _of_resample(second, drawn if is_paired else _drawn(rng, second.num_requests), statistics)
+        found[turn, 0] = _resampled(first, drawn, statistics)
+        found[turn, 1] = _resampled(second, drawn if is_paired else _drawn(rng, second.num_requests), statistics)
     with np.errstate(divide="ignore", invalid="ignore"):
         changes = found[:, 1] / found[:, 0] - 1 if is_ratio else found[:, 1] - found[:, 0]
     return [
@@ -118,7 +118,7 @@ def _drawn(rng: np.random.Generator, num_requests: int) -> Ints:
     return np.bincount(rng.integers(num_requests, size=num_requests), minlength=num_requests)
 
 
-def _of_resample(sample: Sample, drawn: Ints, statistics: Sequence[Statistic]) -> list[float]:
+def _resampled(sample: Sample, drawn: Ints, statistics: Sequence[Statistic]) -> list[float]:
     """Returns statistics with each value as often as its request was drawn."""
     weights = drawn[sample.owners]
     up_to = np.cumsum(weights)

@@ -42,12 +42,12 @@ def layer_cycles(program: HloModule, cache_bytes: int) -> LayerCycles | None:
     `cache_bytes` is the size of the KV cache's largest array on one device.
     """
     bodies = (program.runs(body, cache_bytes, dearest=True) for body in program.loops())
-    found = (_of(program, body) for body in bodies)
+    found = (_count_cycles(program, body) for body in bodies)
     longest = max(found, key=lambda cycles: cycles.matmul + cycles.rest, default=None)
     return longest if longest is not None and longest.matmul else None
 
 
-def _of(program: HloModule, runs: Iterable[Run]) -> LayerCycles:
+def _count_cycles(program: HloModule, runs: Iterable[Run]) -> LayerCycles:
     matmul = rest = num_rest = num_kernels = num_collectives = 0
     for run in runs:
         cycles = run.times * run.instruction.cycles

@@ -195,11 +195,11 @@ class HloModule:
 
         `cache_bytes` is the size of the KV cache's largest array on one device.
         """
-        return self._of(self.entry, cache_bytes, dearest=dearest)
+        return self._count_traffic(self.entry, cache_bytes, dearest=dearest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
         """Returns the traffic per iteration of each loop at a depth: 1 for a layer of a step, 2 in a loop of steps."""
-        return [self._of(body, cache_bytes) for body in self.loops(depth)]
+        return [self._count_traffic(body, cache_bytes) for body in self.loops(depth)]
 
     def loops(self, depth: int = 1) -> list[Computation]:
         """Returns the bodies of the loops at this depth."""
@@ -217,7 +217,7 @@ class HloModule:
                 times, inner = self.trips(instruction), self.body(instruction)
             elif instruction.opcode == "conditional":
                 branches = [self._computations[name] for name in _branches(instruction)]
-                moved = partial(self._of, cache_bytes=cache_bytes, dearest=dearest)
+                moved = partial(self._count_traffic, cache_bytes=cache_bytes, dearest=dearest)
                 inner = (max if dearest else min)(branches, key=lambda branch: moved(branch).hbm_bytes)
             elif instruction.opcode in ("call", "call-start"):
                 inner = self._computations[instruction.called["to_apply"]]
@@ -246,13 +246,13 @@ class HloModule:
         names = (instruction.called.get(kind, "") for kind in ("calls", "to_apply"))
         return [self._computations[name] for name in names if name in self._computations]
 
-    def _of(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Traffic:
+    def _count_traffic(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Traffic:
         total = Traffic()
         for run in self.runs(computation, cache_bytes, dearest=dearest):
-            total.add(self._of_one(run.instruction, run.computation, cache_bytes), run.times)
+            total.add(self._instruction_traffic(run.instruction, run.computation, cache_bytes), run.times)
         return total
 
-    def _of_one(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
+    def _instruction_traffic(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
         is_kernel, is_collective = instruction.is_kernel, instruction.is_collective
         cycles = 0 if is_kernel or is_collective else instruction.cycles
         if instruction.opcode in _FREE:
@@ -278,7 +278,7 @@ class HloModule:
             writes = sum(array.num_bytes for array in others if array.is_in_hbm and array.num_bytes < cache_bytes)
         if instruction.stated_bytes:
             states = updated if instruction.is_delta_rule else {}  # a step's share of states is stated, wherever it is
-            stated = instruction.stated_bytes - self._in_vmem(instruction, computation, states) - writes
+            stated = instruction.stated_bytes - self._vmem_bytes(instruction, computation, states) - writes
             reads = max(stated, 0) if instruction.is_delta_rule else min(reads, max(stated, 0))
         return Traffic(
             read_bytes=reads,
@@ -294,7 +294,7 @@ class HloModule:
             kernel_flops=instruction.stated_flops if is_kernel and not (is_attention or is_grouped) else 0,
         )
 
-    def _in_vmem(self, instruction: Instruction, computation: Computation, but: Mapping[int, int]) -> int:
+    def _vmem_bytes(self, instruction: Instruction, computation: Computation, but: Mapping[int, int]) -> int:
         """Returns the VMEM bytes of its operands and results, except the pairs of results and operands in `but`."""
         found, left_out = computation.instructions, but.values()
         arrays = [array for place, array in enumerate(instruction.results) if place not in but]

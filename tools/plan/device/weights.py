@@ -82,7 +82,7 @@ def _expert_bytes(
     shards = dict(_shards(layer_shapes(block, model), ("blocks", 0), placement))
     if not quantized:
         kernels = [path for path in shards if path[2:4] == ("mlp", "experts") and path[-1] == "kernel"]
-        return tuple(_num_bytes(_in_whole_lanes(path, shards[path])) for path in kernels)
+        return tuple(_num_bytes(_padded(path, shards[path])) for path in kernels)
     matrices = []
     for at, packing in block.packed:
         form = KernelForm(packing)
@@ -92,7 +92,7 @@ def _expert_bytes(
     return tuple(matrices)
 
 
-def _in_whole_lanes(path: ParamPath, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+def _padded(path: ParamPath, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Returns a device's kernel of experts as `prepare_for_tpu` pads it."""
     inside = logical_axes(path, len(kernel.shape)).index("expert_mlp")
     shape = [-(-size // LANES) * LANES if place == inside else size for place, size in enumerate(kernel.shape)]

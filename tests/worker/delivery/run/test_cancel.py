@@ -148,7 +148,7 @@ async def test_what_is_overdue_ends_once(watch: Watch, stopped: FixedClock) -> N
 def test_it_waits_for_the_next_poll_or_the_first_deadline(watch: Watch, timeout_s: float | None, wait_s: float) -> None:
     subject = CancelWatch(watch.redis, watch.bench.outbox, watch.driver, watch.readiness, poll_s=60.0)
     watch.add("r", Phase.RUNNING, timeout_s)
-    assert subject._until_next(NOW_S) == wait_s
+    assert subject._seconds_until_next(NOW_S) == wait_s
 
 
 @pytest.mark.parametrize("phase", [Phase.CLAIMED, Phase.ENDED])
@@ -156,7 +156,7 @@ def test_what_it_would_not_end_does_not_hurry_it(watch: Watch, phase: Phase) -> 
     """While Redis takes no end, polls would follow each other without a pause."""
     subject = CancelWatch(watch.redis, watch.bench.outbox, watch.driver, watch.readiness, poll_s=60.0)
     watch.add("r", phase, timeout_s=0.5)
-    assert subject._until_next(NOW_S) == 60.0
+    assert subject._seconds_until_next(NOW_S) == 60.0
 
 
 async def test_a_deadline_waits_for_no_answer(
