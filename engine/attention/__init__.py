@@ -8,7 +8,7 @@ from penstock.engine.attention.quantization import kv_head_bytes
 from penstock.engine.attention.selection import attention_for, check_page_table, page_size_for
 from penstock.engine.attention.sharded import ShardedAttention
 from penstock.engine.attention.xla import XlaAttention
-from penstock.engine.models.attend import RaggedBatch
+from penstock.engine.models.attention_interface import RaggedBatch
 
 __all__ = [
     "AttentionBackend",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.attention.quantization import is_quantized
-from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
+from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 from penstock.engine.models.axes import Axes
 
 PLAIN = AttentionOptions()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from penstock.engine.attention.contract import AttentionBackend, Prepared
 from penstock.engine.attention.native import NativeAttention
-from penstock.engine.models.attend import (
+from penstock.engine.models.attention_interface import (
     QKV,
     Attend,
     AttentionOptions,

@@ -14,7 +14,7 @@ from penstock.engine.attention.contract import (
 )
 from penstock.engine.kernels.cpu import ATTENTION, ATTENTION_INT8
 from penstock.engine.kernels.cpu.layout import batch_arrays
-from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
+from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 _WORD_BYTES = 4
 

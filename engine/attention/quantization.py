@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.engine.models.attend import KVScales
+from penstock.engine.models.attention_interface import KVScales
 
 QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 _SMALLEST_SCALE = 1e-30  # its inverse is finite, whether or not denormals are flushed to 0

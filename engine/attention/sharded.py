@@ -10,7 +10,14 @@ import jax
 from jax.sharding import PartitionSpec
 
 from penstock.engine.attention.contract import PLAIN, AttentionBackend, CacheArray, KVCacheSpec, Prepared
-from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch, StackedCache
+from penstock.engine.models.attention_interface import (
+    QKV,
+    AttentionOptions,
+    KVScales,
+    LayerCache,
+    RaggedBatch,
+    StackedCache,
+)
 from penstock.engine.sharding.placement import Placement
 
 _WHOLE: Any = PartitionSpec()

@@ -22,7 +22,7 @@ from penstock.engine.attention.contract import (
     transposed_keys,
 )
 from penstock.engine.attention.quantization import QUANTIZED_DTYPES, dequantized, quantized_kv
-from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
+from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 
 class _Pages(NamedTuple):

@@ -31,7 +31,7 @@ from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.length_rule import LengthRule
 from penstock.engine.loading.files import expanded
 from penstock.engine.models import BlockConfig, LayerGroups, ModelConfig, layer_groups, num_parameters
-from penstock.engine.models.attend import KV_SCALES_DTYPE
+from penstock.engine.models.attention_interface import KV_SCALES_DTYPE
 from penstock.engine.models.config import PackedMatmuls
 from penstock.engine.models.cpu.panels import can_pack
 from penstock.engine.scheduling.memory.amounts import Amount

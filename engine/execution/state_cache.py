@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 
 from penstock.engine.attention import CacheArray
 from penstock.engine.models import ModelConfig, layer_groups
-from penstock.engine.models.attend import LayerCache
+from penstock.engine.models.attention_interface import LayerCache
 from penstock.engine.sharding.placement import Placement
 
 Arrays = tuple[tuple[CacheArray, ...], ...]

@@ -28,7 +28,7 @@ from penstock.engine.errors import CheckpointError
 from penstock.engine.formats.kv_cache import KVCacheScheme
 from penstock.engine.formats.tensor_mapping import FLOAT_KINDS, Index
 from penstock.engine.models import Family, ModelConfig, ParamPath
-from penstock.engine.models.attend import KV_SCALES_DTYPE
+from penstock.engine.models.attention_interface import KV_SCALES_DTYPE
 from penstock.engine.models.axes import KV_SCALES
 
 _LEAST = 1e-30  # of a scale: pages are quantized by its inverse, which must be finite

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, LayerCache, StackedCache
+from penstock.engine.models.attention_interface import (
+    QKV,
+    Attend,
+    AttentionOptions,
+    GroupCache,
+    LayerCache,
+    StackedCache,
+)
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import (
     AttentionConfig,
@@ -27,7 +34,7 @@ from penstock.engine.models.decoder import (
 from penstock.engine.models.families import FAMILIES, family_of
 from penstock.engine.models.families.family import Family
 from penstock.engine.models.layer_groups import LayerGroups, layer_groups
-from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
+from penstock.engine.models.layer_scans import LayerRun, layer_runs, stacked_layers
 
 __all__ = [
     "FAMILIES",

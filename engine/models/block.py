@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import GroupCache
+from penstock.engine.models.attention_interface import GroupCache
 from penstock.engine.models.config import (
     AttentionConfig,
     BlockConfig,

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import Attend, GroupCache, LayerCache, StackedCache
+from penstock.engine.models.attention_interface import Attend, GroupCache, LayerCache, StackedCache
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.layer_groups import LayerPlace, StatePlace, layer_groups
+from penstock.engine.models.layer_scans import LayerRun, layer_runs, stacked_layers
 from penstock.engine.models.layers.attention import LayerInputs, SumParts
 from penstock.engine.models.layers.basic import norm_of, normed, scaled, soft_capped
 from penstock.engine.models.layers.experts import Experts
@@ -28,8 +29,7 @@ from penstock.engine.models.layers.linear import Linear, Weight
 from penstock.engine.models.layers.quantized import quantize_modules
 from penstock.engine.models.layers.recurrence import StateBatch, StateCache
 from penstock.engine.models.layers.rope import rotary_tables
-from penstock.engine.models.runs import LayerRun, layer_runs, stacked_layers
-from penstock.engine.models.streams import ResidualStream, Whole
+from penstock.engine.models.residual_stream import ResidualStream, Whole
 
 Shapes = Mapping[ParamPath, Any]
 """Shape and type of each array, by its path."""

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.engine.models.config import ModelConfig, StateArray
-from penstock.engine.models.runs import stacked_layers
+from penstock.engine.models.layer_scans import stacked_layers
 
 MOST_GROUPS = 8
 """Upper limit of groups: each costs host time in every step, for a page table."""

@@ -17,6 +17,7 @@ from penstock.engine.kernels.tpu import LANES, KernelForm, grouped_quantized_mat
 from penstock.engine.models import Decoder, ParamPath
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.decoder import is_matmul
+from penstock.engine.models.layer_scans import layer_runs
 from penstock.engine.models.layers.delta_net import DeltaNet
 from penstock.engine.models.layers.experts import Experts
 from penstock.engine.models.layers.linear import (
@@ -31,7 +32,6 @@ from penstock.engine.models.layers.linear import (
     rounded,
 )
 from penstock.engine.models.layers.quantized import Quantized
-from penstock.engine.models.runs import layer_runs
 from penstock.engine.sharding.overlapped_sums import overlap
 from penstock.engine.sharding.placement import Placement
 from penstock.engine.sharding.states import KernelDeltaNet, has_kernel

@@ -1,4 +1,4 @@
-"""All-reduces in two parts: one travels while the other is computed (`engine/models/streams.py`).
+"""All-reduces in two parts: one travels while the other is computed (`engine/models/residual_stream.py`).
 
 The devices' SparseCores do the sums next to the program. Without SparseCores nothing overlaps, and sums stay whole. The
 compiler needs flags for it (`engine/execution/compilation.py`).
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from penstock.engine.models import Decoder, ModelConfig, Overlap, matmul_parameters
-from penstock.engine.models.streams import ResidualStream
+from penstock.engine.models.residual_stream import ResidualStream
 from penstock.engine.sharding.placement import Placement
 
 _LEAST_BYTES = {4: 2**22, 8: 2**21}  # of a sum, by number of devices; sums over two take next to no time

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import QKV, AttentionOptions, GroupCache, KVScales
+from penstock.engine.models.attention_interface import QKV, AttentionOptions, GroupCache, KVScales
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from penstock.engine.attention.fused.scales import scale_rows
 from penstock.engine.attention.fused.softmax import ScoreFunction
 from penstock.engine.attention.quantization import QUANTIZED_DTYPES, is_quantized, quantized_kv
 from penstock.engine.errors import ConfigError
-from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
+from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, RaggedBatch, StackedCache
 
 _VMEM_BYTES = 56 * 2**20  # of 64 MiB on TPU7x and 128 MiB before it
 _NO_WINDOW = 2**30

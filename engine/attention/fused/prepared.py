@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from penstock.engine.models.attend import RaggedBatch
+from penstock.engine.models.attention_interface import RaggedBatch
 
 
 @jax.tree_util.register_dataclass

@@ -17,7 +17,7 @@ from penstock.engine.attention.triton.pages import write_kernel
 from penstock.engine.attention.triton.prefill import prefill_kernel, query_blocks
 from penstock.engine.attention.triton.softmax import MaskedScores
 from penstock.engine.attention.triton.tiles import NUM_PROGRAMS, STAGES, Heads, decode_tiles, prefill_tiles
-from penstock.engine.models.attend import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
+from penstock.engine.models.attention_interface import QKV, AttentionOptions, KVScales, LayerCache, RaggedBatch
 
 
 class TritonAttention(AttentionBackend):

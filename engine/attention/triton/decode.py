@@ -23,7 +23,7 @@ from penstock.engine.attention.triton.softmax import (
 )
 from penstock.engine.attention.triton.tiles import DecodeTiles, Heads
 from penstock.engine.kernels.pallas import Ref
-from penstock.engine.models.attend import RaggedBatch
+from penstock.engine.models.attention_interface import RaggedBatch
 
 _SPLITS_AT_ONCE = 16  # splits that the second pass holds in registers
 

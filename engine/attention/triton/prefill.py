@@ -18,7 +18,7 @@ from penstock.engine.attention.triton.pages import PageBlocks, lanes_mask, maske
 from penstock.engine.attention.triton.softmax import MaskedScores, SoftmaxState, empty_softmax, result, take_keys
 from penstock.engine.attention.triton.tiles import Heads, PrefillTiles
 from penstock.engine.kernels.pallas import Ref
-from penstock.engine.models.attend import RaggedBatch
+from penstock.engine.models.attention_interface import RaggedBatch
 
 
 def query_blocks(batch: RaggedBatch, tiles: PrefillTiles) -> jax.Array:

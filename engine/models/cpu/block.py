@@ -21,7 +21,7 @@ from penstock.engine.kernels.cpu.halves import (
     run_halves,
 )
 from penstock.engine.kernels.cpu.layout import batch_arrays
-from penstock.engine.models.attend import AttentionOptions, GroupCache, LayerCache, NativeAttend
+from penstock.engine.models.attention_interface import AttentionOptions, GroupCache, LayerCache, NativeAttend
 from penstock.engine.models.block import Block, Cache
 from penstock.engine.models.config import AttentionConfig
 from penstock.engine.models.cpu.held import Panels

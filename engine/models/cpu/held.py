@@ -149,7 +149,7 @@ def result(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
 
 
 def in_halves(lanes: Any, packing: Packing) -> Any:
-    """Reorders codes, the first of which is in the low bits: those of even features go to the low half. `_in_order`
+    """Reorders codes, the first of which is in the low bits: those of even features go to the low half. `_reordered`
     undoes it.
     """
     return _swapped(_swapped_nibbles(lanes) if packing.code == "int4" else lanes)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from penstock.engine.models.attend import QKV, Attend, AttentionOptions, GroupCache, KVScales
+from penstock.engine.models.attention_interface import QKV, Attend, AttentionOptions, GroupCache, KVScales
 from penstock.engine.models.config import AttentionConfig, RopeConfig
 from penstock.engine.models.layers.basic import Norm, norm_of, normed
 from penstock.engine.models.layers.linear import Linear, present, project

@@ -137,7 +137,7 @@ class Linear(Weight):
     """Computes `x @ weight + bias`, summed in f32 whatever the type of `x`.
 
     Every such result passes through `__call__`, except those that a kernel of the CPU fuses with what is around them
-    (`models/cpu/block.py`), and those in parts (`models/streams.py`).
+    (`models/cpu/block.py`), and those in parts (`models/residual_stream.py`).
 
     It may join several matmuls of one input, side by side: the module's first has them all, and the others are None.
     """

@@ -21,7 +21,7 @@ from penstock.engine.attention.triton import TritonAttention
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import QKV, AttentionOptions, LayerCache
-from penstock.engine.models.attend import KVScales
+from penstock.engine.models.attention_interface import KVScales
 
 MIXED = "mixed, decodes and chunks in any order"
 # (tokens of this step, tokens in all) of each sequence

@@ -20,7 +20,7 @@ from penstock.engine.attention.fused.layout import HeadLayout
 from penstock.engine.attention.quantization import kv_head_bytes
 from penstock.engine.errors import ConfigError
 from penstock.engine.models import QKV, AttentionOptions, LayerCache, StackedCache
-from penstock.engine.models.attend import KVScales
+from penstock.engine.models.attention_interface import KVScales
 from penstock.engine.sharding.placement import place
 from tests.engine.attention.ragged_batches import FP8, PagedBatch, random_qkv, random_sinks, run_attention
 from tests.support.patience import slow

@@ -16,7 +16,7 @@ from penstock.engine.attention.quantization import quantized_by_token
 from penstock.engine.errors import ConfigError
 from penstock.engine.kernels.cpu import NativeLibrary
 from penstock.engine.models import QKV, AttentionOptions, LayerCache
-from penstock.engine.models.attend import KVScales
+from penstock.engine.models.attention_interface import KVScales
 from tests.engine.attention.ragged_batches import (
     AXES,
     FP8,

@@ -14,7 +14,7 @@ from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.attention.quantization import is_quantized
 from penstock.engine.attention.ragged import RaggedKernelAttention
 from penstock.engine.models import QKV, AttentionOptions, StackedCache
-from penstock.engine.models.attend import KV_SCALES_DTYPE, KVScales
+from penstock.engine.models.attention_interface import KV_SCALES_DTYPE, KVScales
 from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.topology import devices_of
 

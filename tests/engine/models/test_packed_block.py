@@ -20,7 +20,7 @@ from penstock.engine.attention import GroupedBatch, KVCacheSpec, attend_in_group
 from penstock.engine.formats.packing import Packing
 from penstock.engine.kernels.cpu import NativeLibrary, load_library, panel_width
 from penstock.engine.models import AttentionConfig, BlockConfig, ExpertsConfig, LayerCache, MLPConfig, NormConfig
-from penstock.engine.models.attend import GroupCache
+from penstock.engine.models.attention_interface import GroupCache
 from penstock.engine.models.block import Block
 from penstock.engine.models.config import QueryScale, RopeConfig
 from penstock.engine.models.cpu.block import PackedBlock

@@ -10,7 +10,7 @@ import pytest
 from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import abstract_model
 from penstock.engine.models import BlockConfig, ExpertsConfig, MLPConfig, NormConfig
-from penstock.engine.models.streams import ResidualStream
+from penstock.engine.models.residual_stream import ResidualStream
 from penstock.engine.sharding.overlapped_sums import overlap
 from penstock.engine.sharding.placement import place, split_model
 from penstock.tools.plan import preset
