@@ -85,7 +85,10 @@ class WorkerConfig:
             least=0,
         ),
     ] = 500
-    cancel_poll_ms: Annotated[int, Setting("Time between two looks for cancelled requests.", above=0)] = 200
+    cancel_poll_ms: Annotated[
+        int,
+        Setting("Time between two looks for cancelled requests; an eighth of it after one that found some.", above=0),
+    ] = 200
     allow_other_fleet: Annotated[
         bool,
         Setting(

@@ -159,6 +159,19 @@ def test_what_it_would_not_end_does_not_hurry_it(watch: Watch, phase: Phase) -> 
     assert subject._seconds_until_next(NOW_S) == 60.0
 
 
+async def test_looks_follow_each_other_while_they_find_somebody(watch: Watch) -> None:
+    """Cancelled requests keep others from their turn until they are found."""
+    subject = CancelWatch(watch.redis, watch.bench.outbox, watch.driver, watch.readiness, poll_s=60.0)
+    watch.add("stays", Phase.RUNNING)
+    watch.add("goes", Phase.ADMITTED)
+    await watch.flag("goes")
+    pauses = []
+    for _ in range(2):
+        await subject._poll()
+        pauses.append(subject._seconds_until_next(NOW_S))
+    assert pauses == [7.5, 60.0]
+
+
 async def test_a_deadline_waits_for_no_answer(
     watch: Watch, stopped: FixedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
