@@ -30,7 +30,10 @@ LAUNCHER = Path("tests/deploy/fleet_process.py")  # in a tree, for one whose mod
 
 CHANGES = {  # what a next version may add within version 1 of the wire, and send and write at once
     "requests.py": [
-        ("    tenant: _Name | None = None", "    hint: _Name | None = None\n    tenant: _Name | None = None"),
+        (
+            '    tenant: _Name | None = parameter("tenant")',
+            '    hint: _Name | None = None\n    tenant: _Name | None = parameter("tenant")',
+        ),
         ('{"request": self.model_dump_json(', '{"request": self.model_copy(update={"hint": "new"}).model_dump_json('),
     ],
     "replies.py": [
