@@ -125,9 +125,9 @@ def tiles_of(sizes: jax.Array, num_rows: int, size: int) -> Tiles:
     shifts = size * jnp.concatenate([jnp.zeros(1, I32), tile_ends[:-1]]) - (row_ends - sizes)
     places = jnp.arange(num_tiles * size, dtype=I32)
     sources = jnp.clip(places - jnp.repeat(shifts[experts], size), 0, num_rows - 1)
-    used_tile = jnp.arange(num_rows, dtype=I32)
-    owners = jnp.minimum(jnp.sum(row_ends[None] <= used_tile[:, None], axis=1), num_experts - 1)
-    return Tiles(experts, num.reshape(1), sources, jnp.clip(used_tile + shifts[owners], 0, num_tiles * size - 1))
+    row_numbers = jnp.arange(num_rows, dtype=I32)
+    owners = jnp.minimum(jnp.sum(row_ends[None] <= row_numbers[:, None], axis=1), num_experts - 1)
+    return Tiles(experts, num.reshape(1), sources, jnp.clip(row_numbers + shifts[owners], 0, num_tiles * size - 1))
 
 
 def _kernel(packing: Packing, layer: Ref, experts: Ref, num: Ref, x: Ref, codes: Ref, scales: Ref, *rest: Ref) -> None:

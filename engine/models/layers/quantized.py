@@ -135,8 +135,8 @@ def _multiply_integers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax
     rows, codes = (array.reshape(array.shape[0], num_groups, -1) for array in (rows, leaves["codes"]))
     sums = jnp.einsum("rgk,ogk->rog", rows, codes, preferred_element_type=jnp.int32).astype(F32)
     if packing.offset == "zeros":
-        multiply_rows = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)
-        sums = sums - multiply_rows[:, None] * leaves["zeros"].astype(F32)
+        row_sums = jnp.sum(rows, axis=2, dtype=jnp.int32).astype(F32)
+        sums = sums - row_sums[:, None] * leaves["zeros"].astype(F32)
     return jnp.sum(sums * leaves["scales"].astype(F32), axis=2) * row_scales
 
 
