@@ -16,8 +16,7 @@ from penstock.protocol.queue.enqueue import Added, enqueue
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.wire import GenerateRequest
 from penstock.tools.chaos.process import FakeWorker
-from tests.support.patience import PATIENCE
-from tests.support.programs.worker_harness import eventually
+from tests.support.patience import PATIENCE, eventually
 
 TTL_S = 1.0
 WAVES = 5  # after each, what has to expire is waited for

@@ -12,8 +12,7 @@ from openai.types.chat import ChatCompletion
 from penstock.local.embedded import find_servers
 from penstock.local.gateway_process import GatewayEnded, local_gateway
 from tests.cli.cli_process import finish, penstock, start
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 pytestmark = pytest.mark.skipif(not find_servers(), reason="no Redis server at hand")
 

@@ -16,7 +16,7 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
 from tests.cli.cli_process import command
 from tests.support.packages import ROOT
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.redis_servers.redis_proxy import RedisProxy
 from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 

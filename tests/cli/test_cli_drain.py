@@ -14,8 +14,8 @@ from penstock.protocol import keys
 from penstock.protocol.operations.draining import presence
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 
 

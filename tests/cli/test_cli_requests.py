@@ -14,7 +14,8 @@ from penstock.protocol import keys
 from penstock.protocol.operations.collector import look
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import read_reply, read_until, running_worker, send
 
 SECRET = "a secret prompt"
 

@@ -13,8 +13,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 from tests.cli.cli_process import Terminal, finish, penstock, start
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker import session
 from tests.cli.cli_process import Terminal, command, environment
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.refusing_proxy import PASSING, REFUSED, RefusingProxy
 

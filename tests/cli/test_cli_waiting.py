@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from penstock.cli.shared import waiting
 from penstock.cli.shared.waiting import shown_wait, wait_until_served
 from penstock.producer import AsyncClient, ConnectionLost
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedWorker
 
 
 async def test_a_queue_that_is_served_is_not_waited_for(redis_url: str) -> None:

@@ -13,7 +13,8 @@ from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.operations.collector import look
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.support.programs.worker_harness import eventually, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import running_worker, send
 
 
 async def penstock(redis_url: str, *arguments: str) -> int:

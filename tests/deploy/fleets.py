@@ -22,8 +22,7 @@ from penstock.local.embedded import dies_with_parent
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.packages import PACKAGES, ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 HAND_BACK_S = 10  # what a program may take after its drain timeout
 LAUNCHER = Path("tests/deploy/fleet_process.py")  # in a tree, for one whose modules lie elsewhere

@@ -17,7 +17,8 @@ from redis.exceptions import ResponseError
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import read_reply, read_until, running_worker, send
 
 LENGTH = 200
 

@@ -16,7 +16,7 @@ import openai
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text
 from tests.deploy.fleets import Gateway, Gateways, Worker, Workers, gateways_at, workers_of
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 
 CLIENTS, REPLICAS = 4, 2
 LENGTHS = (5, 60)  # tokens; the long ones outlast a worker's time to drain

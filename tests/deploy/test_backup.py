@@ -18,14 +18,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 from tests.support.packages import ROOT
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.redis_servers.servers import SERVERS
 
 SCRIPTS = ROOT / "deploy/redis"

@@ -26,8 +26,7 @@ from penstock.producer import AsyncClient, ServerRefused
 from penstock.worker.settings import Settings, variable
 from tests.deploy.fleets import HAND_BACK_S, free_port
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]

@@ -9,7 +9,7 @@ from penstock.protocol.redis.connection import RedisClient
 from tests.deploy.fleets import next_version
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
 from tests.support.packages import ROOT
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.programs.worker_harness import is_queue_empty
 from tests.support.redis_servers.streams import read_stream
 

@@ -27,8 +27,7 @@ from penstock.worker.errors import (
 from penstock.worker.settings import Settings, variable
 from tests.deploy.fleets import HAND_BACK_S, free_port
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 UNITS = {path.name: path for path in (ROOT / "deploy/systemd").glob("*.service")}
 GATEWAY = PREFIX

@@ -26,8 +26,7 @@ from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
 from tests.deploy.fleets import Worker, environment, workers_of
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.worker_harness import is_queue_empty, read_reply
 from tests.support.redis_servers.streams import read_stream
 

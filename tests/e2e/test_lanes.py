@@ -13,15 +13,8 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.run.entries import EntryReader
 from penstock.worker.watch import charging
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 
 
 async def served(redis: RedisClient, tenant: str) -> float:

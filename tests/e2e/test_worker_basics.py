@@ -17,16 +17,9 @@ from penstock.protocol.wire import ChunkEntry
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import Model, Say, WorkerService
+from tests.support.patience import eventually
 from tests.support.programs.fakes import ranked
-from tests.support.programs.worker_harness import (
-    QUICK,
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, read_until, running_worker, send
 
 
 async def test_flat_fields_give_a_whole_reply_under_the_entry_id(redis_url: str, redis: RedisClient) -> None:

@@ -9,14 +9,8 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 
 
 async def test_cancel_while_queued(redis_url: str, redis: RedisClient) -> None:

@@ -21,7 +21,8 @@ from penstock.protocol.operations.collector import look
 from penstock.protocol.operations.draining import presence, tell_to_drain
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.programs.worker_harness import eventually, running_worker
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import running_worker
 from tests.support.programs.worker_process import WorkerProcess
 
 

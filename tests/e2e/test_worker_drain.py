@@ -17,16 +17,8 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, DrainIncomplete, EngineFailed, NameTaken
 from penstock.worker.publish.publisher import Publisher
 from penstock.worker.service import Model, Say, WorkerService
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import (
-    QUICK,
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.redis_servers.streams import read_stream
 
 

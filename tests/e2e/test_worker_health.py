@@ -25,16 +25,8 @@ from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import configure_logs
 from penstock.worker.service import Model, Say, WorkerService
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import (
-    QUICK,
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.scrapes import scraped
 

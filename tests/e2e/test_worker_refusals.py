@@ -15,11 +15,10 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.wire import MAX_FIELDS
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.worker_harness import (
     end_as,
-    eventually,
     is_queue_empty,
     read_reply,
     running_worker,

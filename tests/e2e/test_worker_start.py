@@ -17,8 +17,8 @@ from penstock.tools.chaos.fake_engine import fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
 from penstock.worker.service import Model, Say, WorkerService
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import QUICK, eventually, running_worker
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK, running_worker
 
 
 class Loader:

@@ -14,7 +14,8 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Handle
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_harness import standing_with
 from tests.support.redis_servers.streams import read_scores
 

@@ -10,8 +10,8 @@ import pytest
 from penstock.gateway.generation import jobs
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_client import CHAT, bare_client, chat, events_of
 from tests.support.programs.gateway_harness import announce, running_gateway
 

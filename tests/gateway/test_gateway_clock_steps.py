@@ -19,7 +19,7 @@ from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, Handle
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.programs.gateway_harness import standing_with
 from tests.support.redis_servers.clocks import ShiftedServer
 from tests.support.redis_servers.streams import read_scores

@@ -27,8 +27,7 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.worker_harness import running_worker
 from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy

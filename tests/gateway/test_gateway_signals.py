@@ -30,8 +30,8 @@ from penstock.gateway.store.connection import Store
 from penstock.protocol.redis.connection import RedisClient
 from penstock.serving import garbage
 from penstock.stopping import Stopping
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import Held, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import Held, ScriptedWorker
 from tests.support.programs.gateway_harness import Listening, announce, running_gateway
 from tests.support.watched import ended
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.otlp_collector import Seen
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedWorker, echo, eventually, until_cancelled
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedWorker, echo, until_cancelled
 from tests.support.programs.gateway_client import CHAT, chat
 from tests.support.programs.gateway_harness import announce, running_gateway
 from tests.support.programs.traced_worker import InMemory

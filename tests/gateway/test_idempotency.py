@@ -11,7 +11,8 @@ import pytest
 
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, until_cancelled
 from tests.support.programs.gateway_client import CHAT, bare_client, chat, events_of, read_events, text_of
 from tests.support.programs.gateway_harness import CARD, announce, running_gateway
 

@@ -24,9 +24,9 @@ from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.logs import configure_logs
 from tests.gateway.test_page import in_node
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import new_key, revoke, running_gateway
-from tests.support.programs.worker_harness import eventually, read_reply, read_until, running_worker, send
+from tests.support.programs.worker_harness import read_reply, read_until, running_worker, send
 
 USERS = ROOT / "deploy/redis/users.acl"
 SECRET = "a secret prompt"

@@ -7,7 +7,8 @@ import asyncio
 from penstock.gateway.store import names
 from penstock.protocol import keys
 from penstock.protocol.ids import slot_of
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_client import CHAT, bare_client, chat, events_of, text_of
 from tests.support.programs.gateway_harness import announce, running_gateway
 

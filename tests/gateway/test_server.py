@@ -16,8 +16,8 @@ from penstock.gateway.metrics import MOST_CODES, GatewayMetrics
 from penstock.producer import ConnectionLost
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import Held, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import Held, ScriptedWorker
 from tests.support.programs.gateway_client import openai_client
 from tests.support.programs.gateway_harness import Running, announce, running_gateway
 from tests.support.scrapes import scraped

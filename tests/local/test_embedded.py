@@ -14,7 +14,7 @@ import redis
 
 from penstock.local.embedded import EmbeddedServer, EmbeddedServerError, find_servers
 from tests.support.packages import ROOT
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 
 pytestmark = [
     pytest.mark.skipif(not find_servers(), reason="no Redis server program is installed"),

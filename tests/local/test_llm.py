@@ -44,8 +44,7 @@ from penstock.tools.chaos.fake_engine import (
 from penstock.tools.chaos.fake_words import CALL
 from penstock.worker.errors import EngineFailed
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 NO_DEFAULTS = GenerationDefaults(eos_token_ids=())
 UNREAD: dict[str, Any] = {"max_tokens": 10**6}  # what goes on until it is ended

@@ -25,12 +25,11 @@ from penstock.producer.aio import MAX_OTHERS, connections_of
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, OwnEntry, TokenLogprob, TopLogprob
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.fakes import (
     LossyProxy,
     ScriptedReply,
     ScriptedWorker,
-    eventually,
     name_queue_until_cancelled,
     until_cancelled,
 )

@@ -21,8 +21,8 @@ from penstock.producer import Client, ConnectionLost, QueueFull, ReplyTimeout
 from penstock.producer.progress import BulkProgress
 from penstock.protocol import keys
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, eventually, until_cancelled
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import Behaviour, ScriptedReply, ScriptedWorker, echo, until_cancelled
 
 Workers = Callable[..., None]
 

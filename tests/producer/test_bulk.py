@@ -14,7 +14,8 @@ from penstock.producer.progress import BulkProgress
 from penstock.producer.request import Prompt
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, echo, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, echo
 
 
 class Gates:

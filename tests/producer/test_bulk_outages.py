@@ -11,7 +11,8 @@ import pytest
 from penstock.producer import AsyncClient, BulkResult, ConnectionLost, ReplyTimeout, ServerRefused
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import ScriptedWorker, echo, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedWorker, echo
 from tests.support.redis_servers.redis_proxy import RedisProxy
 
 PROMPTS = [f"p {number}" for number in range(6)]

@@ -23,8 +23,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.streams import stream_entries
 from penstock.protocol.wire import MAX_TIMEOUT_MS
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually, running_worker
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import running_worker
 from tests.support.redis_servers.redis_proxy import RedisProxy
 from tests.support.redis_servers.streams import add_entry
 

@@ -13,8 +13,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from penstock.producer import AsyncClient, CallTimedOut, Client, ConnectionLost, Handle, PenstockError, ServerRefused
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.worker_harness import running_worker
 from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 

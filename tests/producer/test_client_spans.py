@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from penstock.producer import AsyncClient, Client, GenerateRequest, QueueFull, RequestFailed
 from tests.support.otlp_collector import Seen
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually, one_word, until_cancelled
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, one_word, until_cancelled
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

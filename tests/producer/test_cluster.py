@@ -12,11 +12,11 @@ from penstock.producer import AsyncClient, QueueFull, ReplyGone, ReplyTimeout
 from penstock.protocol import keys
 from penstock.protocol.ids import new_id, random_slot, slot_of
 from penstock.protocol.redis.connection import connect
+from tests.support.patience import eventually
 from tests.support.programs.fakes import (
     ScriptedReply,
     ScriptedWorker,
     echo,
-    eventually,
     name_queue_until_cancelled,
     until_cancelled,
 )

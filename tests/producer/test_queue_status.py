@@ -11,7 +11,8 @@ from penstock.producer import AsyncClient, Client, QueueStatus, ServerRefused
 from penstock.protocol import keys
 from penstock.protocol.queue import status as queue_status
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedWorker
 
 pytestmark = pytest.mark.every_server
 

@@ -14,8 +14,7 @@ import pytest
 from penstock.serving.http import places
 from penstock.serving.http.guard import ACCEPTS_AT_ONCE, NUM_ON_TOP, GuardedServer, PortLimits
 from tests.serving.guarded_server import guarded, limits
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 MAX = 3
 NUM_KEPT = NUM_LEAVING = 4

@@ -14,8 +14,7 @@ import pytest
 
 from penstock.serving.http.guard import PortLimits
 from tests.serving.guarded_server import guarded, limits
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 SOON_S = 0.05
 

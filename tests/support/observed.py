@@ -19,8 +19,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import WorkerService
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, send
 

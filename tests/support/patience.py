@@ -6,7 +6,9 @@ test leaves time for a few waits. `PENSTOCK_TEST_PATIENCE=3` makes all of them t
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,6 +16,23 @@ import pytest
 PATIENCE = float(os.environ.get("PENSTOCK_TEST_PATIENCE", "1"))
 WAIT_S = 240.0 * PATIENCE  # for one event, a reply, the end of a process
 TEST_S = 900.0 * PATIENCE  # for a whole test, its fixtures included
+
+
+async def eventually(condition: Callable[..., Any], *, timeout_s: float = WAIT_S) -> None:
+    """Waits until `condition()`, awaited if need be, is true; fails when that takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            while True:
+                held = condition()
+                if isinstance(held, Awaitable):
+                    held = await held
+                if held:
+                    return
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        if not limit.expired():  # it was the condition's own
+            raise
+        raise AssertionError(f"not so within {timeout_s:g} s") from None
 
 
 def slow(*values: Any) -> Any:

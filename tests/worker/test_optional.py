@@ -30,8 +30,7 @@ from penstock.worker.config import default_name
 from penstock.worker.redis.permissions import OPTIONAL, optional_denied
 from tests.cli.cli_process import command
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.worker_harness import running_worker
 from tests.support.redis_servers.refusing_proxy import REFUSED, RefusingProxy

@@ -30,8 +30,8 @@ from penstock.worker.intake.preparation import Preparer
 from penstock.worker.service import WorkerService
 from penstock.worker.startup_report import STARTED
 from tests.support.long_minute import lengthen_minute
-from tests.support.patience import TEST_S, WAIT_S
-from tests.support.programs.fakes import LossyProxy, eventually
+from tests.support.patience import TEST_S, WAIT_S, eventually
+from tests.support.programs.fakes import LossyProxy
 from tests.support.programs.gateway_client import bare_client
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_process import GatewayProcess

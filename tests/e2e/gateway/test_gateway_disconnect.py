@@ -9,7 +9,7 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.programs.gateway_client import CHAT, bare_client, chat, read_events
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.worker_harness import running_worker

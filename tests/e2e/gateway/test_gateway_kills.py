@@ -17,8 +17,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text
 from penstock.worker.startup_report import STARTED
-from tests.support.patience import TEST_S, WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import TEST_S, WAIT_S, eventually
 from tests.support.programs.gateway_client import CHAT, chat, read_events, text_of
 from tests.support.programs.gateway_process import GatewayProcess
 from tests.support.programs.worker_process import WorkerProcess

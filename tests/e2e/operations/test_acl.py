@@ -36,10 +36,11 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import NameTaken, RedisRefused
 from penstock.worker.service import WorkerService
 from tests.support.packages import ROOT
+from tests.support.patience import eventually
 from tests.support.programs.gateway_client import openai_client
 from tests.support.programs.gateway_harness import Running as RunningGateway
 from tests.support.programs.gateway_harness import running_gateway
-from tests.support.programs.worker_harness import QUICK, eventually, is_queue_empty, read_reply, running_worker
+from tests.support.programs.worker_harness import QUICK, is_queue_empty, read_reply, running_worker
 from tests.support.redis_servers.servers import KINDS, SERVERS
 from tests.support.redis_servers.streams import add_entry, read_stream
 

@@ -19,7 +19,8 @@ from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.intake import measuring
 from tests.e2e.test_worker_health import get_metrics
 from tests.support.packages import ROOT
-from tests.support.programs.worker_harness import Running, eventually, is_queue_empty, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import Running, is_queue_empty, running_worker, send
 
 pytestmark = pytest.mark.usefixtures("patient_scrapes")
 

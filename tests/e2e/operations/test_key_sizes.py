@@ -19,10 +19,10 @@ from penstock.protocol.operations.tenants import set_weight
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
 from tests.support.letters import add_letter
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_client import CHAT, Asked, chat
 from tests.support.programs.gateway_harness import new_key, revoke
-from tests.support.programs.worker_harness import eventually, running_worker, send
+from tests.support.programs.worker_harness import running_worker, send
 
 KINDS = {kind.make: kind for kind in (*key_table.TABLE, *gateway_table.TABLE)}
 LEAST, MOST = 0.5, 2.0

@@ -28,8 +28,7 @@ from penstock.producer import AsyncClient
 from penstock.protocol.tasks import end_tasks
 from penstock.tools.chaos.process import ModelWorker
 from tests.e2e.test_worker_health import http
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.promql import RULES, expressions

@@ -6,14 +6,8 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.serving.exposition import render
 from penstock.tools.chaos.fake_engine import FakeEngine
 from penstock.worker.metrics import WorkerMetrics
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.scrapes import scraped
 
 COUNTERS = ("prompt_tokens", "prompt_tokens_cached", "generation_tokens", "published_tokens")

@@ -23,18 +23,11 @@ from penstock.protocol.telemetry.sdk import Telemetry, from_environment
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
 from tests.support.otlp_collector import Collector, Seen
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_client import CHAT
 from tests.support.programs.gateway_harness import running_gateway
 from tests.support.programs.traced_worker import InMemory, traced
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

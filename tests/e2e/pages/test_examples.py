@@ -15,8 +15,8 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.redis_servers.streams import read_stream
 
 EXAMPLES = ROOT / "examples"

@@ -10,9 +10,9 @@ from penstock.protocol.consumers import set_aside_for
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
 from tests.e2e.trouble.test_other_fleet import NEW, OLD
+from tests.support.patience import eventually
 from tests.support.programs.worker_harness import (
     add_chunk,
-    eventually,
     is_queue_empty,
     read_reply,
     read_until,

@@ -29,8 +29,8 @@ from penstock.worker.publish.chunks import chunk_fields
 from penstock.worker.run.choices import ChoiceBuffer
 from penstock.worker.service import WorkerService
 from tests.support.packages import ROOT
-from tests.support.patience import slow
-from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, serving, take_and_claim
+from tests.support.patience import eventually, slow
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, serving, take_and_claim
 from tests.support.redis_servers.streams import add_entry
 
 TEMPLATE = ROOT / "tests/chat_templates/hermes.jinja"

@@ -29,16 +29,8 @@ from penstock.worker.intake.preparation import Preparer
 from penstock.worker.publish import publisher
 from penstock.worker.service import WorkerService
 from penstock.worker.watch import sweeping
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-    serving,
-)
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send, serving
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
 BATCH: dict[str, Any] = {

@@ -14,9 +14,9 @@ from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Client
 from penstock.protocol.redis import silence
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import Certificate, running_gateway
-from tests.support.programs.worker_harness import Running, eventually, running_worker
+from tests.support.programs.worker_harness import Running, running_worker
 from tests.support.redis_servers.nodes import proxied_nodes, sentinel
 from tests.support.redis_servers.refusing_proxy import RefusingProxy
 from tests.support.redis_servers.tls_proxy import tls_of

@@ -27,16 +27,8 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.admission import to_engine_request
 from penstock.worker.intake.preparation import Preparer
 from penstock.worker.service import WorkerService
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import (
-    QUICK,
-    Reply,
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    serving,
-)
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK, Reply, is_queue_empty, read_reply, read_until, serving
 from tests.support.redis_servers.streams import add_entry
 
 NUM_TOKENS = 500

@@ -15,14 +15,8 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_tokens
 from penstock.worker.intake import suspects
 from tests.e2e.takeover.waiting_scenes import Blocked, SlowText
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 
 LONG_S = 1000.0
 

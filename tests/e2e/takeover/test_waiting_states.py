@@ -20,9 +20,10 @@ from penstock.worker.intake.waiting import COLUMNS, TABLE, table
 from penstock.worker.intake.waiting import WaitingState as State
 from tests.e2e.takeover.waiting_scenes import IDS, NUM_TOKENS, OLD, SCENES, Blocked, SlowText, Stage, make_suspect
 from tests.support.packages import ROOT
+from tests.support.patience import eventually
 from tests.support.programs.gateway_client import bare_client, openai_client
 from tests.support.programs.gateway_harness import running_gateway
-from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, send
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, send
 from tests.support.redis_servers.streams import read_stream
 
 CHAT: Any = "/v1/chat/completions"

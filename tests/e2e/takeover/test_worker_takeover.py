@@ -17,13 +17,12 @@ from penstock.tools.chaos.fake_engine import FakeEngine, expected_speech, expect
 from penstock.tools.chaos.fake_words import CALL, speech_of
 from penstock.worker.publish.chunks import chunk_fields
 from penstock.worker.run.choices import ChoiceBuffer
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.fakes import ranked
 from tests.support.programs.worker_harness import (
     Reply,
     add_chunk,
     end_as,
-    eventually,
     is_queue_empty,
     read_reply,
     read_until,
@@ -111,7 +110,7 @@ async def test_frozen_worker_wakes_up_to_find_itself_fenced(redis_url: str, redi
             await eventually(lambda: engine.prefilled == ["x"])
             engine.hold()
             zombie.send(signal.SIGCONT)
-            await eventually(lambda: any(event["event"] == "request_dropped" for event in zombie.events()), 5)
+            await eventually(lambda: any(event["event"] == "request_dropped" for event in zombie.events()), timeout_s=5)
             await eventually(lambda: is_absolved(redis, "x"))
             engine.allow()
             reply = await read_reply(redis, "x")

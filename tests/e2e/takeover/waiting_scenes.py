@@ -24,11 +24,10 @@ from penstock.tools.chaos.fake_engine import FakeEngine, FakeText, expected_toke
 from penstock.worker.intake.claiming import Claimer
 from penstock.worker.intake.waiting import WaitingState as State
 from penstock.worker.run.entries import EntryReader, QueueEntry
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.worker_harness import (
     Running,
     add_chunk,
-    eventually,
     read_reply,
     read_until,
     running_worker,

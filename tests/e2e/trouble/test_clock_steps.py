@@ -14,15 +14,8 @@ from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.clocks import ShiftedServer
 from tests.support.redis_servers.streams import read_scores

@@ -17,8 +17,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.protocol.reply import Reply
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, running_worker
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, running_worker
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.redis_proxy import RedisProxy
 from tests.support.redis_servers.servers import KINDS, SERVERS

@@ -20,8 +20,8 @@ from penstock.protocol.operations.collector import look
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.faults import is_junk
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.patience import mostly_slow
-from tests.support.programs.worker_harness import Running, eventually, is_queue_empty, read_reply, running_worker
+from tests.support.patience import eventually, mostly_slow
+from tests.support.programs.worker_harness import Running, is_queue_empty, read_reply, running_worker
 from tests.support.redis_servers.junk import QUEUE_KINDS, WRONG_TYPES, WRONG_VALUES, Type, Write, harm, is_kept
 from tests.support.redis_servers.streams import add_entry
 

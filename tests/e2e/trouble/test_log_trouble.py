@@ -18,8 +18,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import EndEntry
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S, slow
-from tests.support.programs.worker_harness import eventually, read_reply, send
+from tests.support.patience import WAIT_S, eventually, slow
+from tests.support.programs.worker_harness import read_reply, send
 
 WORKER = (
     str(ROOT / "tests/support/programs/fake_service.py"),

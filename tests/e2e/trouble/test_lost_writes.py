@@ -21,7 +21,8 @@ from penstock.protocol.ids import slot_of
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.tools.chaos.fake_words import word
-from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, running_worker
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, running_worker
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.servers import KINDS, SERVERS, cluster_arguments, form_cluster
 from tests.support.redis_servers.streams import read_stream

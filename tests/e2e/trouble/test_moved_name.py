@@ -23,9 +23,9 @@ from penstock.protocol.redis import moves
 from penstock.protocol.redis.address import parse_url
 from penstock.protocol.redis.connection import RedisClient, connect, connect_blocking
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import running_gateway
-from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, running_worker
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, running_worker
 from tests.support.redis_servers.moved_name import Demoted, MovingName
 from tests.support.redis_servers.nodes import proxied_nodes, sentinel
 

@@ -19,10 +19,10 @@ from penstock.tools.chaos.fake_engine import expected_text, expected_tokens, fak
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import OtherFleet
 from penstock.worker.service import WorkerService
+from tests.support.patience import eventually
 from tests.support.programs.worker_harness import (
     QUICK,
     add_chunk,
-    eventually,
     is_queue_empty,
     read_reply,
     running_worker,

@@ -18,10 +18,10 @@ from penstock.protocol.scripts import calls, claims, entries, lanes, presence
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
 from penstock.worker.redis import retries
+from tests.support.patience import eventually
 from tests.support.programs.worker_harness import (
     Running,
     add_chunk,
-    eventually,
     is_queue_empty,
     read_reply,
     read_until,

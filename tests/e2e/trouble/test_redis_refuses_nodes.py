@@ -16,9 +16,9 @@ from penstock.protocol.operations.collector import look
 from penstock.protocol.redis.address import parse_url
 from penstock.protocol.redis.connection import RedisClient, answered, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import running_gateway
-from tests.support.programs.worker_harness import Running, eventually, running_worker
+from tests.support.programs.worker_harness import Running, running_worker
 from tests.support.redis_servers.nodes import proxied_nodes, sentinel
 from tests.support.redis_servers.refusing_proxy import FULL, PASSING, REFUSED, RefusingProxy
 

@@ -18,15 +18,8 @@ from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.programs.worker_harness import (
-    Running,
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import Running, is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.redis_servers.redis_proxy import RedisProxy
 from tests.support.redis_servers.servers import KINDS, SERVERS
 

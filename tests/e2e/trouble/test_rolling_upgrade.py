@@ -11,7 +11,8 @@ from penstock.producer import AsyncClient, Handle
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import OwnEntry
-from tests.support.programs.worker_harness import Reply, eventually, read_reply
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import Reply, read_reply
 
 pytestmark = pytest.mark.slow
 

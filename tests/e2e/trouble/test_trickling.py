@@ -16,9 +16,9 @@ import pytest
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, Client
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
-from tests.support.patience import WAIT_S, slow
+from tests.support.patience import WAIT_S, eventually, slow
 from tests.support.programs.gateway_harness import running_gateway
-from tests.support.programs.worker_harness import eventually, running_worker
+from tests.support.programs.worker_harness import running_worker
 from tests.support.redis_servers.forwarding import Trickling
 from tests.support.redis_servers.nodes import proxied_nodes, sentinel
 

@@ -9,7 +9,8 @@ from penstock.engine.request import Request
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text
-from tests.support.programs.worker_harness import eventually, is_queue_empty, read_reply, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, running_worker, send
 
 BAD = b"bad"
 

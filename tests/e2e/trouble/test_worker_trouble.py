@@ -12,14 +12,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import RedisRefused
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    read_until,
-    running_worker,
-    send,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, read_until, running_worker, send
 from tests.support.redis_servers.redis_proxy import RedisProxy
 
 

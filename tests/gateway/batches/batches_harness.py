@@ -11,8 +11,9 @@ from openai.types import Batch, FileObject
 
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry
+from tests.support.patience import eventually
 from tests.support.programs import gateway_client
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_harness import announce
 
 CHAT = "/v1/chat/completions"

@@ -15,7 +15,7 @@ from penstock.gateway.files.names import file_name
 from penstock.gateway.store import names
 from penstock.protocol.redis.connection import RedisClient
 from tests.gateway.batches.batches_harness import Asked, asking, jsonl, line
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 
 FORM = {"content-type": "multipart/form-data; boundary=x"}
 

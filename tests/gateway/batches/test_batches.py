@@ -18,7 +18,8 @@ from penstock.producer import Reply
 from penstock.protocol import keys as producer_keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from tests.gateway.batches.batches_harness import Asked, answer, asking, jsonl, line
-from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedWorker
 from tests.support.programs.gateway_harness import announce
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from penstock.protocol.redis.connection import RedisClient
 from tests.gateway.batches.batches_harness import Asked, answer, jsonl, line
-from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedWorker
 from tests.support.programs.gateway_harness import announce, new_key, revoke
 
 LEASE_S = 0.6

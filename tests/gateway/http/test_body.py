@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.body import SMALL_BYTES, BodyBudget, read_body, read_json
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 
 MAX_BYTES = 4 * SMALL_BYTES
 

@@ -10,7 +10,8 @@ import pytest
 from penstock.gateway.store import names
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually, until_cancelled
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, until_cancelled
 from tests.support.programs.gateway_client import CHAT, bare_client, chat, read_events
 from tests.support.programs.gateway_harness import announce, running_gateway
 from tests.support.redis_servers.streams import read_scores

@@ -14,8 +14,8 @@ import pytest
 from penstock.gateway.http.observing import PROBES
 from penstock.gateway.server import METRICS_LIMITS, serving_metrics
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_harness import Running, announce, new_key, running_gateway
 
 MAX = 8

@@ -15,8 +15,7 @@ import pytest
 
 from penstock.protocol.redis.connection import RedisClient
 from penstock.serving.http.guard import NUM_ON_TOP
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import Running, announce, running_gateway
 from tests.support.programs.gateway_process import GatewayProcess
 

@@ -17,7 +17,8 @@ from penstock.gateway.http.events import BEFORE_ALL, Place, ServerSentEvent, enc
 from penstock.gateway.http.interruptions import Interruption
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import AsyncClient, Chunk, Reply
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_client import events_of
 
 FOREVER_S = 10_000.0

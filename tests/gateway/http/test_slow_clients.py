@@ -13,8 +13,8 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, encode_reply
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_client import CHAT, bare_client, chat
 from tests.support.programs.gateway_harness import Running, announce, running_gateway
 

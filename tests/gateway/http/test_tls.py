@@ -13,8 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.gateway_harness import Certificate, Running, running_gateway
 
 FOREVER_S = 1000.0

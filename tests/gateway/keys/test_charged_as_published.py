@@ -17,7 +17,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import GenerateRequest
 from tests.support.long_minute import lengthen_minute
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 from tests.support.programs.gateway_client import CHAT, bare_client, chat
 from tests.support.programs.gateway_harness import announce, new_key, running_gateway
 

@@ -22,8 +22,8 @@ from penstock.gateway.store.connection import NAME
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import Behaviour, LossyProxy, ScriptedWorker, eventually, one_word, until_cancelled
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import Behaviour, LossyProxy, ScriptedWorker, one_word, until_cancelled
 from tests.support.programs.gateway_client import openai_client
 from tests.support.programs.gateway_harness import CARD, Running, announce, new_key, revoke, running_gateway
 

@@ -19,15 +19,8 @@ from penstock.gateway.store.connection import Store
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import (
-    Behaviour,
-    LossyProxy,
-    ScriptedReply,
-    ScriptedWorker,
-    eventually,
-    one_word,
-    until_cancelled,
-)
+from tests.support.patience import eventually
+from tests.support.programs.fakes import Behaviour, LossyProxy, ScriptedReply, ScriptedWorker, one_word, until_cancelled
 from tests.support.programs.gateway_client import openai_client
 from tests.support.programs.gateway_harness import Running, announce, new_key, running_gateway, standing_with
 from tests.support.redis_servers.streams import read_scores

@@ -16,7 +16,7 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.producer import ConnectionLost, ServerRefused
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.programs.gateway_harness import standing_with
 from tests.support.redis_servers.streams import read_scores
 

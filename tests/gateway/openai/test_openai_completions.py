@@ -16,7 +16,8 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, EndEntry, TokenLogprob, TopLogprob
 from tests.gateway.openai.openai_clients import EPOCH_S, Asked, asking
-from tests.support.programs.fakes import ScriptedReply, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply
 
 COMPLETIONS = "/v1/completions"
 HELLO = {"model": "tiny", "prompt": "hello"}

@@ -12,8 +12,8 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect
 from tests.gateway.responses.responses_harness import Asked, answer, asking, events_of, strictly
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.fakes import ScriptedWorker
 from tests.support.programs.gateway_client import openai_client
 from tests.support.programs.gateway_harness import announce, new_key, running_gateway
 

@@ -12,7 +12,8 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.gateway.responses.responses_harness import Asked, answer, asking, events_of
-from tests.support.programs.fakes import ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedWorker
 from tests.support.programs.gateway_harness import CARD, announce
 
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}

@@ -14,7 +14,7 @@ from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import MIN_KEEP_S
 from tests.gateway.responses.responses_harness import Asked, asking, strictly
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.programs.gateway_harness import CARD, announce
 
 WEATHER: Any = {

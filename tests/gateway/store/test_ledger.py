@@ -11,7 +11,7 @@ from penstock.gateway.store import names
 from penstock.gateway.store.connection import Store
 from penstock.gateway.store.ledger import OVERHEAD_BYTES, Ledger
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 
 pytestmark = pytest.mark.every_server
 

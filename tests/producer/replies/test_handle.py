@@ -12,7 +12,8 @@ from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.fakes import ScriptedReply, ScriptedWorker, eventually
+from tests.support.patience import eventually
+from tests.support.programs.fakes import ScriptedReply, ScriptedWorker
 
 
 async def test_a_stream_has_its_reply_only_at_its_end(redis_url: str) -> None:

@@ -14,8 +14,8 @@ from penstock.producer.reading.entries import position
 from penstock.producer.reading.reader import MAX_ARRIVED
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import TEST_S, WAIT_S
-from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo, eventually
+from tests.support.patience import TEST_S, WAIT_S, eventually
+from tests.support.programs.fakes import LossyProxy, ScriptedReply, ScriptedWorker, echo
 from tests.support.redis_servers.clocks import ShiftedServer
 from tests.support.redis_servers.streams import add_entry
 

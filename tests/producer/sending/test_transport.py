@@ -15,7 +15,7 @@ from penstock.producer.transport import Transport
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, EndEntry, GenerateRequest, OwnEntry, encode_reply
-from tests.support.programs.fakes import eventually
+from tests.support.patience import eventually
 from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.every_server

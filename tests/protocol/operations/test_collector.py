@@ -18,8 +18,8 @@ from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import FakeEngine, fake_model
 from penstock.worker.config import WorkerConfig
 from penstock.worker.service import Model, Say, WorkerService
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import QUICK, eventually, read_until, running_worker, send
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK, read_until, running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 
 SECRET = "a secret prompt"

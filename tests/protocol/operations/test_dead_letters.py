@@ -14,7 +14,8 @@ from penstock.protocol.operations.dead_letters import Kind, Letter, NotReplayabl
 from penstock.protocol.redis.connection import RedisClient, connect
 from penstock.tools.chaos.fake_engine import expected_text
 from tests.support.letters import add_letter
-from tests.support.programs.worker_harness import eventually, read_reply, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import read_reply, running_worker, send
 from tests.support.redis_servers.redis_proxy import RedisProxy
 from tests.support.redis_servers.streams import read_stream
 

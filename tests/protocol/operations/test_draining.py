@@ -7,7 +7,8 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.operations.draining import UnknownWorker, tell_to_drain
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.programs.worker_harness import eventually, running_worker
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import running_worker
 
 pytestmark = pytest.mark.every_server
 

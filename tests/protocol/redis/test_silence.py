@@ -22,8 +22,7 @@ from penstock.protocol.redis.connection import RedisClient, connect, connect_blo
 from penstock.protocol.redis.pipeline import execute_one
 from penstock.protocol.redis.silence import AnswerWait, Watched, blocking
 from penstock.protocol.redis.streams import read_streams
-from tests.support.patience import TEST_S, WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import TEST_S, WAIT_S, eventually
 from tests.support.redis_servers.forwarding import Trickling
 from tests.support.redis_servers.nodes import sentinel
 from tests.support.redis_servers.refusing_proxy import RefusingProxy

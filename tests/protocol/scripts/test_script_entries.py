@@ -12,7 +12,7 @@ from penstock.protocol.operations import dead_letters
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.faults import may_pass
 from tests.protocol.scripts.script_calls import STREAM, owned, owners, put_back, run
-from tests.support.programs.worker_harness import eventually
+from tests.support.patience import eventually
 from tests.support.redis_servers.streams import read_raw_stream, read_stream, text_of
 
 pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]

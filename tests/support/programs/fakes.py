@@ -21,7 +21,7 @@ from penstock.protocol.wire import (
     encode_reply,
     parse_request,
 )
-from tests.support.patience import WAIT_S
+from tests.support.patience import eventually
 
 Behaviour = Callable[["ScriptedReply"], Awaitable[None]]
 
@@ -213,18 +213,6 @@ def ranked(entry_ids: Iterable[str | bytes]) -> list[str]:
     ids = [entry_id.decode() if isinstance(entry_id, bytes) else entry_id for entry_id in entry_ids]
     epochs = sorted({int(entry_id.split("-")[0]) for entry_id in ids})
     return [f"{epochs.index(int(epoch)) + 1}-{number}" for epoch, number in (id_.split("-") for id_ in ids)]
-
-
-async def eventually(condition: Callable[..., object], *, timeout_s: float = WAIT_S) -> None:
-    """Waits until `condition()`, awaited if need be, is true; fails when that takes too long."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            found = condition()
-            if isinstance(found, Awaitable):
-                found = await found
-            if found:
-                return
-            await asyncio.sleep(0.005)
 
 
 class LossyProxy:

@@ -23,8 +23,7 @@ from penstock.gateway.store.connection import Store
 from penstock.producer import AsyncClient, ModelCard
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 
 if TYPE_CHECKING:
     from penstock.protocol.telemetry.sdk import Telemetry

@@ -22,7 +22,7 @@ from penstock.tools.chaos.fake_words import word
 from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.preparation import Grammars, TextEncoder
 from penstock.worker.service import WorkerService
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.redis_servers.streams import add_entry
 from tests.support.watched import ended, watched
 
@@ -168,19 +168,6 @@ async def read_until(
                 if is_last(reply.entries[-1]):
                     return reply
     raise AssertionError(f"no end of {request_id} within {WAIT_S:g} s, only {reply.entries[-3:]}")
-
-
-async def eventually(condition: Callable[..., Any], timeout_s: float = WAIT_S) -> None:
-    """Waits until `condition` (which may be a coroutine function) holds."""
-    give_up_s = time.monotonic() + timeout_s
-    while True:
-        held = condition()
-        if asyncio.iscoroutine(held):
-            held = await held
-        if held:
-            return
-        assert time.monotonic() < give_up_s, f"not so within {timeout_s:g} s"
-        await asyncio.sleep(0.005)
 
 
 async def is_queue_empty(redis: RedisClient) -> bool:

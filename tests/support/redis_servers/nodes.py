@@ -12,8 +12,7 @@ from typing import TypeVar
 from redis.asyncio import Redis
 
 from penstock.local.embedded import EmbeddedServer
-from tests.support.patience import WAIT_S
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.redis_servers.forwarding import Forwarding
 from tests.support.redis_servers.servers import SERVERS
 

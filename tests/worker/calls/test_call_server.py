@@ -17,8 +17,8 @@ from penstock.protocol.redis.streams import stream_entries
 from penstock.protocol.wire import MAX_TIMEOUT_MS
 from penstock.tools.chaos.fake_engine import FakeEngine, FakeText
 from penstock.worker.calls import server
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually, running_worker, send
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import running_worker, send
 from tests.support.programs.worker_process import WorkerProcess
 from tests.support.redis_servers.redis_proxy import RedisProxy
 from tests.support.redis_servers.streams import add_entry

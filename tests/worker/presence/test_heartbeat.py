@@ -21,8 +21,8 @@ from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence import heartbeat as heartbeats
 from penstock.worker.presence.heartbeat import BEATS_PER_READ, RETIRE_COUNT, Heartbeat, Reclaimer
 from penstock.worker.redis.guarded import execute_one
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import QUICK, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK
 
 pytestmark = pytest.mark.every_server
 

@@ -18,8 +18,8 @@ from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.presence import reservation as reservations
 from penstock.worker.presence.heartbeat import Heartbeat, Reclaimer
 from penstock.worker.presence.reservation import Reservation
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import QUICK, eventually
+from tests.support.patience import WAIT_S, eventually
+from tests.support.programs.worker_harness import QUICK
 
 KEY = keys.starting("q", "w")
 LONG_S = 1000.0

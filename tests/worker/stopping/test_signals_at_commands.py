@@ -26,11 +26,10 @@ from penstock.worker import session
 from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import Aborted, DrainIncomplete
 from penstock.worker.service import WorkerService
-from tests.support.patience import WAIT_S, slow
+from tests.support.patience import WAIT_S, eventually, slow
 from tests.support.programs.worker_harness import (
     QUICK,
     add_chunk,
-    eventually,
     is_queue_empty,
     read_reply,
     read_until,

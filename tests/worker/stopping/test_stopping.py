@@ -28,8 +28,7 @@ from penstock.stopping import SAME_STOP_S, Stopping, listen_early
 from penstock.worker.service import WorkerService
 from tests.cli.cli_process import environment, finish, finish_by
 from tests.support.packages import ROOT
-from tests.support.patience import WAIT_S, slow
-from tests.support.programs.fakes import eventually
+from tests.support.patience import WAIT_S, eventually, slow
 from tests.support.programs.worker_harness import read_until, send
 
 PROGRAMS = ROOT / "tests/support/programs"

@@ -11,7 +11,7 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.worker.config import WorkerConfig
 from penstock.worker.run import entries
 from penstock.worker.run.entries import LARGEST_ID, EntryReader, QueueEntry
-from tests.support.programs.worker_harness import eventually
+from tests.support.patience import eventually
 from tests.support.redis_servers.streams import add_entry, read_owners, read_raw_stream
 
 pytestmark = pytest.mark.every_server

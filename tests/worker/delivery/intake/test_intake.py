@@ -17,14 +17,8 @@ from penstock.worker.intake.intake import SLOW_S
 from penstock.worker.run import entries as reading
 from penstock.worker.run.entries import QueueEntry
 from penstock.worker.watch import sweeping
-from tests.support.programs.worker_harness import (
-    eventually,
-    is_queue_empty,
-    read_reply,
-    running_worker,
-    send,
-    take_and_claim,
-)
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, running_worker, send, take_and_claim
 
 
 class Slow:

@@ -30,9 +30,8 @@ from penstock.worker.publish.writes import MAX_SILENT_TOKENS
 from penstock.worker.run.choices import ChoiceBuffer
 from penstock.worker.run.entries import QueueEntry
 from penstock.worker.run.requests import LiveRequest, RequestTable
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.fakes import ranked
-from tests.support.programs.worker_harness import eventually
 from tests.support.redis_servers.streams import add_entry, read_raw_stream
 from tests.support.watched import watched
 

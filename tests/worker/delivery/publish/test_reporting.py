@@ -9,7 +9,8 @@ from penstock.protocol.operations.collector import look
 from penstock.protocol.operations.reports import MAX_REPORTED, WorkerReport, decode_report
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
-from tests.support.programs.worker_harness import eventually, running_worker, send
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import running_worker, send
 
 
 async def report_of(raw: RedisClient, worker: str) -> WorkerReport | None:

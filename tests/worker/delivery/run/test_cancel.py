@@ -21,8 +21,7 @@ from penstock.worker.run.entries import QueueEntry
 from penstock.worker.run.requests import LiveRequest, Parked, Phase
 from penstock.worker.watch import cancel
 from penstock.worker.watch.cancel import CancelWatch
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.watched import watched
 from tests.worker.delivery.delivery_lab import NOW_S, Bench, FixedClock, make_live
 

@@ -30,8 +30,7 @@ from penstock.worker.publish.publisher import Publisher
 from penstock.worker.run.choices import ChoiceBuffer
 from penstock.worker.run.entries import ENTRIES_PER_READ, QueueEntry
 from penstock.worker.run.requests import LiveRequest, Parked, Phase, RequestTable
-from tests.support.patience import WAIT_S
-from tests.support.programs.worker_harness import eventually
+from tests.support.patience import WAIT_S, eventually
 from tests.support.redis_servers.streams import read_owners, read_raw_stream
 from tests.worker.delivery.delivery_lab import make_live
 
