@@ -1,13 +1,14 @@
 """Errors that end a worker, or keep it from starting.
 
-WorkerError            base; `exit_status` is that of `penstock worker` ├── BadWorkerConfig    (also ValueError)  2  a
-value in WorkerConfig that cannot be used ├── NameTaken                             3  another live process of the queue
-uses this worker's name ├── EngineFailed                          4  the model could not be loaded, or the engine's
-thread ended with an error ├── RedisRefused                          5  Redis answers, but refuses what a worker must do
-(no permission) ├── DrainIncomplete                       6  the grace period ended and requests could not be handed
-back ├── TaskFailed                            7  a part of the service ended with an unexpected error ├── OtherFleet
-8  the queue's workers have another model, tokenizer or chat template └── Aborted                             130  told
-to stop twice
+WorkerError            base; `exit_status` is that of `penstock worker`
+├── BadWorkerConfig    (also ValueError)  2  a value in WorkerConfig that cannot be used
+├── NameTaken                             3  another live process of the queue uses this worker's name
+├── EngineFailed                          4  the model could not be loaded, or the engine's thread ended with an error
+├── RedisRefused                          5  Redis answers, but refuses what a worker must do (no permission)
+├── DrainIncomplete                       6  the grace period ended and requests could not be handed back
+├── TaskFailed                            7  a part of the service ended with an unexpected error
+├── OtherFleet                            8  the queue's workers have another model, tokenizer or chat template
+└── Aborted                             130  told to stop twice
 
 After a drain `WorkerService.run` returns, and the exit status is 0. Whatever the status, no request is lost: what was
 not finished or handed back is taken over by other workers once this one's heartbeat is gone.

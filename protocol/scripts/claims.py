@@ -1,14 +1,20 @@
 """Steps on one request: claim, finish, hand back, and look up its owner.
 
-On the state hash of a request: entry             the queue entry this request came with; another entry with the same id
-is a duplicate epoch             of the last claim, the fencing token: reply entries are `<epoch>-<n>`, so Redis refuses
-those of earlier claims worker, instance  the last claim's; the instance tells a restarted worker from the one that died
-status            running, queued (handed back), done, dead claimed_ms        server time of the first claim attempts
-claims crashes           claims that ended with the worker's death, as far as it has not come back strikes crashes in a
-row between which the reply did not grow, counting the first handbacks         claims that a draining worker gave back
-tenant            whom the request is for, if it says so digest            of the model that claimed it last, or once
-the reply is begun, of the model that began it begun             the reply has more than claims: only that model
-continues it alive:<epoch>     the owner of that claim was frozen, not dead
+Fields of a request's state hash:
+    entry             the queue entry this request came with; another entry with the same id is a duplicate
+    epoch             of the last claim, the fencing token: reply entries are `<epoch>-<n>`, so Redis refuses those of
+                      earlier claims
+    worker, instance  the last claim's; the instance tells a restarted worker from the one that died
+    status            running, queued (handed back), done, dead
+    claimed_ms        server time of the first claim
+    attempts          number of claims
+    crashes           claims that ended with the worker's death, as far as it has not come back
+    strikes           crashes in a row between which the reply did not grow, counting the first
+    handbacks         claims that a draining worker gave back
+    tenant            whom the request is for, if it says so
+    digest            of the model that claimed it last; once the reply is begun, of the model that began it
+    begun             the reply has more than claims: only that model continues it
+    alive:<epoch>     the owner of that claim was frozen, not dead
 
 An epoch is the server's clock in microseconds. Redis may lose its last writes in a failover or a power cut. An epoch
 counted up from what is left would then be given a second time, and two owners would take each other's entries for their
