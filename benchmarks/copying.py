@@ -25,7 +25,8 @@ import optax
 from flax import nnx
 from rich.console import Console
 
-from benchmarks.engine import COMPILE_CACHE, RESULTS
+from benchmarks.engine import COMPILE_CACHE
+from benchmarks.parts.tables import RESULTS
 from examples.demo_model.attention import PackedAttention
 from examples.demo_model.config import CONFIG_JSON, QWEN3
 from examples.demo_model.export import export

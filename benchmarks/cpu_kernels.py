@@ -22,8 +22,7 @@ import numpy as np
 from flax import nnx
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine.attention import KVCacheSpec, RaggedBatch, attention_for
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
 from penstock.engine.formats.packing import Packing

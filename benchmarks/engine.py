@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.step_profile import profiled
-from benchmarks.tables import table_of
+from benchmarks.parts.step_profile import profiled
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import Engine, EngineConfig
 from penstock.serving import garbage
 from penstock.tools.bench.machine import describe_machine
@@ -27,7 +26,6 @@ from penstock.tools.bench.report import Report, append_result
 from penstock.tools.bench.summary import Summary
 from penstock.tools.bench.traffic.load import Load
 
-RESULTS = Path(__file__).parent / "results"
 COMPILE_CACHE = preset_root().parent / "compile"
 
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import gateway_sides
-from benchmarks.engine import RESULTS
-from benchmarks.tables import table_of
+from benchmarks.parts import gateway_sides
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.tools.bench.report import append_result
 
 PARTS = {

@@ -31,6 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.parts.tables import RESULTS
 from penstock.engine.attention import CacheSpec
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import Deployment, deploy
@@ -45,7 +46,7 @@ from penstock.tools.plan import preset
 from penstock.tools.plan.device.roofline import kv_token_bytes, step_flops
 from penstock.tools.plan.device.weights import step_weight_bytes
 
-RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
+RESULT = RESULTS / "gpu.jsonl"
 NANO = "nano"
 NANO_FIELDS = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -110,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="of all timings; the median counts")
     parser.add_argument("--copy-mib", type=int, default=4096, help="of the array that is copied")
     parser.add_argument("--matmul", type=int, default=8192, help="rows and columns of the matrices")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULT)
     parser.add_argument("--any-device", action="store_true", help="to try this benchmark out: its figures mean nothing")
     return parser.parse_args()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.parts.tables import RESULTS
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment.deployment import deploy
 from penstock.engine.execution.packing import Batch
@@ -28,7 +28,6 @@ from penstock.engine.text.tokenizer import Tokenizer
 from penstock.tools.bench.report import append_result
 
 VOCAB_SIZE = 1000
-RESULTS = Path(__file__).parent / "results"
 
 
 class InstantStep:

@@ -24,9 +24,8 @@ from flax import nnx
 from rich.console import Console
 
 from benchmarks.cpu_kernels import fastest_s, read_rate
-from benchmarks.engine import RESULTS
 from benchmarks.host import word_tokenizer
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import Engine, EngineConfig, Request, SamplingParams
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR, Deployment, deploy
 from penstock.engine.generation_defaults import GenerationDefaults

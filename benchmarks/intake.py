@@ -26,8 +26,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient, connect, ensure_group

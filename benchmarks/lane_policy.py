@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
 from benchmarks.lanes import costs
 from benchmarks.lanes.costs import RUNNING, Cost
 from benchmarks.lanes.simulated import OUTPUT_WEIGHT, Homes, Simulation
 from benchmarks.lanes.traffic import BATCH, BURSTING, INTERACTIVE, Size, Traffic, drawn
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.tools.bench.report import append_result
 
 DEATHS = 0.01  # of the fleet, in the middle of the burst

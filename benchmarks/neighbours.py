@@ -30,9 +30,8 @@ from typing import Any
 import httpx2 as httpx
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
-from benchmarks.neighbour_work import TEMPLATE, VOCAB_SIZE, WORK, Site, do, words
-from benchmarks.tables import table_of
+from benchmarks.parts.neighbour_work import TEMPLATE, VOCAB_SIZE, WORK, Site, do, words
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.local.embedded import EmbeddedServer
 from penstock.local.gateway_process import local_gateway
 from penstock.local.worker_process import local_worker, wait_joined

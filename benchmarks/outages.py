@@ -28,8 +28,7 @@ from typing import Any
 import httpx2
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.cli.top import ANSWER_S
 from penstock.gateway.server import GatewayServer
 from penstock.gateway.settings import GatewaySettings

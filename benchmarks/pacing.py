@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.parts.tables import table_of
 from benchmarks.simulation import trace_of
-from benchmarks.tables import table_of
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace, StepTimes

@@ -16,14 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
 from benchmarks.engine import engine_arguments, loaded_engine
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.execution.runner import Runner
 from penstock.engine.request import ResponseSpec, Tool
@@ -31,7 +30,6 @@ from penstock.engine.structured import Grammar
 from penstock.tools.bench.machine import describe_machine
 from penstock.tools.bench.report import append_result
 
-RESULTS = Path(__file__).parent / "results"
 PLAIN = "plain"
 NUM_PROMPT = 16
 RECORDS = {

@@ -20,8 +20,7 @@ from statistics import median
 
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import Engine, EngineConfig
 from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
 from penstock.tools.bench.report import append_result

@@ -15,9 +15,9 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import service_engine, service_publishing, service_readers
-from benchmarks.engine import RESULTS, engine_arguments
-from benchmarks.tables import table_of
+from benchmarks.engine import engine_arguments
+from benchmarks.parts import service_engine, service_publishing, service_readers
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.serving import garbage
 from penstock.tools.bench.report import append_result
 from penstock.worker.logs import configure_logs

@@ -26,9 +26,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.engine import engine_arguments, loaded_engine, shared_load
-from benchmarks.paced_engine import paced_engine
-from benchmarks.step_recording import MeasuredSteps, StepRecord, recorded
-from benchmarks.tables import table_of
+from benchmarks.parts.paced_engine import paced_engine
+from benchmarks.parts.step_recording import MeasuredSteps, StepRecord, recorded
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import Engine
 from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -41,7 +41,6 @@ from penstock.tools.plan.replica import Replica
 from penstock.tools.plan.simulation import simulate
 from penstock.tools.plan.traces import Trace, TracedRequest
 
-RESULTS = Path(__file__).parent / "results"
 _DRAWS = 3  # simulations per trace
 _FITTED_SEED = 1000
 _STEADY = 1.1  # the machine is steady if steps change by no more than this factor

@@ -17,7 +17,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine import RESULTS, engine_arguments, loaded_engine
+from benchmarks.engine import engine_arguments, loaded_engine
+from benchmarks.parts.tables import RESULTS
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.drafter import Draft, Drafter

@@ -22,9 +22,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
 from benchmarks.intake import cpu_s
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys, scripts
 from penstock.protocol.operations.collector import look

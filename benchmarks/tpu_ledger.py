@@ -13,17 +13,17 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from benchmarks.parts.tables import RESULTS
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
 from penstock.tools.plan import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
 from penstock.tools.plan.device.compiling import WRITING
 
-RESULTS = Path(__file__).parent / "results" / "tpu_aot.md"
+RESULT = RESULTS / "tpu_aot.md"
 CONTEXT = 1024
 MAX_RATIO = 1.10
 
@@ -105,12 +105,12 @@ def keep(case: Case, figures: dict[str, Any]) -> None:
     kept = load()
     kept[case.name] = figures
     lines = [json.dumps({"case": name, "figures": kept[name]}) for name in (c.name for c in CASES) if name in kept]
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.with_suffix(".jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.with_suffix(".jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def load() -> dict[str, dict[str, Any]]:
-    path = RESULTS.with_suffix(".jsonl")
+    path = RESULT.with_suffix(".jsonl")
     if not path.exists():
         return {}
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -135,8 +135,8 @@ def write() -> None:
     parts += [_seconds(name, kept[name]) for name in kept]
     parts += ["", "## What does not compile or fit", ""] if failed else []
     parts += [f"- {name}: {' '.join(error.split())}" for name, error in failed.items()]
-    RESULTS.write_text("\n".join(parts) + "\n", encoding="utf-8")
-    print(f"wrote {RESULTS}")
+    RESULT.write_text("\n".join(parts) + "\n", encoding="utf-8")
+    print(f"wrote {RESULT}")
 
 
 _HEAD = """# TPU ledger

@@ -15,8 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.engine import EngineConfig
 from penstock.engine.deployment.cache_sizes import with_pages
 from penstock.engine.deployment.deployment import Deployment, deploy

@@ -6,7 +6,8 @@
     python -m benchmarks.lanes backlog     # the scripts behind 1,000,000 entries that wait, against 1,000
 
 Without a name all of them run. Each prints tables and appends a line to `benchmarks/results/lanes.jsonl`. Ratios
-compare figures of one run. A timer stands in for the device (`benchmarks.paced_engine`); the rest is as in production.
+compare figures of one run. A timer stands in for the device (`benchmarks.parts.paced_engine`). The rest is as in
+production.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.engine import RESULTS
 from benchmarks.lanes import backlog, prefixes, tenants, windows
 from benchmarks.lanes.figures import Measured
-from benchmarks.tables import table_of
+from benchmarks.parts.tables import RESULTS, table_of
 from penstock.tools.bench.report import append_result
 
 SCENARIOS: dict[str, tuple[Callable[[float, int], Coroutine[Any, Any, Measured]], float]] = {

@@ -19,7 +19,7 @@ from benchmarks.lanes.figures import Bar, Measured, claimed_s, lost, spread
 from benchmarks.lanes.fleet import Fleet, running_fleet
 from benchmarks.lanes.load import Arrival, Outcome, Sending, outcomes, poisson, send_all, until_empty
 from benchmarks.lanes.worker import PacedWorker
-from benchmarks.paced_engine import PAGE_SIZE, Device
+from benchmarks.parts.paced_engine import PAGE_SIZE, Device
 from penstock.protocol.wire import GenerateRequest
 from penstock.worker.config import WorkerConfig
 

@@ -16,7 +16,7 @@ from benchmarks.lanes.figures import Bar, Measured, lost, spread, waits_s
 from benchmarks.lanes.fleet import Fleet, running_fleet
 from benchmarks.lanes.load import Arrival, Outcome, Sending, body, drop_all, outcomes, poisson, send_all, until_ended
 from benchmarks.lanes.worker import PacedWorker
-from benchmarks.paced_engine import Device
+from benchmarks.parts.paced_engine import Device
 
 DEVICE = Device(25e-3, 0.02e-3, 0.02e-3)
 SLOTS = 16

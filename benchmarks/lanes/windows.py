@@ -29,7 +29,7 @@ from benchmarks.lanes.load import (
     until_empty,
 )
 from benchmarks.lanes.worker import PacedWorker
-from benchmarks.paced_engine import Device
+from benchmarks.parts.paced_engine import Device
 
 DEVICE = Device(40e-3, 0.02e-3, 0.02e-3)
 WORKERS, SLOTS = 4, 8

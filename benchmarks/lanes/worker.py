@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paced_engine import Device, paced_engine
+from benchmarks.parts.paced_engine import Device, paced_engine
 from penstock.engine import Engine
 from penstock.tools.chaos.process import end_with_harness, start_fork_server
 from penstock.worker.config import WorkerConfig

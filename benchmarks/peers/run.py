@@ -24,12 +24,11 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.engine import RESULTS
+from benchmarks.parts.tables import RESULTS, table_of
 from benchmarks.peers.checkpoints import lengthened
 from benchmarks.peers.engines import CORES, PEERS, PENSTOCK, REFERENCE, SET, Peer, PeerFailed, started
 from benchmarks.peers.protocol import Setup
 from benchmarks.peers.workloads import WORKLOADS, Workload
-from benchmarks.tables import table_of
 from penstock.tools.bench.presets import GEOMETRIES, preset_dir, preset_root
 from penstock.tools.bench.recorder import Recorder, end, note
 from penstock.tools.bench.report import append_result

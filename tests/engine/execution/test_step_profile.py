@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.step_profile import Event, Kind, Program, kinds_of, summarized
+from benchmarks.parts.step_profile import Event, Kind, Program, kinds_of, summarized
 
 HLO = """HloModule jit_step, is_scheduled=true
 

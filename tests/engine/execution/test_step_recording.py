@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.step_recording import MeasuredSteps, StepRecord, recorded
+from benchmarks.parts.step_recording import MeasuredSteps, StepRecord, recorded
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.tools.plan.step_times import StepShape
 from tests.engine.engines import drive

@@ -1,11 +1,14 @@
-"""Formats rows of a measurement as a table for the terminal."""
+"""Where measurements are kept, and their rows as a table for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def table_of(title: str, rows: Sequence[Mapping[str, Any]], *, digits: int = 2) -> Table:

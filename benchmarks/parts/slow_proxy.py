@@ -1,6 +1,6 @@
 """A TCP proxy that makes Redis seem far away: every byte arrives `delay_s` later, and no faster than `bytes_per_s`.
 
-    python -m benchmarks.slow_proxy HOST PORT DELAY_S BYTES_PER_S
+    python -m benchmarks.parts.slow_proxy HOST PORT DELAY_S BYTES_PER_S
 
 Prints the port it listens on, and serves until its standard input ends.
 """

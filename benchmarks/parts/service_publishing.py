@@ -9,8 +9,8 @@ from typing import Any
 
 from redis import Redis
 
-from benchmarks.service_process import ServerCosts, preload, until, worker_in_process
-from benchmarks.steady_engine import SteadyEngine, steady_model
+from benchmarks.parts.service_process import ServerCosts, preload, until, worker_in_process
+from benchmarks.parts.steady_engine import SteadyEngine, steady_model
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol import keys
 

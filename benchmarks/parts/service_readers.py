@@ -7,8 +7,8 @@ import asyncio
 import time
 from typing import Any
 
-from benchmarks.service_process import ServerCosts, bench_client, preload, until, worker_in_process
-from benchmarks.steady_engine import SteadyEngine, steady_model
+from benchmarks.parts.service_process import ServerCosts, bench_client, preload, until, worker_in_process
+from benchmarks.parts.steady_engine import SteadyEngine, steady_model
 from penstock.local.embedded import EmbeddedServer
 
 NUM_REPLIES = 256

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from benchmarks.service_process import QUEUE, process_cpu_s, worker_in_process
-from benchmarks.steady_engine import SteadyEngine, steady_model
+from benchmarks.parts.service_process import QUEUE, process_cpu_s, worker_in_process
+from benchmarks.parts.steady_engine import SteadyEngine, steady_model
 from penstock.local.embedded import EmbeddedServer, dies_with_parent
 from penstock.producer import AsyncClient
 from penstock.worker.logs import configure_logs
@@ -131,7 +131,7 @@ async def _site(**worker: Any) -> AsyncIterator[Site]:
     gateway = ("-m", "penstock", "gateway", "--port", str(port), "--log-level", "error")
     with EmbeddedServer() as server:
         async with (
-            _process("-m", "benchmarks.gateway_sides", "worker", server.url, json.dumps(worker)),
+            _process("-m", "benchmarks.parts.gateway_sides", "worker", server.url, json.dumps(worker)),
             _process(*gateway, "--redis-url", server.url) as pid,
         ):
             await _until_it_answers(port)
@@ -141,7 +141,7 @@ async def _site(**worker: Any) -> AsyncIterator[Site]:
 @contextlib.asynccontextmanager
 async def _bare_server() -> AsyncIterator[tuple[int, int]]:
     port = _free_port()
-    async with _process("-m", "benchmarks.gateway_sides", "bare", str(port)) as pid:
+    async with _process("-m", "benchmarks.parts.gateway_sides", "bare", str(port)) as pid:
         await _until_it_answers(port)
         yield port, pid
 

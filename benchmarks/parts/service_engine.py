@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from benchmarks.engine import loaded_engine, shared_load
-from benchmarks.service_process import ServerCosts, bench_client, worker_in_process
-from benchmarks.steady_engine import TimedEngine
+from benchmarks.parts.service_process import ServerCosts, bench_client, worker_in_process
+from benchmarks.parts.steady_engine import TimedEngine
 from penstock.engine import Engine
 from penstock.local.embedded import EmbeddedServer
 from penstock.tools.bench.on_engine import run_on_engine
@@ -138,7 +138,7 @@ async def _through_proxy(
 async def slow_proxy(port: int, delay_s: float, bytes_per_s: float) -> AsyncIterator[str]:
     """Yields the URL of a slow way to the server on `port`; another process carries the bytes."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.slow_proxy", "127.0.0.1", str(port), str(delay_s), str(bytes_per_s),
+        sys.executable, "-m", "benchmarks.parts.slow_proxy", "127.0.0.1", str(port), str(delay_s), str(bytes_per_s),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None
