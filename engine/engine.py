@@ -28,7 +28,6 @@ from penstock.engine.limits import EngineLimits
 from penstock.engine.models import Decoder
 from penstock.engine.progress import ReportProgress
 from penstock.engine.request import FinishReason, Output, Request, TokenLogprob
-from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence, SequenceFailed
@@ -71,9 +70,7 @@ class Engine:
         """
         self._deployment = deployment
         config = deployment.config
-        if model.is_stacked != deployment.attention.is_stacked:
-            needed = "one block per run of layers" if deployment.attention.is_stacked else "one block per layer"
-            raise ConfigError(f"attention {config.attention!r} on this platform needs a model with {needed}")
+        _check_layout(model, deployment)
         self.tokenizer = tokenizer
         self.defaults = defaults = defaults.within(model.config.vocab_size)
         self.grammars = GrammarCompiler(
@@ -86,15 +83,7 @@ class Engine:
             model.config.vocab_size, self._info.max_model_len, config.max_num_seqs, defaults.eos_token_ids
         )
         geometry = deployment.geometry(self.max_model_len)
-        self._pool = PagePool(
-            spec.counts,
-            spec.page_size,
-            windows=deployment.needs.windows,
-            kinds=deployment.needs.kinds,
-            prefix_caching=config.prefix_caching,
-            num_states=spec.num_states,
-            state_interval=deployment.state_interval,
-        )
+        self._pool = deployment.page_pool(spec)
         self._scheduler = Scheduler(
             self._pool,
             max_num_seqs=config.max_num_seqs,
@@ -440,3 +429,11 @@ class Engine:
         error = failure.__cause__ if isinstance(failure.__cause__, Exception) else failure
         text = f"the step failed: {type(error).__name__}: {error}"
         return [self._cut_short(blamed[0].sequence, Ending("error", error=text, cause=error))]
+
+
+def _check_layout(model: Decoder, deployment: Deployment) -> None:
+    """Checks that the model's blocks are laid out as the attention implementation takes them."""
+    if model.is_stacked != deployment.attention.is_stacked:
+        needed = "one block per run of layers" if deployment.attention.is_stacked else "one block per layer"
+        name = deployment.config.attention
+        raise ConfigError(f"attention {name!r} on this platform needs a model with {needed}")

@@ -101,11 +101,7 @@ class Session:
             self._heartbeat,
             readiness,
         )
-        vocab_size = max(
-            preparer.text.vocab_size, card.vocab_size or 0
-        )  # a model's vocabulary may be padded beyond its tokenizer's
-        answers = Answers(config, preparer, vocab_size, defaults, driver.check)
-        answerer = Answerer(config.max_body_bytes, answers)
+        answerer = Answerer(config.max_body_bytes, _answers(config, card, driver, preparer, defaults))
         self._calls = CallServer(redis, blocking, config, answerer, metrics, readiness)
         self._charging = Charging(redis, config, self.requests, readiness)
         self._measuring = Measuring(redis, config, self.requests, self._intake, driver, metrics, readiness)
@@ -284,3 +280,10 @@ def _raise_end(task: asyncio.Task[None], *, is_expected: bool) -> None:
         raise TaskFailed(f"the task {task.get_name()!r} ended with {error!r}") from error
     if not is_expected:
         raise TaskFailed(f"the task {task.get_name()!r} ended by itself")
+
+
+def _answers(
+    config: WorkerConfig, card: ModelCard, driver: EngineDriver, preparer: Preparer, defaults: GenerationDefaults
+) -> Answers:
+    vocab_size = max(preparer.text.vocab_size, card.vocab_size or 0)  # a model may be padded beyond its tokenizer
+    return Answers(config, preparer, vocab_size, defaults, driver.check)

@@ -36,6 +36,7 @@ from penstock.engine.models.config import PackedMatmuls
 from penstock.engine.models.cpu.panels import can_pack
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.memory.page_needs import PageNeeds
+from penstock.engine.scheduling.memory.page_pool import PagePool
 from penstock.engine.sharding.placement import Placement, place, split_model
 from penstock.engine.stats import DeviceMemory, EngineInfo
 
@@ -102,6 +103,18 @@ class Deployment:
             for kind, count in zip(self.groups.page_kinds, num_pages.counts, strict=True)
         )
         return CacheSpec(kinds, num_states)
+
+    def page_pool(self, spec: CacheSpec) -> PagePool:
+        """Returns the accounts of the pages and state slots of `spec`, all free."""
+        return PagePool(
+            spec.counts,
+            spec.page_size,
+            windows=self.needs.windows,
+            kinds=self.needs.kinds,
+            prefix_caching=self.config.prefix_caching,
+            num_states=spec.num_states,
+            state_interval=self.state_interval,
+        )
 
     @property
     def state_bytes(self) -> int:

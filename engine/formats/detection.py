@@ -12,11 +12,11 @@ from penstock.engine.formats.fp8 import Fp8
 from penstock.engine.formats.gptq import Gptq
 from penstock.engine.formats.mxfp4 import Mxfp4
 from penstock.engine.formats.quantization_config import quantization_of, unsupported
-from penstock.engine.formats.tensor_mapping import Declared
+from penstock.engine.formats.tensor_mapping import ConfiguredFormat
 
 
 class _Read(Protocol):
-    def __call__(self, fields: Mapping[str, Any]) -> Declared: ...
+    def __call__(self, fields: Mapping[str, Any]) -> ConfiguredFormat: ...
 
 
 FORMATS: Mapping[str, _Read] = MappingProxyType(
@@ -30,7 +30,7 @@ FORMATS: Mapping[str, _Read] = MappingProxyType(
 )
 
 
-def read_format(fields: Mapping[str, Any]) -> Declared | None:
+def read_format(fields: Mapping[str, Any]) -> ConfiguredFormat | None:
     """Reads the format that the `quantization_config` of a config.json describes; None: weights are not quantized.
 
     Raises:

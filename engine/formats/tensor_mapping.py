@@ -118,7 +118,7 @@ class QuantizedFormat(Protocol):
         """Returns redundant tensors, whose contents are checked by reading them; some may be missing."""
 
 
-class Declared(QuantizedFormat, Protocol):
+class ConfiguredFormat(QuantizedFormat, Protocol):
     """A format that a config.json describes, or a setting."""
 
     def expected(self, module: str, num_in: int, dtype: str) -> Packing | None:

@@ -128,11 +128,11 @@ def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") ->
     checkpoint = open_checkpoint(path)
     family = family_of(checkpoint.fields)
     config = _declared(checkpoint, family, dtype)
-    form, stored = checkpoint.format, _stored_if_readable(checkpoint)
+    quantization, stored = checkpoint.format, _stored_if_readable(checkpoint)
     config = with_kv_scales(config, family.as_stored(stored.keys()), read_kv_cache_scheme(checkpoint.fields), stored)
-    if weights == "auto" and form is None:
+    if weights == "auto" and quantization is None:
         return config
-    packed = packed_weights(form, family, checkpoint.stored, weights)
+    packed = packed_weights(quantization, family, checkpoint.stored, weights)
     config = packed.of(config)
     check_declared(checkpoint.fields, packed, config)
     return config

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.online import OnlineQuantization
 from penstock.engine.formats.packing import LEAVES, PLANES, Packing, leaf_shapes
-from penstock.engine.formats.tensor_mapping import Declared, Index, Leaf, QuantizedFormat
+from penstock.engine.formats.tensor_mapping import ConfiguredFormat, Index, Leaf, QuantizedFormat
 from penstock.engine.loading.rows import FusedRows, stored_part
 from penstock.engine.models import Family, ModelConfig, ParamPath, layer_shapes
 from penstock.engine.models.config import ExpertsConfig, PackedMatmuls
@@ -123,7 +123,7 @@ class PackedSource:
 class PackedWeights:
     """The quantized weights of a checkpoint: what its files hold for them."""
 
-    form: QuantizedFormat
+    format: QuantizedFormat
     family: Family  # as stored
     stored: Mapping[str, Any]  # headers
     left: frozenset[str] = frozenset()  # matmuls that are not quantized, by the last part of their paths
@@ -131,7 +131,7 @@ class PackedWeights:
     @property
     def is_own(self) -> bool:
         """Whether weights are quantized while loading, from an unquantized checkpoint."""
-        return isinstance(self.form, OnlineQuantization)
+        return isinstance(self.format, OnlineQuantization)
 
     def of(self, config: ModelConfig) -> ModelConfig:
         """Returns `config` with the packings of its matmuls.
@@ -140,7 +140,11 @@ class PackedWeights:
             CheckpointError: a weight is stored in a way that its format does not allow.
             ConfigError: a weight cannot be divided into groups.
         """
-        return _with_packings(config, self.family, lambda module, _: self.form.packing(module, self.stored), self.left)
+
+        def packing_of(module: str, _: int) -> Packing | None:
+            return self.format.packing(module, self.stored)
+
+        return _with_packings(config, self.family, packing_of, self.left)
 
     def module(self, path: ParamPath) -> str:
         """Returns the checkpoint's name of the module at `path`."""
@@ -177,7 +181,7 @@ class PackedWeights:
                     f"{modules[0]}: a block of {rows} rows has a scale that is not of one of {sizes} rows alone"
                 )
         one, _ = leaf_shapes(packing, sum(sizes), num_in)[leaf]
-        found = self.form.leaves(modules[0], self.stored, packing, sum(sizes), num_in)[leaf]
+        found = self.format.leaves(modules[0], self.stored, packing, sum(sizes), num_in)[leaf]
         return PackedSource(
             path=path,
             shape=shape,
@@ -200,46 +204,48 @@ class PackedWeights:
         """
         num_out, num_in = source.whole[-2], source.num_in
         for module in source.modules:
-            for leaf in self.form.checks(source.packing, num_out, num_in):
+            for leaf in self.format.checks(source.packing, num_out, num_in):
                 name = f"{module}{leaf.tensor}"
                 if name in self.stored:
                     yield name, leaf
 
     def passed_over(self, source: PackedSource) -> set[str]:
-        return {f"{module}{suffix}" for module in source.modules for suffix in self.form.passed_over}
+        return {f"{module}{suffix}" for module in source.modules for suffix in self.format.passed_over}
 
 
 def packed_weights(
-    form: QuantizedFormat | None, family: Family, stored: Mapping[str, Any], weights: str
+    quantization: QuantizedFormat | None, family: Family, stored: Mapping[str, Any], weights: str
 ) -> PackedWeights:
     """Returns the weights in the format of `stored`, or, if they have none, as the setting `weights` says.
 
     Raises:
         ConfigError: both are given.
     """
-    _refuse_both(form, weights)
+    _refuse_both(quantization, weights)
     family = family.as_stored(stored.keys())
-    if form is None:
+    if quantization is None:
         return PackedWeights(OnlineQuantization(None if weights == "auto" else weights), family, stored, UNQUANTIZED)
-    return PackedWeights(form, family, stored)
+    return PackedWeights(quantization, family, stored)
 
 
-def expected_packings(form: Declared | None, family: Family, config: ModelConfig, weights: str) -> ModelConfig:
+def expected_packings(
+    quantization: ConfiguredFormat | None, family: Family, config: ModelConfig, weights: str
+) -> ModelConfig:
     """Returns `config` with the most likely packings of its matmuls, from config.json alone; routers have none.
 
     Raises:
-        ConfigError: `form` and the setting `weights` are both given, or a weight cannot be divided into groups.
+        ConfigError: `quantization` and the setting `weights` are both given, or a weight cannot be divided into groups.
     """
-    _refuse_both(form, weights)
-    if form is None and weights == "auto":
+    _refuse_both(quantization, weights)
+    if quantization is None and weights == "auto":
         return config
-    chosen: Declared = OnlineQuantization(weights) if form is None else form
-    left = UNQUANTIZED if form is None else ROUTERS | {"embedding"}
+    chosen: ConfiguredFormat = OnlineQuantization(weights) if quantization is None else quantization
+    left = UNQUANTIZED if quantization is None else ROUTERS | {"embedding"}
     return _with_packings(config, family, lambda module, num_in: chosen.expected(module, num_in, config.dtype), left)
 
 
-def _refuse_both(form: QuantizedFormat | None, weights: str) -> None:
-    if form is not None and weights != "auto":
+def _refuse_both(quantization: QuantizedFormat | None, weights: str) -> None:
+    if quantization is not None and weights != "auto":
         raise ConfigError(f"weights = {weights} is for checkpoints that are not quantized, and this one is: set auto")
 
 

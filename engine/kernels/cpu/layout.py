@@ -24,7 +24,7 @@ _SPANS: Mapping[str, Any] = {INTEGERS: np.int64, FLOATS: np.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LayoutRow:
     """A row of a table: an array, an attribute, a number or a choice, with its C++ type if it has one."""
 
     role: str
@@ -35,8 +35,8 @@ class Row:
         return " ".join(part for part in (self.role, self.type, self.name) if part)
 
 
-def rows(role: str, kind: str, *names: str) -> tuple[Row, ...]:
-    return tuple(Row(role, kind, name) for name in names)
+def rows(role: str, kind: str, *names: str) -> tuple[LayoutRow, ...]:
+    return tuple(LayoutRow(role, kind, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class Table:
     """A table of layout.h, by its name there."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[LayoutRow, ...]
 
-    def having(self, *roles: str) -> tuple[Row, ...]:
+    def having(self, *roles: str) -> tuple[LayoutRow, ...]:
         return tuple(row for row in self.rows if row.role in roles)
 
-    def in_order(self, given: Mapping[str, Any], *roles: str) -> list[tuple[Row, Any]]:
+    def in_order(self, given: Mapping[str, Any], *roles: str) -> list[tuple[LayoutRow, Any]]:
         """Returns the rows of these roles with what is given for each.
 
         Raises:
@@ -118,9 +118,9 @@ def _as_attribute(kind: str, value: Any) -> Any:
 
 BATCH_ROWS = rows("operand", S32, "slots", "kv_lens", "page_indices", "cu_q_lens", "num_seqs")
 _ATTENTION_OPTIONS = (
-    Row("attribute", FLOAT, "scale"),
-    Row("attribute", INTEGER, "window"),
-    Row("attribute", FLOAT, "soft_cap"),
+    LayoutRow("attribute", FLOAT, "scale"),
+    LayoutRow("attribute", INTEGER, "window"),
+    LayoutRow("attribute", FLOAT, "soft_cap"),
 )
 ATTENTION = Kernel(
     "RaggedAttention",

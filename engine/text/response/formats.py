@@ -8,7 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, InvalidRequest
-from penstock.engine.text.response.syntax import Arguments, Calls, Parameter, ReasoningMarks, ReplyFormat, TurnMarks
+from penstock.engine.text.response.syntax import (
+    Arguments,
+    Calls,
+    ParameterMarks,
+    ReasoningMarks,
+    ReplyFormat,
+    TurnMarks,
+)
 
 MAX_PREFIX_TAGS = 256
 AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
@@ -100,7 +107,7 @@ _ALL = (
             Arguments.PARAMETERS,
             begin="<tool_call>",
             after_name="\n",
-            parameter=Parameter("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+            parameter=ParameterMarks("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
             end="</tool_call>",
             separator="\n",
         ),
@@ -115,7 +122,7 @@ _ALL = (
             Arguments.PARAMETERS,
             begin="<tool_call>\n<function=",
             after_name=">\n",
-            parameter=Parameter("<parameter=", ">\n", "\n</parameter>\n"),
+            parameter=ParameterMarks("<parameter=", ">\n", "\n</parameter>\n"),
             end="</function>\n</tool_call>",
             separator="\n",
         ),

@@ -26,7 +26,7 @@ class ReasoningMarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class ParameterMarks:
     """`before_key` KEY `before_value` VALUE `end`."""
 
     before_key: str
@@ -58,7 +58,7 @@ class Calls:
     separator: str = ""
     after_name: str = ""
     arguments_key: str = "arguments"
-    parameter: Parameter | None = None
+    parameter: ParameterMarks | None = None
     quote: str = ""
     group_mark: str = ""  # may stand before `group_begin`; then calls count anywhere
 

@@ -21,7 +21,7 @@ from penstock.engine.kernels import cpu
 from penstock.engine.kernels.cpu import NativeLibrary, value_or_empty
 from penstock.engine.kernels.cpu.compilation import COMPILERS, SOURCES
 from penstock.engine.kernels.cpu.halves import HALF_FLOATS, HALF_KINDS, Half, run_halves
-from penstock.engine.kernels.cpu.layout import GROUPS, KERNELS, SURVEY, Row, Table, check_layout
+from penstock.engine.kernels.cpu.layout import GROUPS, KERNELS, SURVEY, LayoutRow, Table, check_layout
 from penstock.engine.kernels.cpu.library import TABLES
 
 FOLDER = Path(cpu.__file__).parent
@@ -34,7 +34,7 @@ def text_of(tables: Iterator[Table] | tuple[Table, ...] = TABLES) -> str:
     return "".join(f"[{table.name}]\n" + "".join(f"{row}\n" for row in table.rows) for table in tables)
 
 
-def slips(rows: tuple[Row, ...]) -> Iterator[tuple[Row, ...]]:
+def slips(rows: tuple[LayoutRow, ...]) -> Iterator[tuple[LayoutRow, ...]]:
     """Yields rows with each slip that one side can make."""
     for i, row in enumerate(rows):
         yield rows[:i] + rows[i + 1 :]
@@ -129,7 +129,7 @@ def test_all_kernels_are_made_from_the_tables() -> None:
     assert sorted(file.name for file in calls) == ["halves.py", "layout.py"]
 
 
-def example(row: Row) -> Any:
+def example(row: LayoutRow) -> Any:
     dtype = {"S32": jnp.int32, "Pred": jnp.bool_, "U8": jnp.uint8}.get(row.type, jnp.float32)
     return {r.name: example(r) for r in GROUPS[row.type].rows} if row.role == "group" else jnp.zeros((1,), dtype)
 

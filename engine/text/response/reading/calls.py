@@ -12,7 +12,7 @@ from penstock.engine.text.response.reading.delta import DELIMITER, Collector
 from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
 from penstock.engine.text.response.reading.literals import read_key, read_literal
 from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malformed, Reading, TextCursor
-from penstock.engine.text.response.syntax import Arguments, Calls, Parameter
+from penstock.engine.text.response.syntax import Arguments, Calls, ParameterMarks
 
 MAX_KEY_CHARS = 1024
 
@@ -150,7 +150,7 @@ class CallReader:
         self._arguments(source, "".join(arguments))
         self._collector.end_call()
 
-    def _parameters(self, source: TextCursor, name: str, parameter: Parameter) -> Reading[None]:
+    def _parameters(self, source: TextCursor, name: str, parameter: ParameterMarks) -> Reading[None]:
         seen: set[str] = set()
         while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
             key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
@@ -162,7 +162,7 @@ class CallReader:
         for word in self._calls.end.split()[1:]:
             yield from source.accept(word)
 
-    def _value(self, source: TextCursor, parameter: Parameter) -> Reading[str]:
+    def _value(self, source: TextCursor, parameter: ParameterMarks) -> Reading[str]:
         """Reads the text of a value, without the line breaks that belong to the syntax."""
         if parameter.before_value.endswith("\n") and (yield from source.peek()) == "\n":
             source.place += 1
