@@ -32,26 +32,26 @@ class EngineConfig:
     weights: Annotated[
         str,
         Setting(
-            "How weights are held in memory: auto (as stored), or quantized while they are loaded, of a checkpoint "
-            "that is not: int8, int4 or fp8.",
+            "How weights are held in memory: auto (as stored), or an unquantized checkpoint quantized at "
+            "loading to int8, int4 or fp8.",
             one_of=("auto", *ONLINE_KINDS),
         ),
     ] = "auto"
     activations: Annotated[
         str,
         Setting(
-            "What weights in int8 are multiplied with: auto (what the checkpoint says), or int8, which quantizes "
-            "activations token by token.",
+            "What int8 weights are multiplied with: auto (what the checkpoint says), or int8, which quantizes"
+            " activations token by token.",
             one_of=("auto", "int8"),
         ),
     ] = "auto"
     max_model_len: Annotated[
         int | None,
-        Setting("Prompt and generated tokens of one sequence together; none: the model's own limit.", 1, sane=_INT32),
+        Setting("Tokens of one sequence, prompt and reply together; none: the model's own limit.", 1, sane=_INT32),
     ] = None
     max_num_seqs: Annotated[int, Setting("Sequences that run at once.", 1, sane=1 << 16)] = 64
     max_batch_tokens: Annotated[
-        int, Setting("Tokens that one step computes at most, a power of two from 16.", 1, sane=1 << 20)
+        int, Setting("Most tokens that one step computes, a power of two from 16.", 1, sane=1 << 20)
     ] = 512
     page_size: Annotated[
         int | None, Setting("Tokens per page of the KV cache; none: what suits the device.", 1, sane=1 << 16)
@@ -59,7 +59,7 @@ class EngineConfig:
     num_pages: Annotated[
         int | None,
         Setting(
-            "Pages of the KV cache, of each kind that the model has; none: as many as kv_cache_bytes holds.",
+            "Pages of each kind in the KV cache; none: as many as kv_cache_bytes holds.",
             2,
             sane=_INT32,
             why="page 0 only takes padding",
@@ -68,8 +68,8 @@ class EngineConfig:
     kv_cache_bytes: Annotated[
         int | None,
         Setting(
-            "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, 1 GiB where that is "
-            "unknown.",
+            "Size of the KV cache, such as 512MiB; none: a share of the device's free memory, or 1 GiB where "
+            "that is unknown.",
             1,
             sane=(1 << 63) - 1,
         ),
@@ -77,8 +77,8 @@ class EngineConfig:
     state_slots: Annotated[
         int | None,
         Setting(
-            "Slots for states of layers that keep such (short convolutions), of running sequences and of prefixes in "
-            "all; none: one for each of max_num_seqs, and as many for prefixes as the pages have use for.",
+            "Slots for the states of running sequences and prefixes, in models that have such layers; none: "
+            "one for each of max_num_seqs, and as many for prefixes as suit the pages.",
             1,
             sane=_INT32,
         ),
@@ -86,17 +86,15 @@ class EngineConfig:
     kv_cache_dtype: Annotated[
         str,
         Setting(
-            "Type of keys and values in the KV cache: auto (what the checkpoint says, if the attention has it, else "
-            "unquantized), unquantized, or 8 bits with scales. The latter are int8, for native, fused or xla, and "
-            "float8_e4m3fn, for fused or xla.",
+            "Type of keys and values in the KV cache: auto (what the checkpoint says, if the attention has "
+            "it, else unquantized), unquantized, int8 (native, fused or xla) or float8_e4m3fn (fused or xla).",
             one_of=("auto", "unquantized", "int8", "float8_e4m3fn"),
         ),
     ] = "auto"
     decode_steps: Annotated[
         int | None,
         Setting(
-            "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, whichever warm-up "
-            "measures to be quicker.",
+            "Decode steps in one dispatch while nobody waits; none: 1 on TPU, elsewhere 1 or 8, as warm-up measures.",
             1,
             64,
         ),
@@ -104,20 +102,20 @@ class EngineConfig:
     speculation: Annotated[
         str,
         Setting(
-            "Who guesses tokens ahead, to be verified several at once where that pays: ngram (what followed the last "
-            "tokens where the prompt or the reply had them before) or off. Replies are the same.",
+            "How tokens are guessed ahead, to verify several at once: ngram (what followed the last tokens "
+            "where prompt or reply had them before) or off. Replies are the same.",
             one_of=("ngram", "off"),
         ),
     ] = "ngram"
     max_draft_tokens: Annotated[
-        int, Setting("Guessed tokens of one sequence that a step verifies at most.", 1, sane=1 << 10)
+        int, Setting("Most guessed tokens of one sequence that a step verifies.", 1, sane=1 << 10)
     ] = 15
     prefix_caching: Annotated[bool, Setting("Keep the pages of finished prompts for prompts that begin alike.")] = True
     prefill_share: Annotated[
         float,
         Setting(
-            "How much prompts may add to a step in which sequences decode, as a share of the longest step (one of "
-            "max_batch_tokens). Less makes streams even, more makes first tokens early; 1: all of it.",
+            "How much prompts may add to a step in which sequences decode, as a share of the longest step. "
+            "Less makes streams even, more makes first tokens early.",
             0,
             1,
         ),
@@ -125,7 +123,7 @@ class EngineConfig:
     tensor_parallel: Annotated[
         int,
         Setting(
-            "Devices that one copy of the model is split over; with expert_parallel, each group of them.",
+            "Devices that share one copy of the model; with expert_parallel, one group of them.",
             1,
             sane=1 << 16,
         ),
@@ -133,7 +131,7 @@ class EngineConfig:
     expert_parallel: Annotated[
         int,
         Setting(
-            "Groups of tensor_parallel devices that the experts are divided over; all else is split over all of them.",
+            "Groups of tensor_parallel devices that divide the experts; the rest is split over all devices.",
             1,
             sane=1 << 16,
         ),

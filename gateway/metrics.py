@@ -32,31 +32,33 @@ class GatewayMetrics:
         self.registry = Registry(__version__)
         self.requests = Counter(
             "penstock_gateway_requests",
-            "HTTP requests answered, by status; 499: the client went before.",
+            "HTTP requests answered, by status; 499: the client left.",
             (*_LABELS, "status"),
             registry=self.registry,
         )
         self.errors = Counter(
             "penstock_gateway_errors",
-            "HTTP requests answered with an error before anything else, by its code for programs.",
+            "HTTP requests answered with an error, by its code.",
             ("route", "code"),
             registry=self.registry,
         )
         self.generations = Counter(
             "penstock_gateway_generations",
-            "Those of the HTTP requests that went to a queue, or would have but for a limit, by its model.",
+            "HTTP requests that went to a queue, or would have but for a limit.",
             ("queue", "model", "status"),
             registry=self.registry,
         )
         self.open_requests = Gauge(
-            "penstock_gateway_open_requests", "HTTP requests that are being answered.", registry=self.registry
+            "penstock_gateway_open_requests", "HTTP requests being answered.", registry=self.registry
         )
-        self.first_byte_seconds = self._histogram("first_byte_seconds", "From the request to the status of its answer.")
-        self.request_seconds = self._histogram("request_seconds", "From the request to the end of its answer.")
+        self.first_byte_seconds = self._histogram(
+            "first_byte_seconds", "Seconds from the request to the status of its answer."
+        )
+        self.request_seconds = self._histogram("request_seconds", "Seconds from the request to the end of its answer.")
         self._served = Gauge(
             "penstock_gateway_queue_served",
-            "1 if a worker serves the queue, 0 if none does; of queues that are set, were served or asked for within "
-            "the last hour, or that have requests.",
+            "1 if a worker serves the queue, else 0; for queues that are set, have requests, or were served "
+            "or asked for within the last hour.",
             ("queue", "model"),
             registry=self.registry,
         )
@@ -65,7 +67,7 @@ class GatewayMetrics:
         )
         self._trouble = Gauge(
             "penstock_gateway_redis_trouble",
-            "1 while Redis is away, or refuses for a while (passing) or for good (refused).",
+            "1 while Redis is away, or refuses for now (passing) or for good (refused).",
             ("kind",),
             registry=self.registry,
         )
@@ -83,7 +85,7 @@ class GatewayMetrics:
         self.generations.labels(queue, model, str(status)).inc()
 
     def watch_connections(self, count: Callable[[], int], count_turned_away: Callable[[], int]) -> None:
-        gauge = Gauge("penstock_gateway_connections", "Connections that clients hold.", registry=self.registry)
+        gauge = Gauge("penstock_gateway_connections", "Open connections of clients.", registry=self.registry)
         gauge.set_function(count)
         self.registry.register(_TurnedAway(count_turned_away))
 
@@ -124,5 +126,5 @@ class _TurnedAway(Collector):
         self._count = count
 
     def collect(self) -> Iterator[Metric]:
-        text = "Connections that were told that all of max_connections are taken (503)."
+        text = "Connections refused because all of max_connections were taken (503)."
         yield CounterMetricFamily("penstock_gateway_turned_away", text, self._count())

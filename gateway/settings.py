@@ -53,121 +53,118 @@ class GatewaySettings(Rereadable):
 
     redis_url: str = setting(
         "Redis",
-        "Where Redis is, as for a worker. Where it is set nowhere for the gateway, the worker's setting is taken, then "
-        "REDIS_URL.",
+        "URL of Redis, as for a worker. Where it is not set for the gateway, the worker's setting is "
+        "taken, then REDIS_URL.",
         "redis://localhost:6379/0",
         repr=False,
     )
     operator_redis_url: Annotated[str | None, OrNone] = setting(
         "Redis",
-        "Where Redis is, as a user with the role operator: for the page that looks after queues, behind an admin key. "
-        "none: as redis_url.",
+        "URL of Redis with a user of the role operator, for the page for operators; none: redis_url.",
         None,
         repr=False,
     )
-    queues: _Names = setting("Redis", "Queues to serve, with commas; as a default all that have a card.", (), "all")
+    queues: _Names = setting(
+        "Redis", "Queues to serve, separated by commas; by default all that have a card.", (), "all"
+    )
     max_queue_length: Annotated[int, Field(ge=1)] = setting(
-        "Redis", "Requests in a queue, waiting and running, from which on more are turned away.", 10_000
+        "Redis", "Most requests in a queue, waiting and running; more are refused.", 10_000
     )
 
     redis_timeout_s: _Seconds = setting(
         "Redis",
-        "How long an answer waits for a command to Redis, which may take commands and answer none; then it is a 503. "
-        "Open streams go on waiting.",
+        "How long an answer waits for a command to Redis; then it is a 503. Open streams wait longer.",
         5.0,
     )
 
     refused_drain_after_s: _Seconds = setting(
         "Redis",
-        "How long Redis may refuse a running gateway by its password or permissions before it drains and exits with 5; "
-        "meanwhile it answers 503, and reads user and password of redis_url anew.",
+        "How long Redis may refuse the password or permissions of a running gateway before it drains and "
+        "exits with 5. It answers 503 meanwhile, and reads user and password of redis_url again.",
         300.0,
     )
 
-    host: str = setting(
-        "Server", "Address to listen on; *: all of them, of IPv6 and IPv4, as in the image.", "127.0.0.1"
-    )
+    host: str = setting("Server", "Address to listen on; * is all addresses, as in the image.", "127.0.0.1")
     port: _Port = setting("Server", "Port to listen on; 0: any free one.", 8000)
     workers: Annotated[int, Field(ge=1, le=256)] = setting(
-        "Server", "Processes that share the port. One that is killed is replaced.", 1
+        "Server", "Processes that share the port. A killed one is replaced.", 1
     )
     metrics_port: Annotated[_Port | None, OrNone] = setting(
         "Server",
-        "Port of /metrics and probes at the same address, of the first process; the next one has the next port. 0: any "
-        "free one, none: no such server.",
+        "Port of /metrics and probes of the first process; the next one has the next port. 0: any free "
+        "one, none: no such server.",
         None,
     )
     tls_certificate: Annotated[Path | None, OrNone] = setting(
-        "Server", "PEM file with the certificate and those that lead to its authority; none: no TLS.", None
+        "Server", "PEM file with the certificate and its chain; none: no TLS.", None
     )
     tls_key: Annotated[Path | None, OrNone] = setting("Server", "PEM file with the key of the certificate.", None)
     trusted_proxies: _Names = setting(
         "Server",
-        "Addresses or networks of proxies, with commas, whose X-Forwarded-For says where a request comes from: who has "
-        "no key has a share of the connections by address.",
+        "Addresses or networks of proxies, separated by commas, whose X-Forwarded-For names the client.",
         (),
         "",
     )
     require_key: bool = setting(
         "Server",
-        "Whether to turn everybody away while there are no API keys, as after Redis has lost its data.",
+        "Refuse everybody while there are no API keys, as after Redis has lost its data.",
         False,
     )
     isolate_prefix_cache: bool = setting(
         "Server",
-        "Whether tenants of API keys share no prefixes in workers' caches, whose timing tells what others asked before;"
-        " what all of them begin with is then computed once for each. Needs workers that know `cache_salt`.",
+        "Share no cached prefixes between tenants of API keys: their timing tells what others asked "
+        "before. What all tenants begin with is then computed once for each. Needs workers that know "
+        "`cache_salt`.",
         False,
     )
-    page: bool = setting("Server", "Whether there is a page at / to try it with in a browser.", True)
+    page: bool = setting("Server", "Serve a page at / to try it in a browser.", True)
     cors_origins: _Names = setting(
         "Server",
-        "Origins whose pages in a browser may ask, with commas; * for any. As a default no other origin.",
+        "Origins whose pages in a browser may ask, separated by commas; * for any. By default no other origin.",
         (),
         "",
     )
     drain_timeout_s: _Seconds = setting(
         "Server",
-        "How long answers may go on after SIGTERM. Streams that are still open then get an event that says how to go "
-        "on elsewhere.",
+        "How long answers may continue after SIGTERM. Streams that are still open then get an event that "
+        "says how to continue elsewhere.",
         20.0,
     )
 
     commit_after_s: _Seconds = setting(
         "Streams",
-        "How long the status of a streamed answer is held back for what may go wrong before the first token.",
+        "How long the status of a streamed answer is held back for errors before the first token.",
         10.0,
     )
     ping_interval_s: _Seconds = setting(
-        "Streams", "Time between comments in a stream without news, which keep proxies from closing it.", 15.0
+        "Streams", "Time between comments in a silent stream, which keep proxies from closing it.", 15.0
     )
     abandon_after_s: _Seconds = setting(
-        "Streams", "How long a request with an Idempotency-Key goes on without anybody who reads it.", 30.0
+        "Streams", "How long a request with an Idempotency-Key continues without readers.", 30.0
     )
 
     max_body_bytes: _Bytes = setting(
         "Limits of HTTP",
-        "Bytes of one body. A worker has a limit too, which is lower by default; JSON may take three times as many.",
+        "Bytes of one body; JSON may take three times as many. A worker's limit is lower by default.",
         ByteSize(4 << 20),
     )
     max_file_bytes: _Bytes = setting(
-        "Limits of HTTP", "Bytes of one file that is uploaded, within what the store may keep.", ByteSize(200 << 20)
+        "Limits of HTTP", "Bytes of one uploaded file, within the limit of the store.", ByteSize(200 << 20)
     )
     max_bodies_bytes: _Bytes = setting(
         "Limits of HTTP",
-        "Bytes of large bodies that a process reads at once; over it they are refused for a while.",
+        "Bytes of large bodies that a process reads at once; more are refused for the moment.",
         ByteSize(256 << 20),
     )
     max_prompts: Annotated[int, Field(ge=1)] = setting(
-        "Limits of HTTP", "Prompts in one request for completions, each of which is a request to the queue.", 128
+        "Limits of HTTP", "Prompts in one request for completions; each becomes a request to the queue.", 128
     )
     max_header_bytes: Annotated[ByteSize, Field(ge=1024)] = setting(
-        "Limits of HTTP", "Bytes of the request line and the headers of one request.", ByteSize(64 << 10)
+        "Limits of HTTP", "Bytes of the request line and headers of one request.", ByteSize(64 << 10)
     )
     max_connections: Annotated[int, Field(ge=1, le=1 << 20)] = setting(
         "Limits of HTTP",
-        "Connections of one process with a request; over it, requests are turned away for a while (503). Probes come "
-        "on top, as do some connections that wait.",
+        "Connections of one process with a request; more get 503. Probes and some idle connections come on top.",
         4096,
     )
     header_timeout_s: _Seconds = setting(
@@ -175,49 +172,52 @@ class GatewaySettings(Rereadable):
     )
     body_timeout_s: _Seconds = setting("Limits of HTTP", "From the headers to the end of the body.", 120.0)
     idle_timeout_s: _Seconds = setting(
-        "Limits of HTTP", "How long a connection may be without a request; longer than that of a proxy before it.", 75.0
+        "Limits of HTTP", "How long a connection may be idle; a proxy in front needs a shorter limit.", 75.0
     )
-    stall_timeout_s: _Seconds = setting("Limits of HTTP", "How long a client may take nothing of its answer.", 60.0)
+    stall_timeout_s: _Seconds = setting("Limits of HTTP", "How long a client may read nothing of its answer.", 60.0)
 
     keep_responses_s: Annotated[int, Field(ge=MIN_KEEP_S)] = setting(
         "Store",
-        "How long a stored response can be read after its end, as far as the workers' max_keep_s allows.",
+        "How long a stored response is kept after its end, within the workers' max_keep_s.",
         86_400,
     )
     keep_files_s: Annotated[int, Field(ge=MIN_FILE_S, le=MAX_FILE_S)] = setting(
         "Store",
-        "How long files are kept, uploads as well as what batches have made, unless their clients say otherwise. A "
-        "batch is known for as long after its end.",
+        "How long files, uploaded or written by batches, and ended batches are kept, unless their clients"
+        " say otherwise.",
         7 * 86_400,
     )
     max_store_share: Annotated[float, Field(gt=0.0, le=0.9)] = setting(
         "Store",
-        "Share of Redis's maxmemory, of the machine's memory where that is 0, for what clients may ask for later: "
-        "stored responses, files, batches. All gateways together keep no more.",
+        "Share of Redis's maxmemory (of the machine's memory if that is 0) for stored responses, files "
+        "and batches of all gateways together.",
         0.25,
     )
     max_store_bytes: Annotated[ByteSize | None, Field(ge=1), OrNone] = setting(
-        "Store", "The same in bytes, where that is less; none: only the share counts.", None
+        "Store", "The same in bytes, if that is less; none: only the share counts.", None
     )
 
     max_batch_lines: Annotated[int, Field(ge=1, le=1000)] = setting(
-        "Batches", "Lines of one batch that are in the queue at once, waiting or running.", 64
+        "Batches", "Lines of one batch in the queue at once, waiting or running.", 64
     )
     batch_lease_s: _Seconds = setting(
-        "Batches", "How long a batch waits for the gateway that runs it before another one takes it over.", 15.0
+        "Batches", "How long a batch waits for its gateway before another one takes it over.", 15.0
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "Logs", "Lowest level that is logged; each request is an info. Where not set, the worker's setting.", "info"
+        "Logs",
+        "Lowest level that is logged; each request is an info. Where it is not set, the worker's setting.",
+        "info",
     )
     log_format: Literal["auto", "json", "console"] = setting(
         "Logs",
-        "Form of the log lines; auto: console on a terminal, JSON elsewhere. Where not set, the worker's setting.",
+        "Form of the log lines; auto: console on a terminal, JSON elsewhere. Where it is not set, the "
+        "worker's setting.",
         "auto",
     )
     otel: bool = setting(
         "Logs",
-        "Send traces and metrics by OpenTelemetry, where and of what the OTEL_* variables say; needs the extra otel.",
+        "Send traces and metrics by OpenTelemetry, as the OTEL_* variables say; needs the extra otel.",
         False,
     )
 

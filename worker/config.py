@@ -39,8 +39,7 @@ class WorkerConfig:
     name: Annotated[
         str,
         Setting(
-            "Name of this worker, unique in its queue; none: made of the host's name, the process id and a random "
-            "part.",
+            "Name of this worker, unique in its queue; none: the host's name, the process id and a random part.",
         ),
     ] = field(default_factory=default_name)
     flush_interval_ms: Annotated[
@@ -50,19 +49,21 @@ class WorkerConfig:
     max_flush_interval_ms: Annotated[
         int,
         Setting(
-            "What flush_interval_ms grows to while engine and worker use up the processors; a lower value: never.",
+            "The longest flush_interval_ms, on busy processors; a value below it: it never grows.",
             least=0,
         ),
     ] = 200
     drain_timeout_s: Annotated[
         float,
-        Setting("How long running requests may go on after SIGTERM before they are handed to other workers.", least=0),
+        Setting(
+            "How long running requests may continue after SIGTERM before they are handed to other workers.", least=0
+        ),
     ] = 30.0
     refused_drain_after_s: Annotated[
         float,
         Setting(
-            "How long Redis may refuse a running worker by its password or permissions before it drains and exits "
-            "with 5; meanwhile it is not ready, and reads user and password of redis_url anew.",
+            "How long Redis may refuse the password or permissions of a running worker before it drains and "
+            "exits with 5. It is not ready meanwhile, and reads user and password of redis_url again.",
             least=0,
         ),
     ] = 300.0
@@ -76,12 +77,12 @@ class WorkerConfig:
     # drain and a takeover wait for it.
     block_ms: Annotated[
         int,
-        Setting("How long one blocking read of the queue lasts at most.", above=0, most=10_000),
+        Setting("The longest blocking read of the queue.", above=0, most=10_000),
     ] = 1000
     steal_after_ms: Annotated[
         int,
         Setting(
-            "How long a request is left to the worker that has run prompts that begin alike, while that has room.",
+            "How long a request is left to a worker with capacity that has run prompts that begin alike.",
             least=0,
         ),
     ] = 500
@@ -92,31 +93,31 @@ class WorkerConfig:
     allow_other_fleet: Annotated[
         bool,
         Setting(
-            "Join a queue whose workers have other weights, another tokenizer or chat template, as in a rolling "
-            "upgrade. Half-written replies are left to workers with the model that began them.",
+            "Join a queue whose workers have other weights, another tokenizer or chat template, as in a "
+            "rolling upgrade. Half-written replies are left to workers of the model that began them.",
         ),
     ] = False
     model_wait_s: Annotated[
         float,
         Setting(
-            "How long a half-written reply waits for a worker with the model that began it once none serves the "
-            "queue; then it ends with an error.",
+            "How long a half-written reply waits once no worker has the model that began it; then it ends "
+            "with an error.",
             least=0,
         ),
     ] = 300.0
     target_wait_s: Annotated[
         float,
         Setting(
-            "How soon what waits is to begin: the queue asks for as many workers (`penstock_wanted_workers`). It "
-            "is to be the same for all workers of a queue.",
+            "How soon waiting requests should begin: `penstock_wanted_workers` follows from it. Set it alike "
+            "for all workers of a queue.",
             above=0,
         ),
     ] = 60.0
     suspect_wait_s: Annotated[
         float,
         Setting(
-            "How long a request that was there when two workers in a row died waits for a moment to run alone; "
-            "then what runs beside it waits again.",
+            "How long a request that was there when two workers in a row died waits to run alone; then the "
+            "requests beside it wait again.",
             least=0,
         ),
     ] = 10.0
@@ -127,22 +128,21 @@ class WorkerConfig:
     max_dead_entries: Annotated[
         int,
         Setting(
-            "Dead letters that a queue keeps, the newest; beside them a tenth as many entries that never were a "
-            "request.",
+            "Dead letters that a queue keeps, the newest; a tenth of it for malformed entries.",
             above=0,
         ),
     ] = 10_000
     max_dead_bytes: Annotated[
         int,
         Setting(
-            "Bytes of the dead letters that a queue keeps, the newest; a tenth for entries that never were a request.",
+            "Bytes of dead letters that a queue keeps, the newest; a tenth of it for malformed entries.",
             above=0,
         ),
     ] = 256 << 20
     dead_ttl_s: Annotated[
         float,
         Setting(
-            "How long a dead letter is kept. The next one removes it; where none comes, it goes after twice the time.",
+            "How long a dead letter is kept: until the next one comes after that time, or for twice the time.",
             above=0,
             most=MAX_DEAD_TTL_S,
         ),
@@ -163,7 +163,7 @@ class WorkerConfig:
     max_keep_s: Annotated[
         float,
         Setting(
-            "How long after its end a request may have its reply kept (`keep_s`).",
+            "The longest that a request may have its reply kept after its end (`keep_s`).",
             least=MIN_KEEP_S,
             most=MAX_KEEP_S,
             group="Limits",
@@ -173,7 +173,7 @@ class WorkerConfig:
     health_host: Annotated[
         str,
         Setting(
-            "Address that /healthz, /readyz and /metrics listen on; *: all of them, of IPv6 and IPv4, as in the image.",
+            "Address of /healthz, /readyz and /metrics; * is all addresses, as in the image.",
             group="Health and logs",
         ),
     ] = "127.0.0.1"

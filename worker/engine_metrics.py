@@ -28,19 +28,23 @@ class EngineCollector(Collector):
         yield from self._devices()
         if self.info is not None:
             engine = {name: str(getattr(self.info, name)) for name in _INFO}
-            yield InfoMetricFamily("penstock_engine", "What computes, and in which numbers; always 1.", engine)
+            yield InfoMetricFamily("penstock_engine", "Devices, types and kernels of the engine; always 1.", engine)
 
     def _gauges(self) -> Iterator[_MetricFamily]:
         stats, info = self.stats, self.info
         for name, text, value in (
             ("engine_running_sequences", "Sequences being generated.", stats.num_running),
-            ("engine_waiting_sequences", "Sequences waiting in the engine for pages or a place.", stats.num_waiting),
+            ("engine_waiting_sequences", "Sequences that wait in the engine for pages or a slot.", stats.num_waiting),
             ("engine_pages", "Pages of the KV cache.", stats.num_pages),
             ("engine_free_pages", "Pages that hold nothing.", stats.num_free_pages),
             ("engine_cached_pages", "Pages that only the prefix cache holds.", stats.num_cached_pages),
             ("kv_cache_usage_perc", "Share of the pages that sequences hold, 0 to 1.", _usage(stats)),
-            ("engine_kv_cache_bytes", "Of the KV cache, over all devices.", 0 if info is None else info.kv_cache_bytes),
-            ("engine_state_slots", "Slots for states of layers that keep such.", stats.num_state_slots),
+            (
+                "engine_kv_cache_bytes",
+                "Bytes of the KV cache, over all devices.",
+                0 if info is None else info.kv_cache_bytes,
+            ),
+            ("engine_state_slots", "Slots for states.", stats.num_state_slots),
             ("engine_free_state_slots", "Slots that hold nothing.", stats.num_free_state_slots),
             (
                 "engine_cached_state_slots",
@@ -60,12 +64,16 @@ class EngineCollector(Collector):
             ("engine_generated_tokens", "Tokens generated.", stats.generated_tokens_total),
             (
                 "prefix_cache_queries",
-                "Tokens that were looked for in the prefix cache, by sequences that then started.",
+                "Prompt tokens that started sequences looked for in the prefix cache.",
                 stats.prefix_queries_total,
             ),
-            ("prefix_cache_hits", "Those of them that it had; the others were computed.", stats.prefix_hits_total),
-            ("engine_drafted_tokens", "Guesses at tokens that were verified.", stats.drafted_tokens_total),
-            ("engine_accepted_tokens", "Those of them that were right.", stats.accepted_tokens_total),
+            (
+                "prefix_cache_hits",
+                "Tokens of these queries that were found; the others were computed.",
+                stats.prefix_hits_total,
+            ),
+            ("engine_drafted_tokens", "Drafted tokens that were verified.", stats.drafted_tokens_total),
+            ("engine_accepted_tokens", "Drafted tokens that were accepted.", stats.accepted_tokens_total),
             ("engine_preemptions", "Sequences put back for want of pages.", stats.preemptions_total),
             ("engine_faults", "Steps that raised; their sequences were run again.", stats.faults_total),
             ("engine_compiles_after_warmup", "Shapes that the warm-up missed.", stats.compiles_after_warmup_total),
@@ -74,9 +82,13 @@ class EngineCollector(Collector):
 
     def _devices(self) -> Iterator[_MetricFamily]:
         """Yields the memory families, also without any samples, as on CPU."""
-        used = GaugeMetricFamily("penstock_device_memory_used_bytes", "Of a GPU or TPU: in use.", labels=["device"])
-        peak = GaugeMetricFamily("penstock_device_memory_peak_bytes", "That were ever in use.", labels=["device"])
-        limit = GaugeMetricFamily("penstock_device_memory_limit_bytes", "That may be in use.", labels=["device"])
+        used = GaugeMetricFamily(
+            "penstock_device_memory_used_bytes", "Bytes in use on a GPU or TPU.", labels=["device"]
+        )
+        peak = GaugeMetricFamily(
+            "penstock_device_memory_peak_bytes", "Most bytes that were ever in use.", labels=["device"]
+        )
+        limit = GaugeMetricFamily("penstock_device_memory_limit_bytes", "Bytes that may be in use.", labels=["device"])
         for each in self.memory:
             device = [str(each.device)]
             used.add_metric(device, each.used_bytes)

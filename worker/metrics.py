@@ -58,89 +58,94 @@ class WorkerMetrics:
         self.errors = self._counter("errors", "Requests ended with an error, by its code (docs/wire.md).", "code")
         for code in (*ERROR_CODES, OTHER):
             self.errors.labels(code=code)
-        self.dropped = self._counter("dropped_requests", "Requests let go of: another worker has them.", "reason")
+        self.dropped = self._counter(
+            "dropped_requests", "Requests that this worker let go of, because another one has them.", "reason"
+        )
         for reason in DROP_REASONS:
             self.dropped.labels(reason=reason)
         self.claims = self._counter("claims", "Requests taken on.")
-        self.resumed = self._counter("resumed_requests", "Requests taken on that had been begun elsewhere.")
-        self.duplicates = self._counter("duplicate_entries", "Queue entries dropped because their request had one.")
+        self.resumed = self._counter("resumed_requests", "Requests taken on that another worker had begun.")
+        self.duplicates = self._counter("duplicate_entries", "Second entries of a request, dropped.")
         self.handed_back = self._counter(
-            "handed_back_requests", "Requests given back: by a drain, or to let others go first."
+            "handed_back_requests", "Requests given back, by a drain or to let others go first."
         )
         self.lost_workers = self._counter(
             "lost_workers",
-            "Dead workers that this one found first: no heartbeat, and no goodbye.",
+            "Dead workers that this one found first.",
         )
-        self.reclaimed = self._counter("reclaimed_entries", "Queue entries taken away from dead workers.")
+        self.reclaimed = self._counter("reclaimed_entries", "Queue entries freed from dead workers.")
         self.dead_letters = self._counter(
-            "dead_letters", "Entries moved to the dead letters: requests that were given up, malformed ones.", "kind"
+            "dead_letters", "Entries that became dead letters: requests that were given up, malformed entries.", "kind"
         )
-        self._letters_kept = self._gauge("dead_letters_kept", "Dead letters that the queue has now.", "kind")
+        self._letters_kept = self._gauge("dead_letters_kept", "Dead letters in the queue.", "kind")
         for kind in LETTER_KINDS:
             self.dead_letters.labels(kind=kind)
         self.lost_dead_letters = self._counter("lost_dead_letters", "Dead letters that Redis refused to keep.")
-        self.publish_failures = self._counter("publish_failures", "Flushes that Redis did not take and that were kept.")
-        self.absorbed_retries = self._counter("absorbed_retries", "Chunks sent again that had arrived before.")
-        self.calls = self._counter("calls", "Calls answered, by outcome: answered, or an error's code.", "outcome")
+        self.publish_failures = self._counter("publish_failures", "Flushes that Redis refused; they are tried again.")
+        self.absorbed_retries = self._counter("absorbed_retries", "Chunks sent again that Redis already had.")
+        self.calls = self._counter("calls", "Calls answered, by outcome.", "outcome")
         for outcome in CALL_OUTCOMES:
             self.calls.labels(outcome=outcome)
-        self.grammars = self._counter("grammars", "Grammars that requests brought, known ones too.", "outcome")
+        self.grammars = self._counter("grammars", "Grammars of requests, cached ones included.", "outcome")
         for outcome in GRAMMAR_OUTCOMES:
             self.grammars.labels(outcome=outcome)
 
     def _count_tokens(self) -> None:
-        self.prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens, as in the usage of the requests that ended here."
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens in the usage of requests that ended here.")
+        self.cached_tokens = self._counter(
+            "prompt_tokens_cached", "Prompt tokens in that usage that the prefix cache saved."
         )
-        self.cached_tokens = self._counter("prompt_tokens_cached", "Those of them that the prefix cache saved.")
         self.generation_tokens = self._counter(
             "generation_tokens",
-            "Completion tokens in that usage, whoever generated them.",
+            "Completion tokens in that usage, whichever worker generated them.",
         )
-        self.prompt_lengths = self._lengths("request_prompt_tokens", "Of the prompts of the requests that ended here.")
-        self.reply_lengths = self._lengths("request_generation_tokens", "Of their replies, all choices together.")
-        self.chunks = self._counter("chunks", "Chunks written to reply streams, those that came with an end left out.")
+        self.prompt_lengths = self._lengths("request_prompt_tokens", "Prompt tokens per request that ended here.")
+        self.reply_lengths = self._lengths(
+            "request_generation_tokens", "Completion tokens per request that ended here, all choices together."
+        )
+        self.chunks = self._counter(
+            "chunks", "Chunks written to reply streams, without those written together with an end."
+        )
         self.tokens = self._counter(
             "published_tokens",
-            "Tokens that this worker wrote to reply streams: over all workers those of generation_tokens, and those of"
-            " replies that have not ended.",
+            "Tokens that this worker wrote to reply streams.",
         )
 
     def _measure_times(self) -> None:
         self.queue_seconds = self._histogram(
             "queue_wait_seconds",
-            "From the enqueue to the first claim, of requests that ended; high: a priority above 0.",
+            "Seconds from the enqueue to the first claim, of requests that ended; high: a priority above 0.",
             "band",
         )
         self.queue_seconds_by_band = {band: self.queue_seconds.labels(band=band) for band in BANDS}
         self.first_token_seconds = self._histogram(
-            "time_to_first_token_seconds", "From the enqueue to the first token."
+            "time_to_first_token_seconds", "Seconds from the enqueue to the first token."
         )
-        self.request_seconds = self._histogram("request_seconds", "From the enqueue to the end.")
+        self.request_seconds = self._histogram("request_seconds", "Seconds from the enqueue to the end.")
         self.token_seconds = self._histogram(
-            "time_per_output_token_seconds", "Between tokens, per request.", buckets=_SHORT_SECONDS
+            "time_per_output_token_seconds", "Seconds between tokens, per request.", buckets=_SHORT_SECONDS
         )
         self.flush_seconds = self._histogram(
-            "flush_seconds", "Of a pipeline of writes to Redis.", buckets=_SHORT_SECONDS
+            "flush_seconds", "Seconds that a pipeline of writes to Redis took.", buckets=_SHORT_SECONDS
         )
         self.redis_seconds = self._histogram(
             "redis_seconds",
-            "Until Redis's answer was here: to a claim, and to one small script a second (measure).",
+            "Seconds until Redis answered a claim, and one small script a second (measure).",
             "operation",
             buckets=_SHORT_SECONDS,
         )
         for operation in REDIS_OPERATIONS:
             self.redis_seconds.labels(operation=operation)
         self.grammar_seconds = self._histogram(
-            "grammar_compile_seconds", "Until a request's grammar was there; one that is known takes no time."
+            "grammar_compile_seconds", "Seconds until a request's grammar was compiled; 0 for a cached one."
         )
 
     def _show_queue(self) -> None:
-        self._live = self._gauge("live_requests", "Requests claimed and not ended.")
+        self._live = self._gauge("live_requests", "Requests claimed and not ended yet.")
         self._ready = self._gauge("ready", "1 if the worker can serve.")
         self._trouble = self._gauge(
             "redis_trouble",
-            "1 while Redis is away, refuses for a while (passing) or for good (refused), or answers otherwise (other).",
+            "1 while Redis is away, refuses for now (passing) or for good (refused), or fails in another way (other).",
             "kind",
         )
         self._queue_length = self._gauge("queue_length", "Entries in the request stream.")
@@ -148,17 +153,18 @@ class WorkerMetrics:
             "queue_pending", "Entries that workers have, or that are set aside for a model."
         )
         self._queue_lag = self._gauge("queue_lag", "Entries that wait for their turn.")
-        self._backlog_tokens = self._gauge("backlog_tokens", "Tokens of prompts and replies that wait, estimated.")
+        self._backlog_tokens = self._gauge("backlog_tokens", "Waiting tokens of prompts and replies, estimated.")
         self._oldest_wait = self._gauge(
-            "oldest_wait_seconds", "Of the request that has waited the longest, by priority.", "priority"
+            "oldest_wait_seconds", "Seconds that the oldest waiting request has waited, by priority.", "priority"
         )
-        self._band_requests = self._gauge("waiting_requests", "Requests that wait, by priority.", "priority")
-        self._band_tokens = self._gauge("waiting_tokens", "Tokens that wait, estimated, by priority.", "priority")
-        self._wanted = self._gauge("wanted_workers", "Workers that the queue has use for.")
+        self._band_requests = self._gauge("waiting_requests", "Waiting requests, by priority.", "priority")
+        self._band_tokens = self._gauge("waiting_tokens", "Waiting tokens, estimated, by priority.", "priority")
+        self._wanted = self._gauge("wanted_workers", "Workers that the queue needs.")
         self._fleet_workers = self._gauge("fleet_workers", "Workers that take requests of the queue.")
-        self._fleet_slots = self._gauge("fleet_slots", "Requests that they run at once.")
+        self._fleet_slots = self._gauge("fleet_slots", "Requests that these workers run at once.")
         self._fleet_rate = self._gauge(
-            "fleet_tokens_per_second", "What they compute while requests wait; 0: not known yet."
+            "fleet_tokens_per_second",
+            "Tokens a second that these workers compute while requests wait; 0: not known yet.",
         )
         for kind in get_args(Trouble):
             self._trouble.labels(kind=kind)
@@ -212,7 +218,7 @@ class WorkerMetrics:
         return Gauge(f"penstock_{name}", text, labels, registry=self.registry)
 
     def _lengths(self, name: str, text: str) -> Histogram:
-        return self._histogram(name, f"Tokens. {text}", buckets=_TOKENS)
+        return self._histogram(name, text, buckets=_TOKENS)
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self.registry)

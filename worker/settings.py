@@ -52,8 +52,8 @@ class _Queue(Rereadable):
 
     redis_url: str = setting(
         "Redis",
-        "Where Redis is: a redis://, rediss://, unix://, redis+cluster:// or redis+sentinel:// URL. "
-        "Where it is set nowhere, REDIS_URL is taken.",
+        "URL of Redis: redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://. Where it is "
+        "set nowhere, REDIS_URL is taken.",
         "redis://localhost:6379/0",
         repr=False,
     )
@@ -104,7 +104,7 @@ class Settings(_Declared):
     )
     otel: bool = setting(
         "Health and logs",
-        "Send traces and metrics by OpenTelemetry, where and of what the OTEL_* variables say; needs the extra otel.",
+        "Send traces and metrics by OpenTelemetry, as the OTEL_* variables say; needs the extra otel.",
         False,
     )
 

@@ -15,35 +15,30 @@ _HEAD = """# Metrics
 
 <!-- Written by `make docs` from the code (docs/scripts/metrics_page.py); a test compares them. -->
 
-A worker shows its metrics at `/metrics` of its health port (`health_port`), a gateway at a port of their own
-(`metrics_port`, one for each of its processes). Who sends `Accept: application/openmetrics-text` gets OpenMetrics, as
-Prometheus does; others get Prometheus's text.
+A worker shows its metrics at `/metrics` of its `health_port`, each process of a gateway at a `metrics_port` of its own.
+With `Accept: application/openmetrics-text` they are OpenMetrics, otherwise Prometheus's text.
+[operations.md](operations.md#metrics-dashboards-and-alerts) has alerts and dashboards.
 
 - **Labels.** Every sample of a worker has `queue` and `model`; `model` is empty until the model is loaded. No label is
-  a tenant, a request, a key or a worker's name, so clients can't make series. The label `priority` has the values that
-  requests wait with, 64 at most. Prometheus adds `job` and `instance`.
+  a tenant, a request, a key or a worker's name, so clients can't make series. The label `priority` has at most 64
+  values.
 - **Process and queue.** Counters and histograms are those of one process: sum them. The gauges of a queue
   (`penstock_queue_*`, `penstock_waiting_*`, `penstock_oldest_wait_seconds`, `penstock_backlog_tokens`,
   `penstock_fleet_*`, `penstock_wanted_workers`, `penstock_dead_letters_kept`) are the same in each of its workers: take
-  `max by (queue)`. One worker measures them for all, once a second ([scaling.md](scaling.md)); dead letters are
-  counted at each scrape.
-- **Tokens add up.** `prompt_tokens`, `prompt_tokens_cached` and `generation_tokens` are the sums of the usage of the
-  replies that ended, each counted by the worker that wrote the end. Over all workers, `published_tokens` is
-  `generation_tokens` plus the tokens of replies that still run. `engine_generated_tokens` also counts tokens that were
-  dropped because another worker had the request. `prefix_cache_queries - prefix_cache_hits` is the number of prompt
-  tokens computed, including tokens from before a preemption or a takeover. A killed process loses what it counted
-  since the last scrape, and so does a Redis that loses data.
-- **Names.** What vLLM has too is called the same, with `vllm:` in the place of `penstock_`: `prompt_tokens`,
-  `generation_tokens`, `prompt_tokens_cached`, `request_prompt_tokens`, `request_generation_tokens`,
-  `prefix_cache_queries`, `prefix_cache_hits`, `kv_cache_usage_perc`, `time_to_first_token_seconds`.
-- **Dead workers** export nothing. Others count those whose heartbeat lapsed (`penstock_lost_workers_total`); a gateway
-  shows which queues nobody serves (`penstock_gateway_queue_served`); Prometheus has `up`.
-
-[deploy/prometheus/rules](../deploy/prometheus/rules) has alerts, [runbook.md](runbook.md) what to do about each, and
-[deploy/grafana/dashboards](../deploy/grafana/dashboards) dashboards.
-[scaling.md](scaling.md) has the numbers to scale by.
+  `max by (queue)`. One worker measures them for all, once a second ([scaling.md](scaling.md)).
+- **Tokens add up.** `prompt_tokens`, `prompt_tokens_cached` and `generation_tokens` sum the usage of the replies whose
+  end this worker wrote. Over all workers, `published_tokens` is `generation_tokens` plus the tokens of replies that
+  still run. `engine_generated_tokens` also counts tokens that were dropped because another worker had the request.
+  `prefix_cache_queries - prefix_cache_hits` is the number of prompt tokens computed, including those computed again
+  after a preemption or a takeover. A killed process loses what it counted since the last scrape.
+- **Names.** These are vLLM's, with `penstock_` in the place of `vllm:`: `prompt_tokens`, `generation_tokens`,
+  `prompt_tokens_cached`, `request_prompt_tokens`, `request_generation_tokens`, `prefix_cache_queries`,
+  `prefix_cache_hits`, `kv_cache_usage_perc`, `time_to_first_token_seconds`.
+- **Dead workers** export nothing. Other workers count them (`penstock_lost_workers_total`). A gateway shows which
+  queues nobody serves (`penstock_gateway_queue_served`).
 """
 
+_SHARED = "It also has a worker's `penstock_build_info`, `process_*` and `penstock_log_lines_dropped_total`.\n"
 _SUFFIXES = {"counter": "_total", "info": "_info"}
 _INFO = EngineInfo(1, "", "", 1, 1, 1, "", "", 1, "", "", None, 1)
 
@@ -52,7 +47,11 @@ def page() -> str:
     worker = WorkerMetrics("queue")
     worker.set_model("model", _INFO)
     worker.set_engine(EngineStats(kinds=(KindStats(0, 0, 0),)), [DeviceMemory(0, 0, 0, 0)])
-    return "\n".join([_HEAD, *_table("Of a worker", worker.registry), *_table("Of a gateway", _gateway())])
+    gateway = _gateway()
+    named = {family.name for family in worker.registry.collect()}
+    own = [family for family in gateway.collect() if family.name not in named]
+    tables = (*_table("Of a worker", worker.registry.collect()), *_table("Of a gateway", own))
+    return "\n".join([_HEAD, *tables, _SHARED])
 
 
 def _gateway() -> CollectorRegistry:
@@ -68,8 +67,8 @@ def _gateway() -> CollectorRegistry:
     return metrics.registry
 
 
-def _table(title: str, registry: CollectorRegistry) -> Iterator[str]:
-    rows = [_row(family) for family in registry.collect()]
+def _table(title: str, families: Iterable[Metric]) -> Iterator[str]:
+    rows = [_row(family) for family in families]
     yield "\n".join([f"## {title}", "", "| metric | kind | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""])
 
 

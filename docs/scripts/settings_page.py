@@ -19,17 +19,16 @@ _HEAD = f"""# Configuration
 <!-- Written by `make docs` from worker/settings.py and gateway/settings.py; a test compares them. -->
 
 A setting has one name in three places: `max_num_seqs` in a TOML file, `PENSTOCK_MAX_NUM_SEQS` in the environment,
-`--max-num-seqs` on the command line. The command line goes before the environment, and that before the file.
+`--max-num-seqs` on the command line. The command line overrides the environment, which overrides the file.
 
-- The file is the one that `--config` names, else `{CONFIG_VARIABLE}`, else `{DEFAULT_CONFIG}` in the current folder if
-  it is there. A worker's settings stand at its top level, a gateway's in the table `[gateway]`.
-- An unknown key, option or `PENSTOCK_*` variable is an error that names it; an empty variable counts as not set. On
-  Kubernetes set `enableServiceLinks: false`, or a Service called `penstock` adds variables of that kind.
+- `--config` names the file, else `{CONFIG_VARIABLE}`, else it is `{DEFAULT_CONFIG}` in the current folder, if there is
+  one. A worker's settings stand at its top level, a gateway's in the table `[gateway]`.
+- An unknown key, option or `PENSTOCK_*` variable is an error; an empty variable counts as not set. On Kubernetes set
+  `enableServiceLinks: false`, or a Service called `penstock` adds such variables.
 - `{FALLBACK_URL_VARIABLE}` is taken where `redis_url` is set nowhere else.
 - Sizes may have a unit, as in `512MiB`. `none` stands for no value. A TOML file has `true` and `false` for on and off.
-- `penstock worker` reads every setting of a worker, `penstock gateway` every one of a gateway. `penstock send` has
-  options for `redis_url` and `queue`, `penstock doctor` also for `model` and `dtype`, `penstock demo` for
-  `compile_cache_dir`.
+- `penstock worker` and `penstock gateway` have an option for every setting. `penstock send` has `--redis-url` and
+  `--queue`, `penstock doctor` also `--model` and `--dtype`, `penstock demo` `--compile-cache-dir`.
 
 ```toml
 # penstock.toml
@@ -46,7 +45,7 @@ _GATEWAY_HEAD = f"""## Gateway
 
 `port` is `PENSTOCK_GATEWAY_PORT` in the environment and `--port` on the command line of `penstock gateway`. Where
 {", ".join(f"`{name}`" for name in sorted(GATEWAY.shared))} are not set for the gateway, those of the worker are taken.
-[gateway.md](gateway.md) is about what they do.
+[gateway.md](gateway.md) says what they do.
 """
 
 
