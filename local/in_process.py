@@ -155,7 +155,7 @@ class InProcessEngine:
             self._check_running()  # or the threads were closed by `stop`
             run.end("error", "internal_error", f"the request could not be prepared: {error!r}", error)
         else:
-            run.submitted_s = run.now_s()
+            run.submitted_s, run.ignored = run.now_s(), preparation.ignored
 
     async def _prepare(self, request: GenerateRequest) -> Preparation:
         loop = asyncio.get_running_loop()
@@ -212,6 +212,7 @@ class _Run:
     choices: list[ChoiceBuffer] = field(init=False)
     started_s: float = field(init=False)
     first_token_s: float | None = None
+    ignored: tuple[str, ...] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
     submitted_s: float | None = None  # when the engine got it
@@ -301,6 +302,7 @@ class _Run:
             queued_ms=self._ms_at(self.submitted_s),
             ttft_ms=self._ms_at(self.first_token_s),
             total_ms=self._ms_at(self.now_s()),
+            ignored=self.ignored or None,
             code=code,
             message=message,
         )

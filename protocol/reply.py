@@ -98,7 +98,8 @@ class Reply:
     `RequestFailed`).
 
     `prompt_logprobs` are those of the prompt's tokens, if requested; the first token has none. `entry_id` is the end's,
-    if the reply was read from a stream.
+    if the reply was read from a stream. `ignored` names fields of the request that the model was not shown:
+    `tools`, where its chat template has no place for them.
     """
 
     request_id: str
@@ -108,6 +109,7 @@ class Reply:
     timings: Timings
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     entry_id: str | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

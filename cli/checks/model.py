@@ -13,6 +13,7 @@ from penstock.engine.loading.checkpoint import HUB_ID, check_weights, local, rea
 from penstock.engine.loading.files import GENERATION_FILE
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import FAMILIES, ModelConfig
+from penstock.engine.text.bridges.limits import LIMITS
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.worker.settings import DEMO_MODEL
@@ -33,6 +34,7 @@ def check_model(model: str, dtype: str) -> list[Finding]:
         remedy = "give --model the folder of a checkpoint, or a GGUF file"
         return [Finding("model", "fail", f"there is no folder {model}", remedy)]
     config: list[ModelConfig] = []
+    loaded: list[Tokenizer] = []
 
     def read_config() -> str:
         config.append(read_model_config(path, dtype))
@@ -43,6 +45,7 @@ def check_model(model: str, dtype: str) -> list[Finding]:
 
     def read_tokenizer() -> str:
         tokenizer = Tokenizer.from_dir(path)
+        loaded.append(tokenizer)
         if config:
             tokenizer.check_fits(config[0].vocab_size)
         return f"{tokenizer.vocab_size} tokens, {_chat(tokenizer)}"
@@ -50,7 +53,8 @@ def check_model(model: str, dtype: str) -> list[Finding]:
     found = [_tried("model", read_config, _OTHER_FAMILY, _AGAIN)]
     if config:
         found.append(_tried("weights", read_headers, _AGAIN, _AGAIN))
-    return [*found, _tried("tokenizer", read_tokenizer, _FAST_TOKENIZER, _TOKENIZER), _check_generation(path)]
+    found.append(_tried("tokenizer", read_tokenizer, _FAST_TOKENIZER, _TOKENIZER))
+    return [*found, *map(_check_template, loaded), _check_generation(path)]
 
 
 def _check_generation(path: Path) -> Finding:
@@ -71,6 +75,16 @@ def _chat(tokenizer: Tokenizer) -> str:
     except InvalidRequest as error:
         return f"only plain prompts can be sent: {error}"
     return "with a chat template"
+
+
+def _check_template(tokenizer: Tokenizer) -> Finding:
+    name = "template"
+    try:
+        limits = tokenizer.limits()
+    except EngineError as error:
+        return Finding(name, "fail", str(error), "correct the chat template, or take it out to serve plain prompts")
+    told = "; ".join(LIMITS[limit].means for limit in limits) or "shows messages of all kinds as they are"
+    return Finding(name, "ok", f"the chat template {told}" if tokenizer.templates else "there is no chat template")
 
 
 def _tried(name: str, look: Callable[[], str], unsupported: str, damaged: str) -> Finding:

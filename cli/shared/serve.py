@@ -20,6 +20,7 @@ from penstock.engine.demo import MODEL_DIR
 from penstock.engine.loading.checkpoint import resolve
 from penstock.engine.loading.identity import identify
 from penstock.engine.progress import BYTES
+from penstock.engine.text.bridges.limits import rules_of
 from penstock.local.progress import Say, shown
 from penstock.protocol.redis import tls
 from penstock.protocol.redis.renewal import keep_looking
@@ -84,6 +85,16 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         engine.warm_up(report)
     garbage.settle()
     tokenizer = engine.tokenizer
+    limits = tokenizer.limits()
+    identity = identify(
+        path,
+        tokenizer.templates,
+        tokenizer.rules(),
+        limits=limits,
+        template_rules=rules_of(limits),
+        held_as=config.weights,
+        activations=config.activations,
+    )
     return Model(
         engine,
         tokenizer,
@@ -91,7 +102,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         model,
         engine.describe(),
         engine.grammars,
-        identify(path, tokenizer.templates, tokenizer.rules(), held_as=config.weights, activations=config.activations),
+        identity,
         tokenizer.chat_format,
         engine.device_memory,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,15 @@ class Identity:
     weights: str  # of config.json, of the weight files' names, sizes and samples, and of how they are held and used
     tokenizer: str  # of what the tokenizer does, whatever else its files say
     template: str | None  # of the chat templates, if there is one
+    template_limits: str | None = None  # what these cannot do, by the names in `text/bridges/limits.py`
+    template_rules: str | None = None  # by which conversations are made to fit them; None: none are
 
     def digest(self, chat_format: str | None) -> str:
         """Returns a digest of everything, and of how replies are parsed: workers with equal ones can continue each
         other's replies.
         """
-        return _digest(json.dumps([self.weights, self.tokenizer, self.template, chat_format]))
+        rules = [] if self.template_rules is None else [self.template_rules]
+        return _digest(json.dumps([self.weights, self.tokenizer, self.template, chat_format, *rules]))
 
 
 def identify(
@@ -35,6 +38,8 @@ def identify(
     templates: Mapping[str, str],
     token_rules: str,
     *,
+    limits: Sequence[str] = (),
+    template_rules: str | None = None,
     held_as: str = AS_STORED,
     activations: str = AS_STORED,
 ) -> Identity:
@@ -44,6 +49,8 @@ def identify(
         path: of the checkpoint, a folder or a GGUF file.
         templates: as in `Tokenizer.templates`.
         token_rules: as `Tokenizer.rules` gives them.
+        limits: of the templates, as `Tokenizer.limits` gives them.
+        template_rules: as `rules_of` gives them for these limits.
         held_as: the setting `weights`: quantized weights differ from those they are made from.
         activations: the setting of that name: other activations make another model of the same weights.
 
@@ -56,6 +63,8 @@ def identify(
         weights=_weights(checkpoint, held_as, activations),
         tokenizer=_digest(token_rules),
         template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
+        template_limits=" ".join(limits) or None,
+        template_rules=template_rules,
     )
 
 

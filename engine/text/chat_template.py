@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,8 +39,16 @@ class ChatTemplate:
             RenderingEnded: it takes too much time or memory.
             EngineError: no process can run here.
         """
+        return self._answer({"variables": variables, "now_s": time.time() if now_s is None else now_s})
+
+    def variables(self) -> list[str]:
+        """Compiles the template, and returns the names of its variables. Blocks and raises like `render`."""
+        found: list[str] = json.loads(self._answer({}))
+        return found
+
+    def _answer(self, request: Mapping[str, Any]) -> str:
         try:
-            answer = self._sandbox.ask({"variables": variables, "now_s": time.time() if now_s is None else now_s})
+            answer = self._sandbox.ask(request)
         except RequestEnded as error:
             raise RenderingEnded(f"the model's chat template failed: {error}") from None
         if "refused" in answer:

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.bridges.instructions import Instructions
+from penstock.engine.text.bridges.limits import Template
+from penstock.engine.text.bridges.probe import Probe
+from penstock.engine.text.bridges.tools import Tools
+from penstock.engine.text.bridges.turns import Turns
 from penstock.engine.text.chat_template import ChatTemplate
 from penstock.engine.text.template_needs import TemplateNeeds, shaped
 
@@ -34,6 +39,7 @@ class EncodedChat:
     reply_format: str | None = None  # format of the model's answer; None: unknown
     reply_prefix: str = ""  # start of the answer that `text` already contains, such as `<think>`
     has_reasoning: bool = False  # whether the template uses this format's reasoning
+    shows_tools: bool = True  # whether the template shows the tools, if there are any
 
 
 class ConversationTemplate:
@@ -49,7 +55,26 @@ class ConversationTemplate:
         self._special_tokens = dict(special_tokens)
         self._knows_developer = _NAMES_DEVELOPER.search(source) is not None
         self._template = ChatTemplate(source)
-        self._needs = TemplateNeeds(lambda messages, tools: self._rendered(messages, Conversation(messages, tools)))
+        self._needs = TemplateNeeds(self._render_raw)
+        self._tools = Tools(self._render_shaped, source, self._template.variables)
+        self._probe = Probe(lambda messages, tools: self._render_shaped(*self._tools.put(messages, tools)))
+        self._instructions = Instructions(self._probe)
+        self._turns = Turns(self._probe)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether tools reach the prompt."""
+        return self._tools.place is not None
+
+    def limits(self) -> list[str]:
+        """Returns what the template cannot do, by the names of `LIMITS`.
+
+        Raises:
+            InvalidRequest: the template does not compile.
+            RenderingEnded: it takes too much time or memory.
+        """
+        self._template.variables()
+        return Template(self._needs, self._probe, self._instructions, self._turns, self._tools).limits()
 
     def render(self, chat: Conversation) -> str:
         """Renders a conversation. Blocks while the template runs.
@@ -62,12 +87,21 @@ class ConversationTemplate:
             raise InvalidRequest("messages is empty")
         if taken := sorted(self._special_tokens.keys() & chat.variables.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {', '.join(taken)}, a special token of this model")
-        known = [self._with_role(message) for message in chat.messages]
+        known, variables = self._tools.put(self._fitted(chat), chat.tools)
         messages = [_with_reasoning(message) for message in shaped(known, self._needs)]
         if not chat.continue_final_message:
-            return self._rendered(messages, chat)
+            return self._rendered(messages, variables, chat)
         said = _mark_end(messages, self.source)
-        return _cut(self._rendered(messages, chat), said)
+        return _cut(self._rendered(messages, variables, chat), said)
+
+    def _fitted(self, chat: Conversation) -> list[Mapping[str, Any]]:
+        """Returns the messages as the template takes them, with nothing lost."""
+        known = [self._with_role(message) for message in chat.messages]
+        tools = bool(chat.tools)
+        placed = self._instructions.placed(known, tools=tools)
+        turns = self._turns.alternated(placed, tools=tools)
+        num_whole = len(turns) - chat.continue_final_message  # what goes on need not have begun
+        return [*self._turns.filled(turns[:num_whole]), *turns[num_whole:]]
 
     def _with_role(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Renames the developer role to `system`, its former name, unless the template knows it."""
@@ -75,16 +109,23 @@ class ConversationTemplate:
             return message
         return {**message, "role": "system"}
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], chat: Conversation) -> str:
-        variables = {
+    def _render_raw(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        return self._rendered(messages, {"tools": list(tools) or None}, Conversation(messages))
+
+    def _render_shaped(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        made = [_with_reasoning(message) for message in shaped(messages, self._needs)]
+        return self._rendered(made, variables, Conversation(made))
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], chat: Conversation) -> str:
+        every = {
             **self._special_tokens,
+            **variables,
             **chat.variables,
             "messages": messages,
-            "tools": list(chat.tools) or None,
             "documents": None,
             "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final_message,
         }
-        return self._template.render(variables, now_s=chat.now_s)
+        return self._template.render(every, now_s=chat.now_s)
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

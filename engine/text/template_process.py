@@ -2,7 +2,7 @@
 
 A template is an untrusted program: jinja2's sandbox bounds `range`, but not nested loops, `'x' * 10**9`, or a slow
 regular expression. The sandbox's setup is the template; a request holds the `variables` of one rendering and its
-current time (`now_s`).
+current time (`now_s`), or nothing: it then asks for the names of the template's variables, in JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -84,13 +85,20 @@ def environment() -> jinja2.Environment:
 def start(source: str) -> Callable[[Any, int], dict[str, str]]:
     """Compiles the template with its first rendering, within the same limits."""
     compiled = functools.cache(environment().from_string)
-    return lambda given, num_bytes: _outcome(lambda: compiled(source), given, num_bytes)
 
-
-def _outcome(template: Callable[[], jinja2.Template], given: Mapping[str, Any], num_bytes: int) -> dict[str, str]:
-    try:
+    def answer(given: Any, num_bytes: int) -> dict[str, str]:
+        template = compiled(source)
+        if not given:
+            return {"text": json.dumps(sorted(jinja2.meta.find_undeclared_variables(environment().parse(source))))}
         variables = {"strftime_now": _clock(given["now_s"]), **given["variables"]}
-        return {"text": _text(template(), variables, MAX_CHARS + MAX_CHARS_PER_BYTE * num_bytes)}
+        return {"text": _text(template, variables, MAX_CHARS + MAX_CHARS_PER_BYTE * num_bytes)}
+
+    return lambda given, num_bytes: _outcome(lambda: answer(given, num_bytes))
+
+
+def _outcome(answer: Callable[[], dict[str, str]]) -> dict[str, str]:
+    try:
+        return answer()
     except MemoryError:
         raise
     except TooLong as error:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.source import open_checkpoint
+from penstock.engine.text.bridges.limits import LIMITS, OF_TOOLS
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
@@ -89,6 +90,24 @@ class Tokenizer:
         """Format in which chat replies are parsed; None: as plain text."""
         return self._formats["default"]
 
+    def limits(self) -> list[str]:
+        """Returns what the chat templates cannot do, by the names in `bridges/limits.py`.
+
+        Renders small conversations, so it takes part of a second. What it finds out is kept for later chats.
+
+        Raises:
+            CheckpointError: a template does not compile, or takes too much time or memory for such a conversation.
+        """
+        found: set[str] = set()
+        for name, template in self._templates.items():
+            try:
+                limits = set(template.limits())
+            except InvalidRequest as error:
+                raise CheckpointError(f"the chat template {name!r} cannot be used: {error}") from None
+            is_for_tools = name == "tool_use" or "tool_use" not in self._templates
+            found |= limits if is_for_tools else limits - OF_TOOLS
+        return [name for name in LIMITS if name in found]
+
     def check_fits(self, vocab_size: int) -> None:
         """Checks that a model of `vocab_size` tokens has all tokens that text becomes.
 
@@ -143,12 +162,14 @@ class Tokenizer:
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        text, reply_format = self._templates[name].render(chat), self._formats[name]
+        template, reply_format = self._templates[name], self._formats[name]
+        text = template.render(chat)
         ids = self._encode(text, check, add_special_tokens=False)
+        shows_tools = not chat.tools or template.shows_tools
         if reply_format is None:
-            return EncodedChat(ids, text)
-        has_reasoning = shows_reasoning(reply_format, self._templates[name].source)
-        return EncodedChat(ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning)
+            return EncodedChat(ids, text, shows_tools=shows_tools)
+        has_reasoning = shows_reasoning(reply_format, template.source)
+        return EncodedChat(ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning, shows_tools)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`. Special tokens, and ids outside the vocabulary, have none.

@@ -86,6 +86,7 @@ class Assembler:
             timings=Timings(end.queued_ms, end.ttft_ms, end.total_ms),
             prompt_logprobs=self._prompt_logprobs,
             entry_id=entry_id,
+            ignored=end.ignored or (),
         )
 
 

@@ -25,8 +25,10 @@ class ModelCard(BaseModel):
     weights: str | None = None  # digest
     tokenizer: str | None = None  # digest of its files
     template: str | None = None  # digest of the chat template; None: the model takes no messages
+    template_limits: str | None = None  # what the template cannot do: names, with spaces between
+    template_rules: str | None = None  # version and limits by which messages are made to fit the template
     chat_format: str | None = None  # how replies to messages are read; None: as plain text
-    digest: str | None = None  # of weights, tokenizer, template and chat format together; `own` entries name it
+    digest: str | None = None  # of weights, tokenizer, template and its rules, and chat format; `own` entries name it
     vocab_size: int | None = None  # token ids are below it
     max_model_len: int | None = None  # prompt and generated tokens of one sequence
     dtype: str | None = None

@@ -123,10 +123,12 @@ class EndEntry(_Stopped):
     queued_ms: int | None = None  # from the enqueue to the claim
     ttft_ms: int | None = None  # from the enqueue to the first token
     total_ms: int | None = None  # from the enqueue to this entry
+    ignored: tuple[str, ...] | None = None  # fields of the request that the model was not shown
     code: str | None = None
     message: str | None = None
 
 
+_LISTS = ("tokens", "finish_reasons", "ignored")
 _JSON_FIELDS = frozenset({"tool_calls", "logprobs", "prompt_logprobs"})
 _LEFT_OUT = {"reasoning": "", "tool_calls": "[]"}  # values that nearly all chunks have
 
@@ -145,7 +147,7 @@ def encode_reply(entry: ReplyEntry) -> dict[str, str]:
     """
     fields: dict[str, str] = {}
     for name, value in entry.model_dump(exclude_none=True).items():
-        if name in ("tokens", "finish_reasons"):
+        if name in _LISTS:
             fields[name] = ",".join(map(str, value))
         elif name in _JSON_FIELDS:
             fields[name] = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -164,7 +166,7 @@ def decode_reply(fields: Mapping[str, str]) -> ReplyEntry:
     if kind is None:
         raise WireError("bad_reply", f"reply entry has type {fields.get('type')!r}", request_id="")
     values: dict[str, Any] = dict(fields)
-    for name in ("tokens", "finish_reasons"):
+    for name in _LISTS:
         if name in values:
             values[name] = tuple(part for part in values[name].split(",") if part)
     try:

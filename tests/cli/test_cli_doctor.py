@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.support.programs.fakes import ScriptedWorker
 ALL_CHECKS = [
     *("packages", "redis", "maxmemory-policy", "appendonly", "disk", "memory", "writes"),
     *("permissions", "queue", "dead letters"),
-    *("compiler", "devices", "model", "weights", "tokenizer", "generation"),
+    *("compiler", "devices", "model", "weights", "tokenizer", "template", "generation"),
 ]
 
 
@@ -244,6 +245,24 @@ def test_a_chat_template_that_fails_is_told_with_its_reason(tmp_path: Path) -> N
     found = by_name(check_model(str(copy), "auto"))["tokenizer"]
     assert found.status == "ok"
     assert "only plain prompts can be sent: the model's chat template failed: ZeroDivisionError" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("template", "status", "told"),
+    [
+        ("{% if %}", "fail", "the chat template 'default' cannot be used: .* TemplateSyntaxError"),
+        ("{{ messages[0].content | no_filter }}", "fail", "TemplateAssertionError: No filter named 'no_filter'"),
+        ("{{ 1 // 0 }}", "ok", "the chat template fails for a single question"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "ok", "shows no tools: answers say that"),
+    ],
+)
+def test_limits_of_a_chat_template_are_told(tmp_path: Path, template: str, status: str, told: str) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    (copy / "chat_template.jinja").write_text(template)
+    found = by_name(check_model(str(copy), "auto"))["template"]
+    assert found.status == status
+    assert re.search(told, found.detail)
 
 
 def test_generation_settings_that_are_not_honoured_are_a_warning(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from penstock.engine.text.tokenizer import Tokenizer
+from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import OwnEntry
@@ -75,6 +76,25 @@ async def test_each_failure_is_a_refusal_and_its_neighbours_are_served(
         assert end.message.startswith(REFUSED[content])
     assert sorted(engine.prefilled) == sorted(beside)
     assert not await redis.exists(keys.dead("q"))
+
+
+async def test_a_reply_says_that_the_template_shows_no_tools(
+    redis_url: str, redis: RedisClient, text: Tokenizer
+) -> None:
+    tools = json.dumps([{"type": "function", "function": {"name": "look_up"}}])
+    async with running_worker(redis_url, text=text):
+        unseen = await send(redis, messages=chat("hello"), tools=tools, max_tokens=5)
+        assert (await read_reply(redis, unseen)).end.ignored == ("tools",)
+        plain = await send(redis, messages=chat("hello"), max_tokens=5)
+        assert (await read_reply(redis, plain)).end.ignored is None
+        required = await send(redis, messages=chat("hello"), tools=tools, tool_choice="required", max_tokens=5)
+        end = (await read_reply(redis, required)).end
+        assert (end.finish_reason, end.code) == ("error", "invalid_request")
+        assert "shows no tools" in (end.message or "")
+        async with AsyncClient(redis_url, queue="q") as client:
+            asked = [{"role": "user", "content": "hello"}]
+            reply = await client.generate(asked, tools=json.loads(tools), max_tokens=5)
+            assert reply.ignored == ("tools",)
 
 
 async def test_what_comes_while_a_template_takes_long_is_served(

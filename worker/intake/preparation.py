@@ -68,6 +68,7 @@ class Preparation:
     echo: str = ""
     grammar_source: str | None = None
     grammar: Grammar | None = None  # compiled from the source
+    ignored: tuple[str, ...] = ()  # fields of the request that the prompt does not show
 
 
 class Preparer:
@@ -138,6 +139,8 @@ class Preparer:
 
     def _read_chat(self, asked: GenerateRequest, now_s: float | None, check: Check) -> Preparation:
         chat = self.text.encode_chat(conversation(asked, now_s), check)
+        if not chat.shows_tools and asked.is_tool_required:
+            raise InvalidRequest("tool_choice: the model's chat template shows no tools, so no call can be required")
         response = None
         if chat.reply_format is not None:
             response = ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
@@ -147,7 +150,8 @@ class Preparer:
                 "add_generation_prompt false: the model then writes the head of its answer itself, "
                 "so the answer cannot be held to a form or to calls"
             )
-        return Preparation(chat.token_ids, response, _last_words(asked), source)
+        ignored = () if chat.shows_tools else ("tools",)
+        return Preparation(chat.token_ids, response, _last_words(asked), source, ignored=ignored)
 
     def _read_prompt(self, asked: GenerateRequest, check: Check) -> Preparation:
         if asked.prompt_token_ids is not None:

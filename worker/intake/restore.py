@@ -70,7 +70,7 @@ class Restorer:
         )
         if live.is_gone:  # before this: another owner has it
             return None
-        live.admit(len(preparation.prompt_token_ids))
+        live.admit(len(preparation.prompt_token_ids), preparation.ignored)
         if live.outcome is not None:  # only the end is missing
             self._outbox.end(live, live.outcome)
             return None

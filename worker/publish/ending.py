@@ -43,6 +43,7 @@ def end_entry(live: LiveRequest) -> EndEntry:
         queued_ms=max(0, live.claim.first_server_ms - live.enqueued_ms),
         ttft_ms=None if live.first_token_ms is None else max(0, live.first_token_ms - live.enqueued_ms),
         total_ms=max(0, live.clock.now_ms() - live.enqueued_ms),
+        ignored=live.ignored or None,
         code=code,
         message=None if message is None else printable(message),
     )

@@ -124,6 +124,7 @@ class LiveRequest:
         "first_token_ms",
         "has_output",
         "id",
+        "ignored",
         "is_dead",
         "is_resumed",
         "log",
@@ -165,6 +166,7 @@ class LiveRequest:
         self.is_resumed = False  # whether tokens of an earlier claim are on the reply stream
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.ignored: tuple[str, ...] = ()  # fields of the request that the prompt does not show
         self.has_output = False  # whether this claim has a token
         self.first_token_ms: int | None = None  # server time
         self.finish_reason: FinishReason | None = None  # from ENDED on
@@ -184,8 +186,8 @@ class LiveRequest:
         """Returns `timeout_s` after the enqueue, by the server's clock as of the claim (monotonic)."""
         return None if timeout_s is None else self.clock.monotonic_at(self.enqueued_ms + timeout_s * 1000)
 
-    def admit(self, num_prompt_tokens: int) -> None:
-        self.prompt_tokens = num_prompt_tokens
+    def admit(self, num_prompt_tokens: int, ignored: tuple[str, ...] = ()) -> None:
+        self.prompt_tokens, self.ignored = num_prompt_tokens, ignored
         self._advance(Phase.ADMITTED)
 
     def start(self) -> None:

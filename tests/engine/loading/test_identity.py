@@ -129,6 +129,15 @@ def test_templates(original: Identity) -> None:
     assert original.template in found
 
 
+def test_rules_of_rendering_are_of_the_digest_but_not_of_the_template() -> None:
+    """Workers of other rules join a queue. They leave half-written replies to each other, unless no rule applies."""
+    rules = (None, "1 systems", "2 systems", "1 system")
+    found = [identify(MODEL_DIR, TEMPLATES, RULES, limits=["parts"], template_rules=each) for each in rules]
+    assert len({identity.digest(None) for identity in found}) == len(rules)
+    assert len({identity.template for identity in found}) == 1
+    assert found[0].digest(None) == identify(MODEL_DIR, TEMPLATES, RULES).digest(None)
+
+
 def test_the_templates_of_a_tokenizer_are_those_that_render() -> None:
     assert Tokenizer.from_dir(MODEL_DIR).templates == {"default": (MODEL_DIR / "chat_template.jinja").read_text()}
 

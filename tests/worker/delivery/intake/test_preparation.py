@@ -100,6 +100,31 @@ def test_what_the_chat_template_refuses_is_the_request_s_fault() -> None:
         prepared(messages=({"role": "assistant", "content": "a"},))
 
 
+class Toolless(FakeText):
+    """The tokenizer of a model whose template shows no tools."""
+
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
+        return EncodedChat((1,), "x", shows_tools=not chat.tools)
+
+
+TOOL = {"type": "function", "function": {"name": "look_up"}}
+NAMED = {"type": "function", "function": {"name": "look_up"}}
+ANY_OF = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize("tool_choice", ["required", NAMED, ANY_OF])
+def test_tools_that_the_model_cannot_see_are_not_required(tool_choice: Any) -> None:
+    asked = GenerateRequest(messages=CHAT, tools=(TOOL,), tool_choice=tool_choice)
+    with pytest.raises(InvalidRequest, match="tool_choice: the model's chat template shows no tools"):
+        Preparer(Toolless(), WorkerConfig()).prepare(asked)
+
+
+def test_tools_that_the_model_cannot_see_are_said_to_be_ignored() -> None:
+    preparer = Preparer(Toolless(), WorkerConfig())
+    assert preparer.prepare(GenerateRequest(messages=CHAT, tools=(TOOL,))).ignored == ("tools",)
+    assert preparer.prepare(GenerateRequest(messages=CHAT)).ignored == ()
+
+
 def test_the_template_s_present_is_when_the_request_was_enqueued() -> None:
     assert heard().now_s == 12.5
 
