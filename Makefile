@@ -61,7 +61,7 @@ lint: $(VENV)/dev.stamp  ## check style, format, the direction of imports, and w
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/python docs/scripts/english.py
+	@$(BIN)/python -m docs.scripts.english
 
 format: $(VENV)/dev.stamp  ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix .

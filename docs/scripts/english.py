@@ -1,4 +1,4 @@
-"""Finds what reads as translated, as far as a pattern can: `python docs/scripts/english.py` prints it and exits with 1.
+"""Finds what reads as translated, as far as a pattern can: `python -m docs.scripts.english` prints it and exits with 1.
 
 Docstrings may not begin with a fragment that needs the name above it to be read ("Of each request ..."). Sentences of
 the pages may have 35 words; one of code and one of a link count as a word each.
@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from pages import ROOT, Page, all_pages, line_of, page
+from docs.scripts.pages import ROOT, Page, all_pages, line_of, page
 
 MOST_WORDS = 35
 PACKAGES = tuple(sorted(path.name for path in (ROOT / "penstock").iterdir() if path.is_symlink()))
