@@ -34,6 +34,7 @@ from penstock.gateway.http.body import BodyBudget
 from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
+from penstock.gateway.http.passed_over import NotesOnFields
 from penstock.gateway.keys.manager import KeyManager
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
@@ -76,6 +77,7 @@ def create_app(
         Middleware(Observing, metrics=metrics or GatewayMetrics()),
         *_cors(settings),
         Middleware(KeyGuard),
+        Middleware(NotesOnFields, is_strict=settings.strict_fields),
     ]
     app = Starlette(
         routes=routes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from penstock.gateway.once import Once
 from penstock.protocol.queue.junk import Guard
 
 _log = structlog.get_logger(__name__)
@@ -14,14 +15,10 @@ GUARD = Guard(stays=frozenset({"response", "batch", "file", "progress", "uploade
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
 """Exceptions that reading an invalid document raises."""
 
-MAX_TOLD = 1000
-_told: dict[str, None] = {}  # keys, the latest last
+_told = Once()  # keys
 
 
 def tell(key: str) -> None:
     """Logs once that a key holds something no gateway writes there."""
-    if key not in _told:
+    if _told.is_new(key):
         _log.error("junk_passed_over", key=key)
-    _told[key] = _told.pop(key, None)
-    if len(_told) > MAX_TOLD:
-        del _told[next(iter(_told))]

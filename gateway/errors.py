@@ -51,6 +51,7 @@ class ApiError(Exception):
         param: the field that is wrong, if any.
         code: for programs; it is cut to `MAX_CODE_CHARS`.
         retry_after_s: when a retry may help; None: it won't.
+        details: more for programs, in the form of an API that has a place for it.
         ends_reply: whether the reply itself ended with this error, for all its readers.
     """
 
@@ -63,6 +64,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        details: Mapping[str, Any] | None = None,
         ends_reply: bool = False,
     ) -> None:
         self.message = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 1]}…"
@@ -72,6 +74,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code and code[:MAX_CODE_CHARS]
         self.retry_after_s = retry_after_s
+        self.details = details
         self.ends_reply = ends_reply
 
     @property

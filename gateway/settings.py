@@ -99,6 +99,11 @@ class GatewaySettings(Rereadable):
         "Server", "PEM file with the certificate and its chain; none: no TLS.", None
     )
     tls_key: Annotated[Path | None, OrNone] = setting("Server", "PEM file with the key of the certificate.", None)
+    strict_fields: bool = setting(
+        "Server",
+        "Refuse every unknown field of a request; else only those are refused that look like a misspelled one.",
+        False,
+    )
     trusted_proxies: _Names = setting(
         "Server",
         "Addresses or networks of proxies, separated by commas, whose X-Forwarded-For names the client.",

@@ -99,7 +99,7 @@ class MessageTurn(Body):
 
 def _policy(kind: type[Body], **ignored: str) -> Policy:
     refused = {"citations": Refusal("sources are not cited", ([], {"enabled": False}))}
-    return Policy(frozenset(kind.model_fields), {"cache_control": CACHED, **ignored}, refused)
+    return Policy(frozenset(kind.model_fields), {"cache_control": CACHED, **ignored}, refused, unknown="passed")
 
 
 _NO_TOOLSET = "tools are functions that the client runs"

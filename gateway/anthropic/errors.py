@@ -22,4 +22,5 @@ _TYPES: Mapping[int, str] = {
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Returns an error's body, which is also the data of an event that ends a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    details = {} if error.details is None else {"details": error.details}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}, "request_id": request_id}

@@ -14,11 +14,7 @@ def read_at(place: str, policy: Policy, kind: type[BodyT], value: object) -> Bod
     """
     if not isinstance(value, dict):
         raise wrong(place, "must be an object", "invalid_type")
-    try:
-        return read_fields(policy, kind, value)
-    except ApiError as error:
-        param = f"{place}.{error.param}" if error.param else place
-        raise ApiError(400, f"{place}: {error.message}", param=param, code=error.code) from None
+    return read_fields(policy, kind, value, place)
 
 
 def wrong(place: str, message: str, code: str = "invalid_value") -> ApiError:

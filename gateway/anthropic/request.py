@@ -10,7 +10,7 @@ from pydantic import Field
 from penstock.gateway.anthropic.blocks import to_messages
 from penstock.gateway.anthropic.tools import MessagesToolChoice, to_choice, to_tools
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal, read_fields
+from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal, forms_of, read_fields
 from penstock.gateway.common.options import SMALLEST_TOP_P, takes, to_request
 from penstock.producer import GenerateRequest
 from penstock.protocol.wire import PARAMETERS
@@ -127,17 +127,23 @@ REFUSED: Mapping[str, Refusal] = {
     "mcp_servers": Refusal("the client runs the tools", ([],)),
     "speed": Refusal("there is one speed", ("standard",)),
     "output_format": Refusal("is deprecated; use output_config.format"),
-    "max_tokens_to_sample": Refusal("is another API's name for max_tokens"),
+    "thread": Refusal(
+        "there are no threads; send the whole conversation",
+        details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+    ),
+    "n": Refusal("an answer is one message", (1,)),
+    **dict.fromkeys(("max_tokens_to_sample", "max_completion_tokens"), Refusal("is another API's name for max_tokens")),
+    "response_format": Refusal("is output_config.format here"),
     "stop": Refusal("is another API's name for stop_sequences"),
 }
 
-_COUNT_POLICY = Policy(frozenset(MessagesPrompt.model_fields), IGNORED, REFUSED)
-_MESSAGE_POLICY = Policy(frozenset(MessageBody.model_fields), IGNORED, REFUSED)
+_COUNT_POLICY = Policy(frozenset(MessagesPrompt.model_fields), IGNORED, REFUSED, forms_of(MessagesPrompt))
+MESSAGE_POLICY = Policy(frozenset(MessageBody.model_fields), IGNORED, REFUSED, forms_of(MessageBody))
 
 
 def read_message(body: Mapping[str, Any]) -> MessageBody:
     """Raises ApiError naming the field that is wrong."""
-    return read_fields(_MESSAGE_POLICY, MessageBody, body)
+    return read_fields(MESSAGE_POLICY, MessageBody, body)
 
 
 def read_count(body: Mapping[str, Any]) -> MessagesPrompt:

@@ -19,6 +19,7 @@ from penstock.gateway.common.documents import check_ended
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.jobs import read_whole
+from penstock.gateway.http.passed_over import reading_fields
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
 from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ServerRefused
@@ -104,9 +105,16 @@ class Answering:
 
     async def _attempt(self, line: BatchLine) -> LineOutcome:
         place = await self._place(line)
-        work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
+        work = await self._work(line, place)
         replies = await self._all(place, work)
         return self._good(line, work, replies)
+
+    async def _work(self, line: BatchLine, place: LineTarget) -> BatchWork:
+        """Returns a line's work. A result has no place for headers, so only the log says what was passed over."""
+        with reading_fields(is_strict=self._gateway.settings.strict_fields) as notes:
+            work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
+        notes.log(self._batch.endpoint)
+        return work
 
     def _good(self, line: BatchLine, work: BatchWork, replies: Sequence[Reply]) -> LineOutcome:
         for reply in replies:
@@ -152,7 +160,7 @@ class Answering:
         with suppress(ApiError, PenstockError, TimeoutError):
             async with asyncio.timeout(2 * CANCEL_WAIT_S):
                 place = await self._place(line)
-                work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
+                work = await self._work(line, place)
                 replies = [await self._ended(place, request.id or "", work.each) for request in work.requests]
                 there = [reply for reply in replies if reply is not None]
                 if len(there) == len(work.requests):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from penstock.gateway.common.fields import Body, BodyT
+from penstock.gateway.common.fields import Body, BodyT, Policy
 from penstock.gateway.errors import ApiError, invalid_value
 from penstock.parameters import BOTH, Parameter, Taker
 from penstock.producer import GenerateRequest, ModelCard
@@ -61,7 +61,12 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     include_obfuscation: bool = False  # of the lengths of chunks: a protection between client and OpenAI, not offered
-    continuous_usage_stats: bool = False
+
+
+STREAM_OPTIONS = Policy(
+    frozenset(StreamOptions.model_fields),
+    ignored={"continuous_usage_stats": "counts are known at the end; include_usage has them in the last chunk"},
+)
 
 
 class StructuredOutputs(Body):
@@ -102,6 +107,8 @@ class RequestOptions(Body):
             values["top_k"] = 0
         if -(2**63) <= values.get("seed", 0) < 0:
             values["seed"] += 2**63
+        if values.get("stop"):  # an empty text ends nothing
+            values["stop"] = [text for text in values["stop"] if text]
         if self.prompt_cache_key and "affinity" not in values:
             values["affinity"] = sha1(self.prompt_cache_key.encode(), usedforsecurity=False).hexdigest()[:16]
         for name, value in self._forms().items():
@@ -159,27 +166,33 @@ def shown_of(
 
 
 def check_stream_options(options: RequestOptions) -> None:
-    """Raises ApiError for options that are not offered."""
-    asked = options.stream_options
-    if asked is None:
-        return
-    if not options.stream:
+    """Raises ApiError for options without a stream."""
+    if options.stream_options is not None and not options.stream:
         message = "stream_options: goes with stream true only"
         raise ApiError(400, message, param="stream_options", code="invalid_value")
-    if asked.continuous_usage_stats:
-        name = "stream_options.continuous_usage_stats"
-        message = f"{name}: counts are known at the end; include_usage has them in the last chunk"
-        raise ApiError(400, message, param=name, code="unsupported_parameter")
 
 
 def to_request(values: Mapping[str, Any]) -> GenerateRequest:
-    """Raises ApiError naming what is wrong."""
+    """Returns the request for the queue. Where a call is required there is no text, so `response_format` has no effect.
+
+    Raises:
+        ApiError: naming what is wrong.
+    """
+    if "response_format" in values and _requires_call(values.get("tool_choice")):
+        values = {name: value for name, value in values.items() if name != "response_format"}
     try:
         return GenerateRequest.model_validate(values)
     except ValidationError as error:
         raise invalid_value(error) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _requires_call(choice: Any) -> bool:
+    if not isinstance(choice, dict):
+        return bool(choice == "required")
+    allowed = choice.get("allowed_tools")
+    return choice.get("type") == "function" or (isinstance(allowed, dict) and allowed.get("mode") == "required")
 
 
 def to_the_end(card: ModelCard) -> dict[str, int]:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
+from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, form_of, forms_of, read_fields
 from penstock.gateway.common.options import (
+    STREAM_OPTIONS,
     Count,
     RequestOptions,
     Shown,
@@ -21,6 +22,7 @@ from penstock.gateway.common.options import (
 from penstock.gateway.openai.messages import clean
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.wire import PARAMETERS
+from penstock.protocol.wire.messages import AllowedToolsChoice, NamedTool, ResponseFormat, ToolDefinition
 from penstock.protocol.wire.values import spelled
 
 _MODES = ("none", "auto", "required")
@@ -93,6 +95,16 @@ CHAT_POLICY = Policy(
         "add_special_tokens": Refusal("the chat template decides which are added", (False,)),
         "documents": Refusal("they are not handed to the template; put them into a message", ([],)),
         "mm_processor_kwargs": Refusal("prompts are text"),
+        "prompt": Refusal("is for POST /v1/completions; use messages"),
+        "input": Refusal("is for POST /v1/responses; use messages"),
+        **dict.fromkeys(("instructions", "system"), Refusal("is another API's; put it into messages")),
+    },
+    inner={
+        **forms_of(ChatBody),
+        "stream_options": STREAM_OPTIONS,
+        "tools": form_of(ToolDefinition),
+        "tool_choice": form_of(NamedTool, AllowedToolsChoice),
+        "response_format": form_of(ResponseFormat),
     },
 )
 

@@ -7,10 +7,18 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator
 
-from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, read_fields
-from penstock.gateway.common.options import RequestOptions, Shown, check_stream_options, shown_of, to_request
+from penstock.gateway.common.fields import IGNORED, REFUSED, Policy, Refusal, form_of, forms_of, read_fields
+from penstock.gateway.common.options import (
+    STREAM_OPTIONS,
+    RequestOptions,
+    Shown,
+    check_stream_options,
+    shown_of,
+    to_request,
+)
 from penstock.gateway.errors import ApiError
 from penstock.producer import GenerateRequest
+from penstock.protocol.wire.messages import ResponseFormat
 
 Prompt: TypeAlias = str | list[int]
 
@@ -83,6 +91,13 @@ COMPLETION_POLICY = Policy(
         "suffix": Refusal("text cannot be filled in", ("",)),
         "add_special_tokens": Refusal("the tokenizer decides which are added; give tokens to have none", (True,)),
         **dict.fromkeys(("messages", "tools", "tool_choice"), Refusal("is for POST /v1/chat/completions", ([],))),
+        "input": Refusal("is for POST /v1/responses; use prompt"),
+        **dict.fromkeys(("instructions", "system"), Refusal("is another API's; put it into prompt")),
+    },
+    inner={
+        **forms_of(CompletionBody),
+        "stream_options": STREAM_OPTIONS,
+        "response_format": form_of(ResponseFormat),
     },
 )
 

@@ -2,65 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-_PLAIN = frozenset({"role", "content"})
-_CACHE = "cache_control"
-"""Marks the end of the prefix to cache. It is ignored, as every prompt is cached anyway."""
+from penstock.gateway.common.fields import CACHED, Policy, Refusal
 
-# Assistants' messages come back as clients keep them, with whatever their server or a library has added. A field that
-# holds part of the answer is left in, so that the wire refuses it.
-# holds a part of what was said is left in, so that the wire refuses it.
-_OF_ASSISTANT = frozenset(
-    {"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "audio", "function_call"}
+_PLAIN = frozenset({"role", "content"})
+_CACHE = {"cache_control": CACHED}
+_TEXT_OF_PARTS: Mapping[object, str] = {"text": "text", "output_text": "text", "refusal": "refusal"}
+_REASONING_OF_PARTS: Mapping[object, str] = {"reasoning": "text", "thinking": "thinking"}
+
+_PART = Policy(frozenset({"type", "text", "refusal", "thinking"}), _CACHE, unknown="passed")
+_MESSAGE = Policy(
+    frozenset({"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "tool_call_id"}),
+    _CACHE,
+    inner={"content": _PART},
+    unknown="passed",
 )
-_OF_CALL = frozenset({"id", "type", "function", "custom"})
-_OF_FUNCTION = frozenset({"name", "arguments"})
+_FUNCTION = Policy(frozenset({"name", "arguments"}), unknown="left_out")
+_CALL = Policy(frozenset({"id", "type", "function", "custom"}), inner={"function": _FUNCTION}, unknown="left_out")
+_SAID = Policy(
+    frozenset({"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "refusal"}),
+    _CACHE,
+    refused={
+        "audio": Refusal("contents are text"),
+        "function_call": Refusal("is deprecated and not supported; use tool_calls"),
+    },
+    inner={"content": _PART, "tool_calls": _CALL},
+    unknown="left_out",
+)
+"""An assistant's message comes back as its client keeps it, with whatever its server or a library has added. What holds
+a part of what was said is honoured or refused.
+"""
 
 
 def clean(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages in the wire's form. Errors are left in: the wire reports them."""
-    return [message if _is_plain(message) else _cleaned(message) for message in messages]
+    """Returns the messages in the wire's form. Wrong values are left in: the wire reports them.
+
+    Raises:
+        ApiError: a field is refused.
+    """
+    return [
+        message if _is_plain(message) else _cleaned(message, f"messages[{number}]")
+        for number, message in enumerate(messages)
+    ]
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
     return message.keys() == _PLAIN and isinstance(message["content"], str)
 
 
-def _cleaned(message: Mapping[str, Any]) -> dict[str, Any]:
-    is_said = message.get("role") == "assistant"
-    made = {name: value for name, value in message.items() if value is not None and name != _CACHE}
-    if is_said:
-        made = _only(made, _OF_ASSISTANT)
-    content = made.get("content", message.get("refusal") if is_said else None)
+def _cleaned(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+    made = (_SAID if message.get("role") == "assistant" else _MESSAGE).honoured_of(message, place)
+    refusal = made.pop("refusal", None)
+    content = made.get("content", refusal)
     if isinstance(content, list):
-        content = [_cleaned_part(part) for part in content] or ""
+        if thoughts := [part[_REASONING_OF_PARTS[part["type"]]] for part in content if _is_thought(part)]:
+            made.setdefault("reasoning", "\n\n".join(thoughts))
+        content = [_cleaned_part(part) for part in content if not _is_thought(part)] or ""
     if content is not None:
         made["content"] = content
-    if isinstance(made.get("tool_calls"), list):
-        made["tool_calls"] = [_cleaned_call(call) for call in made["tool_calls"]]
     return made
+
+
+def _is_thought(part: object) -> bool:
+    """Whether a part is reasoning, which has a place of its own in a message."""
+    name = _REASONING_OF_PARTS.get(_kind_of(part))
+    return name is not None and isinstance(part, dict) and isinstance(part.get(name), str)
 
 
 def _cleaned_part(part: object) -> object:
-    """Cleans a part. A refusal is the assistant's text; the wire has no other kinds of text."""
-    if not isinstance(part, dict):
+    """Cleans a part. The wire has one kind of text."""
+    name = _TEXT_OF_PARTS.get(_kind_of(part))
+    if name is None or not isinstance(part, dict):
         return part
-    if part.get("type") == "refusal":
-        return {"type": "text", "text": part.get("refusal")}
-    return {name: value for name, value in part.items() if name not in (_CACHE, "annotations")}
+    return {"type": "text", **({"text": part[name]} if name in part else {})}
 
 
-def _cleaned_call(call: object) -> object:
-    """Cleans a call. One assembled from a stream still has the stream's `index`."""
-    if not isinstance(call, dict):
-        return call
-    made = _only(call, _OF_CALL)
-    if isinstance(made.get("function"), dict):
-        made["function"] = _only(made["function"], _OF_FUNCTION)
-    return made
-
-
-def _only(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in names}
+def _kind_of(part: object) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.fields import Body
-from penstock.gateway.errors import ApiError, invalid_value
+from penstock.gateway.common.fields import Body, Policy, read_fields
+from penstock.gateway.errors import ApiError
+from penstock.gateway.http.passed_over import is_strict, pass_over
 from penstock.protocol.wire.values import spelled
 
 MAX_ITEMS = 4096
@@ -43,9 +44,11 @@ def _text(part: object) -> object:
     name = _TEXT_OF_PARTS.get(kind) if isinstance(kind, str) else None
     if name is None:
         raise ValueError(f"a part of type {spelled(kind)} is not supported, only text")
-    unknown = [each for each in part if each not in ("type", name) and each not in _IGNORED_IN_PARTS]
-    if unknown:
-        raise ValueError(f"a part of type {kind} has no field {unknown[0]!r:.80}")
+    for each in part.keys() - {"type", name}:
+        if is_strict() and each not in _IGNORED_IN_PARTS:
+            raise ValueError(f"a part of type {kind} has no field {each!r:.80}")
+        if part[each] is not None:
+            pass_over(f"input.content.{each}")
     return part.get(name)
 
 
@@ -181,12 +184,8 @@ def _read_item(place: str, value: object) -> InputItem:
     if model is None:
         message = f"{place}: items of type {spelled(kind)} are not supported, only {', '.join(_KINDS)}"
         raise ApiError(400, message, param=f"{place}.type", code="unsupported_value")
-    try:
-        return model.model_validate({name: each for name, each in value.items() if name not in _IGNORED_IN_ITEMS})
-    except ValidationError as error:
-        wrong = invalid_value(error)
-        param = f"{place}.{wrong.param}" if wrong.param else place
-        raise ApiError(400, f"{place}: {wrong.message}", param=param, code=wrong.code) from None
+    policy = Policy(frozenset(model.model_fields), _IGNORED_IN_ITEMS, unknown="passed")
+    return read_fields(policy, model, value, place)
 
 
 def shown_items(items: Iterable[InputItem], request_id: str) -> list[Document]:

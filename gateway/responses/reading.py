@@ -18,6 +18,7 @@ from penstock.gateway.generation.jobs import read_whole
 from penstock.gateway.generation.resuming import newest_entry
 from penstock.gateway.http.events import BEFORE_ALL, Place
 from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.passed_over import reading_fields
 from penstock.gateway.http.resuming import AFTER_ALL, Entry, SoughtNumber, check_written
 from penstock.gateway.http.streaming import EventStream
 from penstock.gateway.responses.documents import pending
@@ -144,7 +145,9 @@ async def history_behind(asked: Request, response_id: str | None) -> list[Docume
         raise ApiError(400, message, param=_PREVIOUS, code="response_failed") from None
     except ReplyGone:
         raise not_found(response_id, param=_PREVIOUS) from None
-    return [*response.history, *to_messages(read_items(list(response.items))), _turn(reply)]
+    with reading_fields(is_strict=False):  # what was passed over was said when it came
+        items = read_items(list(response.items))
+    return [*response.history, *to_messages(items), _turn(reply)]
 
 
 def _turn(reply: Reply) -> Document:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, ConfigDict, Field
 
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refusal, read_fields
+from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refusal, forms_of, read_fields
 from penstock.gateway.common.options import RequestOptions, to_request, to_the_end
 from penstock.gateway.errors import ApiError
 from penstock.producer import GenerateRequest, ModelCard
@@ -162,6 +162,7 @@ _OF_OPTIONS = {
     for name in RequestOptions.model_fields.keys() - {"return_token_ids", "return_tokens_as_token_ids"}
     if name not in PARAMETERS or "responses" in PARAMETERS[name].takers
 }
+_OF_CHOICE = frozenset({"type", "name", "mode"})
 _ECHOED = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key"})
 
 RESPONSE_POLICY = Policy(
@@ -169,6 +170,8 @@ RESPONSE_POLICY = Policy(
     ignored={
         **{name: reason for name, reason in IGNORED.items() if name not in _ECHOED},
         "max_tool_calls": "it limits calls of built-in tools, of which there are none",
+        "access_programs": "there are none",
+        "client_metadata": "no answer is stored that it could describe",
     },
     refused={
         **REFUSED,
@@ -184,12 +187,15 @@ RESPONSE_POLICY = Policy(
         "context_management": Refusal("no conversation is compacted", ([],)),
         "moderation": Refusal("there is no moderation"),
         "image": Refusal("answers are text"),
-        "access_programs": Refusal("there are none"),
         "modalities": Refusal("answers are text", (["text"],)),
         "echo": Refusal("the prompt is not part of a response", (False,)),
         "prompt_logprobs": Refusal("a response has none"),
         "return_token_ids": Refusal("a response has no place for them", (False,)),
         "return_tokens_as_token_ids": Refusal("a response has no place for them", (False,)),
+    },
+    inner={
+        **forms_of(ResponseBody),
+        "tool_choice": Policy(_OF_CHOICE | {"tools"}, inner={"tools": Policy(_OF_CHOICE)}),
     },
 )
 

@@ -208,7 +208,7 @@ async def test_a_batch_sent_again_with_its_idempotency_key_is_the_same(asked: As
         ({"input_file_id": None}, 400, "input_file_id"),
         ({"metadata": {"a": 1}}, 400, "metadata.a"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires_after.seconds"),
-        ({"x": 1}, 400, "x"),
+        ({"metadat": 1}, 400, "metadat"),
     ],
 )
 async def test_what_can_be_no_batch_is_refused(asked: Asked, change: dict[str, Any], status: int, param: str) -> None:
