@@ -64,7 +64,7 @@ class EngineCollector(Collector):
             ("engine_generated_tokens", "Tokens generated.", stats.generated_tokens_total),
             (
                 "prefix_cache_queries",
-                "Prompt tokens that started sequences looked for in the prefix cache.",
+                "Tokens that sequences looked for in the prefix cache as they started.",
                 stats.prefix_queries_total,
             ),
             (
