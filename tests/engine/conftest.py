@@ -14,7 +14,7 @@ from jax._src import compiler
 
 from penstock.engine import Engine
 from penstock.engine.execution.compilation import keep_compilations, no_kept_compilations
-from tests.engine.engines import SMALL, write_model
+from tests.engine.engines import SMALL, forget_prefixes, write_model
 from tests.support.quick_programs import EMITTERS, compile_elsewhere_as_shipped
 
 
@@ -67,7 +67,7 @@ def engine(shared_engine: Engine) -> Engine:
             break
         shared_engine.step()
     assert not shared_engine.has_work(), "an earlier test left work that never ends"
-    shared_engine._pool.forget_contents()
+    forget_prefixes(shared_engine)
     return shared_engine
 
 

@@ -96,6 +96,24 @@ def drive(
     raise AssertionError(f"not done after {limit} steps")
 
 
+def forget_prefixes(engine: Engine) -> None:
+    """Empties the prefix cache, so that the next prompt is computed."""
+    engine._pool.forget_contents()
+
+
+def preempt_all(engine: Engine, chosen: Callable[[], bool] = lambda: True) -> None:
+    """Preempts the running sequences, or those that `chosen` is true for, as a shortage of pages would."""
+    for sequence in engine._scheduler.running:
+        if chosen():
+            engine._scheduler._preempt(sequence)
+
+
+def all_pages_are_free(engine: Engine) -> bool:
+    """Checks that no sequence holds a page; the prefix cache may."""
+    stats = engine.stats()
+    return stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+
+
 def preempting(engine: Engine, every: int) -> Callable[[int], None]:
     """Returns a `before_step` for `drive` that preempts the last running sequence once in `every` steps."""
 

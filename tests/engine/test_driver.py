@@ -16,7 +16,7 @@ from penstock.engine import driver as driver_module
 from penstock.engine.driver import DriverStopped
 from penstock.engine.request import FinishReason
 from penstock.engine.stats import EngineStats
-from tests.engine.engines import drive, outputs_of
+from tests.engine.engines import all_pages_are_free, drive, outputs_of
 from tests.support.patience import WAIT_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -46,7 +46,7 @@ async def test_forgetting_a_request_frees_what_it_holds(engine: Engine) -> None:
     async with asyncio.timeout(WAIT_S):
         while driver.is_active("r"):
             await collect(driver, Request("other", (4,), GREEDY))
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
     await driver.stop()
 
 

@@ -32,7 +32,7 @@ from penstock.engine.models.cpu.panels import GATES, joined, pack_head
 from penstock.engine.models.cpu.quantized import has_kernel
 from penstock.engine.models.layers.linear import GroupedLinear, Linear, RowGroups
 from penstock.engine.models.layers.quantized import Quantized, unpack_in_pieces
-from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, drive, write_model
+from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, drive, forget_prefixes, preempt_all, write_model
 from tests.engine.formats.quantized_checkpoints import write_quantized
 from tests.engine.formats.quantized_weights import SCHEMES, Scheme
 from tests.engine.formats.test_quantized import FORMS, IN, filled, random_leaves, weight_of
@@ -204,14 +204,14 @@ def test_tokens_are_the_same_alone_in_company_and_preempted_and_those_of_xla(che
     alone = {request.id: drive(engine, [request])[request.id, 0].token_ids for request in requests}
 
     def preempt(step: int) -> None:
-        for sequence in engine._scheduler.running if step in (4, 9) else ():
-            engine._scheduler._preempt(sequence)
+        if step in (4, 9):
+            preempt_all(engine)
 
     for before_step, num_preemptions in ((lambda step: None, 0), (preempt, 2)):
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         together = drive(engine, requests, before_step=before_step)
         assert {request.id: together[request.id, 0].token_ids for request in requests} == alone
-        assert engine._scheduler.num_preemptions >= num_preemptions
+        assert engine.stats().preemptions_total >= num_preemptions
     xla = Engine.from_checkpoint(checkpoint, replace(SMALL, matmul="xla", dtype="float32"))
     assert {key[0]: result.token_ids for key, result in drive(xla, requests).items()} == alone
 

@@ -18,7 +18,7 @@ import pytest
 
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.scheduling import scheduler
-from tests.engine.engines import SMALL, VOCAB_SIZE, Result, drive, write_model
+from tests.engine.engines import SMALL, VOCAB_SIZE, Result, drive, forget_prefixes, write_model
 from tests.engine.whole.test_engine_states import CONVOLUTIONS, DELTA_NETS
 from tests.support.patience import slow
 
@@ -80,11 +80,11 @@ def test_a_request_has_the_same_bits_however_it_is_computed(
     ]
 
     def afresh(run: Callable[[Request], Result], request: Request) -> list[tuple[int, float]]:
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         return bits(run(request))
 
     alone = {r.id: afresh(lambda r: drive(engine, [r])[r.id, 0], r) for r in requests}
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     together = drive(engine, requests)
     again = drive(engine, requests[::-1])  # with what the pages of the last run hold
     for request in requests:

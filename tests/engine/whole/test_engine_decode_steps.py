@@ -13,7 +13,7 @@ from penstock.engine import ConfigError, Engine, EngineConfig, Request, Sampling
 from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.execution.packing import Batch
 from penstock.engine.execution.runner import InFlight
-from tests.engine.engines import SMALL, VOCAB_SIZE, drive
+from tests.engine.engines import SMALL, VOCAB_SIZE, all_pages_are_free, drive, forget_prefixes, preempt_all
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
@@ -111,14 +111,13 @@ def test_preempted_and_aborted_in_flight(engine: Engine, looping_engine: Engine,
     def disturb(step: int) -> None:
         if step == at:
             looping_engine.abort("other", "cancelled")
-            for sequence in looping_engine._scheduler.running:
-                looping_engine._scheduler._preempt(sequence)
+            preempt_all(looping_engine)
 
     other = Request("other", (8, 9), SamplingParams(max_tokens=60, ignore_eos=True))
     results = drive(looping_engine, [kept, other], before_step=disturb)
     assert results["kept", 0].token_ids == expected.token_ids
     assert results["other", 0].finish_reason == "cancelled"
-    assert looping_engine._pool.num_available == looping_engine._pool.num_pages - 1
+    assert all_pages_are_free(looping_engine)
 
 
 def test_what_ended_a_reply_at_the_end_of_a_page_is_computed_by_whoever_goes_on(
@@ -132,13 +131,13 @@ def test_what_ended_a_reply_at_the_end_of_a_page_is_computed_by_whoever_goes_on(
     pages = {(len(prompt) + 1 + place) % looping_engine._pool.page_size for place in ends}
     assert len(pages) == looping_engine._pool.page_size
     for place in ends:
-        looping_engine._pool.forget_contents()
+        forget_prefixes(looping_engine)
         stopping = Request("stopping", prompt, replace(params, stop_token_ids=(reply[place],)))
         drive(looping_engine, [stopping])
         scored = SamplingParams(temperature=0.0, max_tokens=5, logprobs=1)
         following = Request("following", (*prompt, *reply[: place + 1], 9), scored)
         found = drive(looping_engine, [following])["following", 0]
-        looping_engine._pool.forget_contents()
+        forget_prefixes(looping_engine)
         fresh = drive(looping_engine, [following])["following", 0]
         assert found.num_cached >= 4 * (place // 4)
         assert found.token_ids == fresh.token_ids

@@ -19,7 +19,17 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
-from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, Results, drive, outputs_of, write_model
+from tests.engine.engines import (
+    EOS,
+    SMALL,
+    VOCAB_SIZE,
+    Results,
+    all_pages_are_free,
+    drive,
+    forget_prefixes,
+    outputs_of,
+    write_model,
+)
 from tests.support.patience import WAIT_S
 
 POISON = 200
@@ -156,7 +166,7 @@ each_stumble = pytest.mark.parametrize("stumble", STUMBLES, ids=lambda stumble: 
 
 def undisturbed(engine: Engine) -> Results:
     results = drive(engine, NEIGHBOURS)
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     return results
 
 
@@ -164,7 +174,7 @@ def assert_as_before(engine: Engine, results: Results, expected: Results) -> Non
     for key, result in expected.items():
         assert (results[key].token_ids, results[key].text) == (result.token_ids, result.text)
         assert results[key].finish_reason == result.finish_reason
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
     engine._scheduler.check()
 
 
@@ -208,7 +218,7 @@ def test_an_abort_is_answered_whatever_raises(
         outputs += engine.step()
     engine._scheduler.check()
     assert [output.finish_reason for output in outputs if output.finish_reason] in (["cancelled"], ["error"])
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
 
 
 def test_a_request_that_cannot_be_added_leaves_nothing_behind(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +282,7 @@ async def test_the_thread_outlives_a_request_that_cannot_be_added(
     again = await collect(driver, NEIGHBOURS[0])
     assert [token for output in again for token in output.token_ids] == expected["one", 0].token_ids
     await driver.stop()
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
     engine._scheduler.check()
 
 

@@ -30,7 +30,17 @@ from penstock.engine.structured import Grammar, GrammarCompiler, GrammarFailed, 
 from penstock.engine.structured import compiler as compiler_module
 from penstock.engine.structured import grammar as grammar_module
 from penstock.engine.text.vocabulary import vocabulary_of
-from tests.engine.engines import EOS, SMALL, Result, Results, drive, write_model
+from tests.engine.engines import (
+    EOS,
+    SMALL,
+    Result,
+    Results,
+    all_pages_are_free,
+    drive,
+    forget_prefixes,
+    preempt_all,
+    write_model,
+)
 
 PROMPT = tuple(range(40, 60))
 HOT = SamplingParams(temperature=1.5, seed=7, max_tokens=60)
@@ -56,7 +66,7 @@ def request_of(engine: Engine, source: str, name: str = "r", params: SamplingPar
 
 def alone(engine: Engine, request: Request) -> list[Result]:
     results = drive(engine, [request])
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     return [results[request.id, index] for index in range(request.n)]
 
 
@@ -139,10 +149,10 @@ def test_preempted_at_every_step(engine: Engine, source: str) -> None:
     for at in range(len(expected.token_ids) + 3):
 
         def preempt(step: int, at: int = at) -> None:
-            for sequence in engine._scheduler.running if step == at else ():
-                engine._scheduler._preempt(sequence)
+            if step == at:
+                preempt_all(engine)
 
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         same(drive(engine, [request], before_step=preempt)["r", 0], expected)
 
 
@@ -205,7 +215,7 @@ def test_after_a_failure_of_the_device(engine: Engine, monkeypatch: pytest.Monke
     held = replace(request_of(engine, SOURCES["a schema"], n=2), prompt_token_ids=(1, 2, 3))
     requests = [held, *neighbours(engine)[1:3]]  # all in the first step: a row that fails alone is given up
     expected = drive(engine, requests)
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     faults = Faults(engine, monkeypatch, at, number)
     results = drive(engine, requests)
     assert faults.has_failed
@@ -228,11 +238,11 @@ def test_whatever_happens_at_once(
     held = [request_of(engine, SOURCES[name], f"h{i}", params, n=1 + i % 2) for i, name in enumerate(names)]
     requests = [*held, *neighbours(engine)[:2], replace(neighbours(engine)[4], id="aborted")]
     expected = drive(engine, requests)
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
 
     def disturb(step: int) -> None:
-        for sequence in engine._scheduler.running if step in preempted else ():
-            engine._scheduler._preempt(sequence)
+        if step in preempted:
+            preempt_all(engine)
         if step == aborted:
             engine.abort("aborted")
 
@@ -244,7 +254,7 @@ def test_whatever_happens_at_once(
         if key[0] != "aborted" and not is_given_up:
             same(results[key], result)
     assert not engine._masks._matchers
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
 
 
 def test_with_several_steps_in_a_dispatch_for_others(tiny_model: Path) -> None:
@@ -256,7 +266,7 @@ def test_with_several_steps_in_a_dispatch_for_others(tiny_model: Path) -> None:
     held = request_of(engine, SOURCES["JSON of llguidance"])
     expected = drive(engine, plain) | drive(engine, [held])
     for delay in range(5):
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
 
         def add(step: int, delay: int = delay) -> None:
             if step == delay:
@@ -436,7 +446,7 @@ def test_while_a_hostile_grammar_is_refused_others_go_on(engine: Engine) -> None
     """Refusing the grammar takes half a second of its own process, which is many steps."""
     plain = neighbours(engine)
     expected = drive(engine, plain)
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     hostile = "start: %json " + json.dumps({"properties": {f"x{i}": {"type": "string"} for i in range(15_000)}})
     is_asked = threading.Event()
     meanwhile = 0

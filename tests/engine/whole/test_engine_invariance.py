@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine import Engine, Request, SamplingParams
-from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, Result, drive
+from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, Result, all_pages_are_free, drive, forget_prefixes, preempt_all
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
@@ -51,7 +51,7 @@ def same(one: Result, other: Result) -> None:
 
 def alone(engine: Engine, request: Request) -> list[Result]:
     results = drive(engine, [request])
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     return [results[request.id, index] for index in range(request.n)]
 
 
@@ -82,11 +82,11 @@ def test_preempted_at_every_step(engine: Engine, params: SamplingParams) -> None
     for at in range(18):
 
         def preempt(step: int, at: int = at) -> None:
-            for sequence in engine._scheduler.running if step == at else ():
-                engine._scheduler._preempt(sequence)
+            if step == at:
+                preempt_all(engine)
                 preempted.add(at)
 
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         same(drive(engine, [request], before_step=preempt)["r", 0], expected)
     assert preempted >= set(range(1, 15))
 
@@ -218,7 +218,7 @@ def test_every_choice_resumed_from_any_of_its_tokens(
                 assert "".join(choice.texts[:done]) + rest.text == "".join(choice.texts)
                 assert rest.finish_reason == choice.finish_reason
                 assert rest.stop_reason == choice.stop_reason
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_resumed_with_choices_that_have_ended(
     for index, tokens in enumerate(generated):
         is_over = len(tokens) == 3 or reasons[index] == "stop"
         assert len(results["r", index].token_ids) == (0 if is_over else 3 - len(tokens))
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
 
 
 @pytest.mark.parametrize("include", [False, True], ids=["without what stopped it", "with what stopped it"])
@@ -275,8 +275,8 @@ def test_special_tokens_and_echo_after_a_preemption_at_every_step(engine: Engine
     for at in range(len(expected.token_ids)):
 
         def preempt(step: int, at: int = at) -> None:
-            for sequence in engine._scheduler.running if step == at else ():
-                engine._scheduler._preempt(sequence)
+            if step == at:
+                preempt_all(engine)
 
         same(drive(engine, [request], before_step=preempt)["r", 0], expected)
 

@@ -17,7 +17,7 @@ from penstock.engine.demo import MODEL_DIR
 from penstock.engine.deployment.cache_sizes import with_pages
 from penstock.engine.deployment.deployment import deploy
 from penstock.engine.loading.checkpoint import read_model_config
-from tests.engine.engines import SMALL, Result, drive, preempting
+from tests.engine.engines import SMALL, Result, drive, forget_prefixes, preempting
 from tests.support.patience import slow
 
 FP8, INT8 = "float8_e4m3fn", "int8"
@@ -79,10 +79,10 @@ def test_tokens_do_not_depend_on_company_preemption_resumption_or_the_prefix_cac
     ]
     same(drive(engine, [*others[:3], request, *others[3:]])["r", 0], expected)
     for every in (2, 3, 5):
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         same(drive(engine, [request], before_step=preempting(engine, every))["r", 0], expected)
     for count in (1, 6, 13):
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         resumed = replace(request, generated=(tuple(expected.token_ids[:count]),))
         assert drive(engine, [resumed])["r", 0].token_ids == expected.token_ids[count:]
 

@@ -16,7 +16,7 @@ from penstock.engine.execution.runner import InFlight
 from penstock.engine.execution.sampling.sampling_rows import NOT_A_TOKEN
 from penstock.engine.scheduling.pace import Pace
 from tests.engine.checkpoints import reference_logits
-from tests.engine.engines import SMALL, VOCAB_SIZE, drive
+from tests.engine.engines import SMALL, VOCAB_SIZE, drive, forget_prefixes, preempt_all
 
 TOP = 3
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, prompt_logprobs=TOP)
@@ -149,17 +149,18 @@ def test_beside_others_with_fewer_rows_than_tokens(tiny_model: Path, reference: 
 
 def test_after_a_preemption_at_every_step(engine: Engine, reference: Any) -> None:
     expected = reference(PROMPT)
-    preempted = set()
+    preempted: set[tuple[int, int]] = set()
     for at in range(9):
 
         def preempt(step: int, at: int = at) -> None:
-            for sequence in engine._scheduler.running if step == at else ():
-                engine._scheduler._preempt(sequence)
-                preempted.add((at, sequence.num_scored))
+            if step == at:
+                running = engine._scheduler.running
+                preempt_all(engine)
+                preempted.update((at, sequence.num_scored) for sequence in running)
 
         outputs = run(engine, Request("r", PROMPT, PARAMS, n=2), before_step=preempt)
         check(of_prompt(outputs), PROMPT, expected, engine)
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
     assert {num_scored for _, num_scored in preempted} >= {0, 16, 32, 39}
 
 

@@ -14,6 +14,7 @@ from penstock.engine.text.reply import ReplyStreams
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.delta import Delta
 from penstock.engine.text.tokenizer import Tokenizer
+from tests.engine.engines import preempt_all
 from tests.engine.text.reply_texts import Message, write
 from tests.engine.tokenizers_for_tests import byte_level
 
@@ -55,8 +56,8 @@ def run(engine: Engine, request: Request, preempt_at: int | None = None) -> list
     for step in itertools.count():
         if not engine.has_work():
             return outputs
-        for sequence in engine._scheduler.running if step == preempt_at else ():
-            engine._scheduler._preempt(sequence)
+        if step == preempt_at:
+            preempt_all(engine)
         for output in engine.step():
             outputs[output.index].append(output)
     raise AssertionError("a count has no end")

@@ -68,8 +68,8 @@ def test_both_sides_of_the_crossing_equal_generate(model: Path, changes: dict[st
     rule = engine._scheduler._length_rule
     num_restarts = 2 * NUM_CROSSING if rule is not None and rule.switches else 0
     has_room = "num_pages" not in changes
-    assert (engine._scheduler.num_preemptions == num_restarts) == has_room
-    assert engine._scheduler.num_preemptions >= num_restarts
+    assert (engine.stats().preemptions_total == num_restarts) == has_room
+    assert engine.stats().preemptions_total >= num_restarts
 
 
 def test_a_request_alone_and_resumed_at_any_token_gives_the_same(model: Path) -> None:

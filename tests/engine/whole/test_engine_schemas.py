@@ -14,7 +14,7 @@ from penstock.engine import Engine, EngineConfig, InvalidRequest, Request, Sampl
 from penstock.engine.structured import Grammar
 from penstock.engine.text.response.grammar import reply_grammar
 from penstock.engine.text.response.rules import JsonText
-from tests.engine.engines import Result, drive, write_model
+from tests.engine.engines import Result, drive, forget_prefixes, write_model
 from tests.engine.structured.schema_corpus import Schema, schemas
 
 MIN_ACCEPTED = 0.88
@@ -82,7 +82,7 @@ def check_repeats(engine: Engine, found: dict[str, tuple[Request, Result]]) -> N
             if rng.random() < 0.02:
                 engine._scheduler._preempt(sequence)
 
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     preempted = drive(engine, [request for request, _ in found.values()], before_step=preempt, limit=200_000)
     for name, (request, expected) in found.items():
         assert whole(preempted[name, 0]) == whole(expected)

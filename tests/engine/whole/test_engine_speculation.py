@@ -13,7 +13,17 @@ from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.acceptance import Acceptance
-from tests.engine.engines import EOS, SMALL, Result, Results, drive, preempting, write_model
+from tests.engine.engines import (
+    EOS,
+    SMALL,
+    Result,
+    Results,
+    all_pages_are_free,
+    drive,
+    forget_prefixes,
+    preempting,
+    write_model,
+)
 from tests.engine.speculation.drafters import Says, TrueContinuation
 from tests.engine.whole.test_engine_grammars import SOURCES
 from tests.engine.whole.test_engine_invariance import ENDINGS, LETTERS, PARAMS, PROMPT, same
@@ -89,7 +99,7 @@ def test_alone_and_beside_others(eager: Engine, expected: Results, acceptance: f
     accepted = eager.stats().accepted_tokens_total - before.accepted_tokens_total
     assert 0 < accepted < drafted  # all drafts are wrong but those that grammars force
     assert accepted > 0.7 * drafted or acceptance < 1
-    assert eager._pool.num_available == eager._pool.num_pages - 1
+    assert all_pages_are_free(eager)
     assert not eager._speculation._records  # type: ignore[union-attr]
 
 
@@ -113,7 +123,7 @@ def test_whatever_is_drafted(eager: Engine, expected: Results, scripts: list[lis
 
     eager.speculate(Says(says))
     all_same(drive(eager, requests_of(eager).values(), before_step=preempting(eager, every)), expected)
-    assert eager._pool.num_available == eager._pool.num_pages - 1
+    assert all_pages_are_free(eager)
 
 
 def test_resumed_after_each_output(eager: Engine, expected: Results) -> None:
@@ -151,7 +161,7 @@ def test_pages_behind_wrong_drafts_are_not_found_by_others(eager: Engine) -> Non
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     request = Request("r", PROMPT, params)
     plain = drive(eager, [request])["r", 0]
-    eager._pool.forget_contents()
+    forget_prefixes(eager)
     eager.speculate(Says(lambda sequence: (3, 1, 4, 1, 5, 9, 2, 6)))
     same(drive(eager, [request])["r", 0], plain)
     more = replace(request, prompt_token_ids=(*PROMPT, *plain.token_ids[:20]), sampling=replace(params, max_tokens=10))
@@ -191,7 +201,7 @@ def test_an_abort_while_drafts_are_verified(eager: Engine, expected: Results) ->
     eager.speculate(TrueContinuation(replies(expected)))
     request = requests_of(eager)["greedy"]
     drive(eager, [request], before_step=lambda step: eager.abort("greedy") if step == 2 else None)
-    assert eager._pool.num_available == eager._pool.num_pages - 1
+    assert all_pages_are_free(eager)
 
 
 def test_a_drafter_that_raises_ends_that_request_alone(eager: Engine, expected: Results) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine import Engine, Request
 from penstock.engine.scheduling import scheduler
-from tests.engine.engines import SMALL, drive, write_model
+from tests.engine.engines import SMALL, drive, forget_prefixes, write_model
 from tests.engine.whole.test_engine_states import GREEDY, HYBRIDS, alone, assert_all_is_back, prompts, same
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
@@ -39,7 +39,7 @@ def test_a_prompt_begins_at_the_last_page_whose_state_was_kept(
     kept = {*range(interval * size, LONGEST, interval * size), (LONGEST - 1) // size * size}
     followers = [Request(f"r{end}", (*prompt[:end], 3), SHORT) for end in sorted(kept)]
     followers.append(Request("copy", prompt, SHORT))
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     expected = {request.id: alone(engine, request)[0] for request in followers}
     monkeypatch.setattr(scheduler, "_chunk", lambda *arguments: min(chunk, whole(*arguments)))
     beside = Request("beside", prompts(1, 9)[0], replace(GREEDY, max_tokens=25))
@@ -50,5 +50,5 @@ def test_a_prompt_begins_at_the_last_page_whose_state_was_kept(
         found = drive(engine, [request])[request.id, 0]
         same(found, expected[request.id])
         assert found.num_cached == (len(request.prompt_token_ids) - 1) // size * size
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     assert_all_is_back(engine)

@@ -24,7 +24,17 @@ from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.sharding.placement import split_model
 from penstock.engine.speculation.acceptance import Acceptance
-from tests.engine.engines import SMALL, VOCAB_SIZE, Result, Results, drive, write_model
+from tests.engine.engines import (
+    SMALL,
+    VOCAB_SIZE,
+    Result,
+    Results,
+    all_pages_are_free,
+    drive,
+    forget_prefixes,
+    preempt_all,
+    write_model,
+)
 from tests.engine.speculation.drafters import TrueContinuation
 from tests.engine.whole.test_engine_invariance import ENDINGS, LETTERS, PARAMS, PROMPT
 from tests.support.patience import slow
@@ -67,7 +77,7 @@ def shared(hybrid: Path, request: pytest.FixtureRequest) -> Engine:
 @pytest.fixture
 def engine(shared: Engine) -> Iterator[Engine]:
     """The engine, idle, with nothing cached; at the end every page and slot must be free."""
-    shared._pool.forget_contents()
+    forget_prefixes(shared)
     yield shared
     assert not shared.has_work()
     assert_all_is_back(shared)
@@ -75,7 +85,7 @@ def engine(shared: Engine) -> Iterator[Engine]:
 
 def assert_all_is_back(engine: Engine) -> None:
     stats = engine.stats()
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
     assert stats.num_free_state_slots + stats.num_cached_state_slots == stats.num_state_slots
     assert engine._pool.states.num_references == 0
 
@@ -87,7 +97,7 @@ def same(one: Result, other: Result) -> None:
 
 def alone(engine: Engine, request: Request) -> list[Result]:
     results = drive(engine, [request])
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     return [results[request.id, index] for index in range(request.n)]
 
 
@@ -107,7 +117,7 @@ def test_in_company_and_in_chunks_of_any_size(engine: Engine, monkeypatch: pytes
     monkeypatch.setattr(scheduler, "_chunk", small)
     for _ in range(3):
         results = drive(engine, requests)
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
         for request in requests:
             same(results[request.id, 0], expected[request.id])
 
@@ -119,14 +129,14 @@ def test_preempted_at_every_step_and_resumed_at_every_token(engine: Engine, para
     for at in range(18):
 
         def preempt(step: int, at: int = at) -> None:
-            for sequence in engine._scheduler.running if step == at else ():
-                engine._scheduler._preempt(sequence)
+            if step == at:
+                preempt_all(engine)
 
         results = drive(engine, [request], before_step=preempt)
         for index in range(2):
             same(results["r", index], expected[index])
         if at % 2:  # otherwise it may begin with its kept state
-            engine._pool.forget_contents()
+            forget_prefixes(engine)
     for done in range(len(expected[0].token_ids) + 1):
         other = min(done + 3, len(expected[1].token_ids))
         generated = (tuple(expected[0].token_ids[:done]), tuple(expected[1].token_ids[:other]))
@@ -162,12 +172,12 @@ def test_prefixes_that_are_found(engine: Engine) -> None:
         same(found, expected)
         drive(engine, [Request("between", (*whole[:length], 9), GREEDY)])
         same(drive(engine, [request])["r" + str(length), 0], expected)
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
     first = drive(engine, [Request("first", whole[:30], replace(GREEDY, max_tokens=30))])["first", 0]
     turn = Request("second", (*whole[:30], *first.token_ids, 7, 8, 9), GREEDY)
     found = drive(engine, [turn])["second", 0]
     assert found.num_cached >= 48
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     same(found, alone(engine, turn)[0])
 
 
@@ -189,7 +199,7 @@ def test_several_steps_in_one_dispatch(hybrid: Path, dtype: str) -> None:
     turns = [Request(f"t{r.id}", (*r.prompt_token_ids, *results[r.id, 0].token_ids, 5), params) for r in requests]
     found = drive(looping, turns)
     assert sum(result.num_cached for result in found.values()) > 100
-    single._pool.forget_contents()
+    forget_prefixes(single)
     fresh = drive(single, turns)
     assert {key: r.token_ids for key, r in found.items()} == {key: r.token_ids for key, r in fresh.items()}
     for engine in (single, looping):
@@ -204,7 +214,7 @@ def test_drafts_right_and_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch,
     before = engine._speculation
     engine.speculate(None)
     expected = drive(engine, requests)
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     engine.speculate(TrueContinuation({key: result.token_ids for key, result in expected.items()}, acceptance))
     drafted = engine.stats().drafted_tokens_total
     for request in requests:
@@ -224,7 +234,7 @@ def test_more_requests_than_states(hybrid: Path) -> None:
 
     def watch(step: int) -> None:
         nonlocal most
-        most = max(most, len(engine._scheduler.running))
+        most = max(most, engine.stats().num_running)
 
     results = drive(engine, requests, before_step=watch)
     assert most == 2

@@ -18,7 +18,7 @@ from penstock.engine.execution.runner import InFlight
 from penstock.engine.execution.sampling.sampling_rows import NOTHING_LEFT
 from penstock.engine.scheduling.pace import Pace, StepTimes
 from penstock.engine.scheduling.slack import StepClock
-from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, drive, write_model
+from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, all_pages_are_free, drive, write_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -153,7 +153,7 @@ def test_abort_while_waiting_prefilling_and_decoding(engine: Engine, steps: int)
     ends = [output for output in outputs if output.request_id == "r" and output.finish_reason]
     assert [(end.index, end.finish_reason) for end in ends] == [(0, "expired"), (1, "expired")]
     assert [token for output in outputs if output.request_id == "other" for token in output.token_ids] == expected
-    assert engine._pool.num_available == engine._pool.num_pages - 1
+    assert all_pages_are_free(engine)
 
 
 # --- sampling options, through the whole engine ---

@@ -26,7 +26,7 @@ from penstock.engine.models import layer_groups
 from penstock.engine.scheduling import scheduler
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.tools.plan.device.roofline import kv_sequence_bytes, kv_token_bytes
-from tests.engine.engines import SMALL, VOCAB_SIZE, Result, drive, write_model
+from tests.engine.engines import SMALL, VOCAB_SIZE, Result, drive, forget_prefixes, preempt_all, write_model
 from tests.support.patience import slow
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
@@ -58,7 +58,7 @@ def shared(sharing: Path, request: pytest.FixtureRequest) -> Engine:
 @pytest.fixture
 def engine(shared: Engine) -> Iterator[Engine]:
     """The engine, idle, with nothing cached; at the end every page must be free."""
-    shared._pool.forget_contents()
+    forget_prefixes(shared)
     yield shared
     assert not shared.has_work()
     assert_all_is_back(shared)
@@ -80,7 +80,7 @@ def same(one: Result, other: Result) -> None:
 
 def alone(engine: Engine, request: Request) -> list[Result]:
     results = drive(engine, [request])
-    engine._pool.forget_contents()
+    forget_prefixes(engine)
     return [results[request.id, index] for index in range(request.n)]
 
 
@@ -143,7 +143,7 @@ def test_prefixes_that_are_found(engine: Engine) -> None:
         found = drive(engine, [request])["r", 0]
         assert found.num_cached == length // 4 * 4
         same(found, expected)
-        engine._pool.forget_contents()
+        forget_prefixes(engine)
 
 
 def test_choices_share_their_prompt_and_each_is_preempted_resumed_and_aborted(engine: Engine) -> None:
@@ -153,8 +153,8 @@ def test_choices_share_their_prompt_and_each_is_preempted_resumed_and_aborted(en
     for at in range(1, 9, 2):
 
         def preempt(step: int, at: int = at) -> None:
-            for sequence in engine._scheduler.running if step == at else ():
-                engine._scheduler._preempt(sequence)
+            if step == at:
+                preempt_all(engine)
 
         results = drive(engine, [request], before_step=preempt)
         for index in range(3):
