@@ -51,8 +51,16 @@ test-prometheus: $(VENV)/dev.stamp  ## have Prometheus evaluate alerts and dashb
 
 # Kept up by whoever releases: the tag of the last version. There is none yet, so it is a commit.
 UPGRADE_FROM ?= dcbffd7600cf7b26a97c109295b6ab226058a088
-test-upgrade: $(VENV)/dev.stamp  ## run workers, gateways and clients of this version beside those of UPGRADE_FROM, a commit or tag
-	@UPGRADE_FROM=$(UPGRADE_FROM) $(BIN)/python -m pytest -q -m upgrade
+UPGRADE_TREE := $(VENV)/upgrade/$(UPGRADE_FROM)
+test-upgrade: $(VENV)/dev.stamp $(UPGRADE_TREE)/installed  ## run workers, gateways and clients of this version beside those of UPGRADE_FROM, a commit or tag
+	@UPGRADE_TREE=$(UPGRADE_TREE) $(BIN)/python -m pytest -q -m upgrade tests/deploy
+
+# The earlier version has the packages that it pins: this one may have dropped some.
+$(UPGRADE_TREE)/installed:
+	@mkdir -p $(UPGRADE_TREE)
+	@git archive $(UPGRADE_FROM) | tar -x -C $(UPGRADE_TREE)
+	@$(MAKE) --no-print-directory -C $(UPGRADE_TREE) .venv/worker.stamp PYTHON= VENV=.venv
+	@touch $@
 
 mutants: $(VENV)/dev.stamp  ## break a promise in a copy and see its tests fail, one mutant after the other; MUTANTS="name ..." chooses some
 	@$(BIN)/python -m tests.mutants -m "$(DEFAULT)" $(MUTANTS)

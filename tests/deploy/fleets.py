@@ -70,6 +70,12 @@ def environment(tree: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+def python_of(tree: Path) -> str:
+    """Returns the Python that has the packages of a tree: its own one, if it was installed apart."""
+    installed = tree / ".venv/bin/python"
+    return str(installed) if tree != ROOT and installed.exists() else sys.executable
+
+
 @dataclass
 class Worker:
     name: str
@@ -126,7 +132,7 @@ async def workers_of(
     version: str, tree: Path, redis: RedisClient, url: str, folder: Path, *, heartbeat_ttl_s: float = 60.0
 ) -> AsyncIterator[Workers]:
     launcher = await asyncio.create_subprocess_exec(
-        *dies_with_parent(), sys.executable, str((tree if (tree / LAUNCHER).exists() else ROOT) / LAUNCHER),
+        *dies_with_parent(), python_of(tree), str((tree if (tree / LAUNCHER).exists() else ROOT) / LAUNCHER),
         env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
@@ -168,7 +174,7 @@ class Gateways:
         """Returns once the gateway is ready."""
         port = free_port()
         process = await asyncio.create_subprocess_exec(
-            *dies_with_parent(), sys.executable, "-m", "penstock", "gateway", "--redis-url", self.redis_url,
+            *dies_with_parent(), python_of(tree), "-m", "penstock", "gateway", "--redis-url", self.redis_url,
             "--port", str(port), "--log-level", "warning", env=environment(tree), cwd=tree, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         gateway = Gateway(port, process)

@@ -6,13 +6,10 @@ Each version reads whatever the other one writes: replies, leases, lanes, cards,
 from __future__ import annotations
 
 import asyncio
-import io
 import itertools
 import json
 import os
 import subprocess
-import sys
-import tarfile
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -23,7 +20,7 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
-from tests.deploy.fleets import Worker, environment, workers_of
+from tests.deploy.fleets import Worker, environment, python_of, workers_of
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
@@ -38,13 +35,8 @@ CLIENT = Path(__file__).parent / "fleet_client.py"
 
 
 @pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    earlier = os.environ["UPGRADE_FROM"]
-    folder = tmp_path_factory.mktemp("earlier")
-    packed = subprocess.run(["git", "archive", earlier], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        archive.extractall(folder, filter="data")
-    return {"old": folder, "new": ROOT}
+def trees() -> dict[str, Path]:
+    return {"old": ROOT / os.environ["UPGRADE_TREE"], "new": ROOT}
 
 
 async def test_a_fleet_is_updated_under_load_and_back(
@@ -115,7 +107,7 @@ def expected(request: dict[str, Any]) -> list[Any]:
 async def replies_to(requests: list[dict[str, Any]], tree: Path, url: str) -> list[Any]:
     """Sends the requests with the client library of `tree`; returns their replies."""
     client = await asyncio.create_subprocess_exec(
-        sys.executable, str(CLIENT), url, env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        python_of(tree), str(CLIENT), url, env=environment(tree), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     out, _ = await client.communicate(json.dumps(requests).encode())
     assert client.returncode == 0
@@ -147,7 +139,7 @@ async def test_operators_of_each_version_see_the_workers_of_the_other(
         worker = await workers.start()
         for command in (["workers"], ["card"], ["tenants", "list"], ["top", "--json"], ["doctor"]):
             seen = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "penstock", *command, "--redis-url", redis_url, "--queue", "q",
+                python_of(trees[by]), "-m", "penstock", *command, "--redis-url", redis_url, "--queue", "q",
                 env=environment(trees[by]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             said, _ = await asyncio.wait_for(seen.communicate(), WAIT_S)
