@@ -35,6 +35,7 @@ from penstock.gateway.http.disconnect import ClientGone
 from penstock.gateway.http.interruptions import Interruptions
 from penstock.gateway.http.observing import CLIENT_CLOSED_REQUEST, Observing
 from penstock.gateway.http.passed_over import NotesOnFields
+from penstock.gateway.http.trailing_slashes import TrailingSlashes
 from penstock.gateway.keys.manager import KeyManager
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
@@ -73,6 +74,7 @@ def create_app(
     routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES, *OPERATIONS_ROUTES]
     routes += page_routes() if settings.page else []
     middleware = [
+        Middleware(TrailingSlashes),
         *_tracing(provider),
         Middleware(Observing, metrics=metrics or GatewayMetrics()),
         *_cors(settings),

@@ -15,6 +15,7 @@ from pydantic import Field
 from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
+from penstock.gateway.http.passed_over import pass_over
 from penstock.protocol.wire.values import spelled
 
 MAX_MESSAGES = 4096
@@ -79,6 +80,16 @@ class ToolUseBlock(ContentBlock):
         calls.append({"id": self.id, "type": "function", "function": function})
 
 
+class ToolReferenceBlock(ContentBlock):
+    """A tool that a search has found. The model is shown all tools, so the name is enough."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    def add_to(self, messages: list[Document], role: str, place: str) -> None:
+        _turn(messages, role)["content"].append(_part(self.tool_name))
+
+
 class ToolResultBlock(ContentBlock):
     type: Literal["tool_result"]
     tool_use_id: _Id
@@ -87,7 +98,7 @@ class ToolResultBlock(ContentBlock):
     def add_to(self, messages: list[Document], role: str, place: str) -> None:
         result: Document = {"role": "tool", "content": [], "tool_call_id": self.tool_use_id}
         messages.append(result)
-        _add(messages, "tool", f"{place}.content", self.content, _TEXT)
+        _add(messages, "tool", f"{place}.content", self.content, _RESULT)
 
 
 class MessageTurn(Body):
@@ -105,7 +116,9 @@ def _policy(kind: type[Body], **ignored: str) -> Policy:
 _NO_TOOLSET = "tools are functions that the client runs"
 _Kinds = Mapping[str, tuple[type[ContentBlock], Policy]]
 
+_SAID_BESIDE = {"cache_control": CACHED, "citations": "the model is shown the text that cites"}
 _TEXT: _Kinds = {"text": (TextBlock, _policy(TextBlock))}
+_RESULT: _Kinds = {**_TEXT, "tool_reference": (ToolReferenceBlock, _policy(ToolReferenceBlock))}
 _KINDS: Mapping[str, _Kinds] = {
     "system": _TEXT,
     "user": {
@@ -120,7 +133,7 @@ _KINDS: Mapping[str, _Kinds] = {
         ),
     },
     "assistant": {
-        **_TEXT,
+        "text": (TextBlock, Policy(_TEXT["text"][1].honoured, _SAID_BESIDE, unknown="passed")),
         "thinking": (ThinkingBlock, _policy(ThinkingBlock)),
         "redacted_thinking": (RedactedThinkingBlock, _policy(RedactedThinkingBlock)),
         "tool_use": (ToolUseBlock, _policy(ToolUseBlock, caller=_NO_TOOLSET, toolset_name=_NO_TOOLSET)),
@@ -164,7 +177,19 @@ def _add(messages: list[Document], role: str, place: str, content: object, kinds
     if len(content) > MAX_BLOCKS:
         raise wrong(place, f"has {len(content)} blocks, the limit is {MAX_BLOCKS}")
     for number, value in enumerate(content):
+        if role == "assistant" and _is_of_server(value):
+            _turn(messages, role)
+            pass_over(f"{place}.{value['type']}")
+            continue
         _read_block(f"{place}[{number}]", value, kinds).add_to(messages, role, f"{place}[{number}]")
+
+
+def _is_of_server(value: object) -> bool:
+    """Whether a block is a call of a tool that its server has run, or that call's result. No template has a place for
+    them.
+    """
+    kind = value.get("type") if isinstance(value, dict) else None
+    return isinstance(kind, str) and (kind == "server_tool_use" or kind.endswith("_tool_result"))
 
 
 def _read_block(place: str, value: object, kinds: _Kinds) -> ContentBlock:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
+from penstock.gateway.http.passed_over import pass_over
 from penstock.protocol.wire.messages import MAX_TOOLS
 from penstock.protocol.wire.values import spelled
 
@@ -31,10 +32,13 @@ class MessagesToolChoice(Body):
 
 _TOOL = Policy(
     frozenset(ClientTool.model_fields),
-    ignored={"cache_control": CACHED, "eager_input_streaming": "inputs are streamed as the model writes them"},
+    ignored={
+        "cache_control": CACHED,
+        "eager_input_streaming": "inputs are streamed as the model writes them",
+        "defer_loading": "the model is shown every tool from the start",
+    },
     refused={
         "input_examples": Refusal("examples are not shown to the model; put them into the description", ([],)),
-        "defer_loading": Refusal("there is no search for tools", (False,)),
         "allowed_callers": Refusal("tools are called by the model alone", (["direct"],)),
     },
 )
@@ -49,7 +53,17 @@ def to_tools(values: list[dict[str, Any]]) -> list[Document]:
     """
     if len(values) > MAX_TOOLS:
         raise wrong("tools", f"has {len(values)} tools, the limit is {MAX_TOOLS}")
-    return [_function(f"tools[{number}]", value) for number, value in enumerate(values)]
+    return [
+        _function(f"tools[{number}]", value) for number, value in enumerate(values) if not _is_search(number, value)
+    ]
+
+
+def _is_search(number: int, value: dict[str, Any]) -> bool:
+    """Whether a tool searches for tools, which is left out: the model is shown all of them."""
+    is_search = str(value.get("type")).startswith("tool_search_tool_")
+    if is_search:
+        pass_over(f"tools[{number}].{value['type']}")
+    return is_search
 
 
 def _function(place: str, value: dict[str, Any]) -> Document:

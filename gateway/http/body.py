@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import zlib
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +12,14 @@ from pydantic_core import from_json
 from starlette.requests import HTTPConnection, Request
 
 from penstock.gateway.errors import ApiError, unavailable
-from penstock.protocol.wire.values import check_json, json_kind
+from penstock.protocol.wire.values import check_json, json_kind, spelled
 
 SMALL_BYTES = 256 << 10
 """Bytes that every body may have: only the excess is taken from the budget. Parsing one holds up everything else."""
+
+_GZIP = 16 + zlib.MAX_WBITS
+_PIECE_BYTES = 64 << 10
+"""Bytes that are unpacked before they are counted."""
 
 
 class BodyBudget:
@@ -91,11 +96,50 @@ async def _read(request: Request, max_bytes: int, share: _Share) -> bytes:
     if announced.isdigit() and len(announced) < 20 and int(announced) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
-    async for part in request.stream():
+    async for part in _unpacked(request):
         if share.add(len(part)) > max_bytes:
             raise _too_large(max_bytes)
         parts.append(part)
     return b"".join(parts)
+
+
+async def _unpacked(request: Request) -> AsyncIterator[bytes]:
+    """Yields the body in pieces, without gzip if it has that, so that the limit is on what comes out.
+
+    Raises:
+        ApiError: it is packed otherwise (415), or broken (400).
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding == "identity":
+        async for part in request.stream():
+            yield part
+        return
+    if encoding not in ("gzip", "x-gzip"):
+        message = f"content-encoding: is gzip or left out, not {spelled(encoding)}"
+        raise ApiError(415, message, param="content-encoding", code="invalid_encoding")
+    unpacking = zlib.decompressobj(_GZIP)
+    async for part in request.stream():
+        for piece in _pieces(unpacking, part):
+            yield piece
+    if not unpacking.eof:
+        raise _not_gzip("it ends too early")
+    yield unpacking.flush()
+
+
+def _pieces(unpacking: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
+    while packed:
+        try:
+            yield unpacking.decompress(packed, _PIECE_BYTES)
+        except zlib.error as error:
+            raise _not_gzip(str(error)) from None
+        if unpacking.unused_data:
+            raise _not_gzip("something follows its end")
+        packed = unpacking.unconsumed_tail
+
+
+def _not_gzip(reason: str) -> ApiError:
+    message = f"the body is not gzip, which content-encoding says: {reason}"
+    return ApiError(400, message, param="content-encoding", code="invalid_encoding")
 
 
 def parse_object(body: bytes, what: str = "the body") -> dict[str, Any]:

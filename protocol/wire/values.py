@@ -241,7 +241,7 @@ FilledText = Annotated[Text, Field(min_length=1)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(check_json), BeforeValidator(from_json)]
 Int = Annotated[int, BeforeValidator(no_boolean)]
 Float = Annotated[float, BeforeValidator(no_boolean)]
-FunctionName = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Strict(), Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 def _one_or_many(value: object) -> object:

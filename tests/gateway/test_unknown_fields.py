@@ -249,3 +249,35 @@ async def test_a_thread_is_refused_as_clients_of_the_messages_api_expect(redis: 
         assert answer.status_code == 400
         details = answer.json()["error"]["details"]
         assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(redis: RedisClient, redis_url: str) -> None:
+    async with asking(redis, redis_url) as asked:
+        for api in APIS.values():
+            assert (await asked.post(f"{api.path}/", api.body)).status_code == 200
+        assert (await asked.http.get("/v1/models/")).json()["object"] == "list"
+
+
+NAMED = {"name": "mcp__" + "x" * 123, "description": "d", "input_schema": {"type": "object"}}
+RAN = [
+    {"type": "server_tool_use", "id": "s", "name": "tool_search_tool_regex", "input": {"query": "x"}},
+    {"type": "tool_search_tool_result", "tool_use_id": "s", "content": {"tool_references": []}},
+    {"type": "thinking", "thinking": "hm", "signature": "of another server"},
+    {"type": "text", "text": "so", "citations": [{"cited_text": "a"}], "cache_control": {"type": "ephemeral"}},
+    {"type": "tool_use", "id": "c", "name": "find", "input": {}, "cache_control": {"type": "ephemeral"}},
+]
+FOUND = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "tool_reference", "tool_name": "add"}]}
+
+
+def test_messages_of_agents_are_read() -> None:
+    tools = [{**NAMED, "defer_loading": True}, {"type": "tool_search_tool_regex_20251119", "name": "search"}]
+    turns = [TURN, {"role": "assistant", "content": RAN}, {"role": "user", "content": [FOUND]}]
+    with reading_fields(is_strict=False) as notes:
+        request = read_message({**APIS["messages"].body, "tools": tools, "messages": turns}).request()
+    assert [tool["function"]["name"] for tool in request.tools] == [NAMED["name"]]
+    _, said, found = request.messages or ()
+    assert (said.content, said.reasoning, found.content) == ("so", "hm", "add")
+    assert set(notes.said.split(", ")) == {
+        "messages.content.server_tool_use", "messages.content.tool_search_tool_result", "messages.content.citations",
+        "messages.content.cache_control", "tools.defer_loading", "tools.tool_search_tool_regex_20251119",
+    }  # fmt: skip

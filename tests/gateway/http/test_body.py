@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -109,3 +110,42 @@ async def test_large_ones_share_a_budget_and_small_ones_need_none() -> None:
     held.may_end.set()
     assert len(await reading) == 3 * SMALL_BYTES
     assert len(await read_body(request(Sender(large), budget), MAX_BYTES)) == 3 * SMALL_BYTES  # it is free again
+
+
+GZIP = (b"content-encoding", b"gzip")
+PACKED = gzip.compress(b'{"a": [1, 2]}')
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 1000])
+async def test_a_packed_one_is_read_in_any_parts(num_bytes: int) -> None:
+    sender = Sender([PACKED[at : at + num_bytes] for at in range(0, len(PACKED), num_bytes)])
+    assert await read_json(request(sender, None, GZIP), MAX_BYTES) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("num_more", [0, 1, 100 * MAX_BYTES])
+async def test_the_limit_of_a_packed_one_is_on_what_comes_out(num_more: int) -> None:
+    sender = Sender([gzip.compress(b" " * (MAX_BYTES + num_more))])
+    reading = read_body(request(sender, BodyBudget(2 * MAX_BYTES), GZIP), MAX_BYTES)
+    if num_more == 0:
+        assert len(await reading) == MAX_BYTES
+        return
+    with pytest.raises(ApiError) as caught:
+        await reading
+    assert (caught.value.status, caught.value.code) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        (b"gzip", b'{"a": 1}', 400),
+        (b"gzip", PACKED[:-9], 400),
+        (b"gzip", PACKED + b"x", 400),
+        (b"gzip", b"", 400),
+        (b"br", PACKED, 415),
+        (b"gzip, gzip", PACKED, 415),
+    ],
+)
+async def test_one_that_is_packed_otherwise_is_refused(encoding: bytes, body: bytes, status: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        await read_json(request(Sender([body]), None, (b"content-encoding", encoding)), MAX_BYTES)
+    assert (caught.value.status, caught.value.code) == (status, "invalid_encoding")

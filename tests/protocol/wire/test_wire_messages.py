@@ -204,7 +204,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (called("[" * 50_000), "nested too deeply"),
     (called(nested(MAX_NESTING + 1)), f"more than {MAX_NESTING} deep"),
     (tool(name="a b"), "function.name"),
-    (tool(name="x" * 65), "function.name"),
+    (tool(name="x" * 129), "function.name"),
     (tool(parameters=7), "function.parameters"),
     (tool(parameters=nested(MAX_NESTING)), f"is nested more than {MAX_NESTING} deep"),
     (tool(description="\ud800"), "is not Unicode text"),
