@@ -98,6 +98,8 @@ class ConversationTemplate:
         """Returns the messages as the template takes them, with nothing lost."""
         known = [self._with_role(message) for message in chat.messages]
         tools = bool(chat.tools)
+        if not self._probe.shows("user", tools=tools):  # not without a variable of the client, say
+            return known
         placed = self._instructions.placed(known, tools=tools)
         turns = self._turns.alternated(placed, tools=tools)
         num_whole = len(turns) - chat.continue_final_message  # what goes on need not have begun

@@ -41,9 +41,7 @@ class ToolPlace:
 
     def put(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Any]]:
         """Returns the messages and variables with which the template shows the tools."""
-        variables: dict[str, Any] = {"tools": list(tools) or None}
-        if not tools:
-            return messages, variables
+        variables: dict[str, Any] = {"tools": list(tools)}
         if self.needs_system and messages[0]["role"] != "system":
             messages = [_LEAD, *messages]
         given = json.dumps(tools, ensure_ascii=False) if self.is_text else list(tools)
@@ -79,11 +77,24 @@ class Tools:
             return ()
         return tuple(name for name, lack in LACKS.items() if not self._shows(place, lack.without(TOOL)))
 
-    def put(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Any]]:
+    def put(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[Sequence[Message], Mapping[str, Any]]:
         """Returns the messages and variables with which the template shows the tools, if it can."""
-        if not tools:
-            return ToolPlace().put(messages, tools)
+        if not tools or (self.place is None and not self._takes({"tools": [TOOL]})):
+            return messages, self._without
         return (self.place or ToolPlace()).put(messages, [self._filled(tool) for tool in tools])
+
+    @cached_property
+    def _without(self) -> Mapping[str, Any]:
+        """The variables of a conversation without tools: nothing, unless the template then fails for a question."""
+        nothing: Mapping[str, Any] = {"tools": None}
+        empties: list[Any] = [[], ""]
+        by_name = [{**nothing, name: empty} for name in self._names for empty in empties]
+        return next((none for none in (nothing, {"tools": []}, *by_name) if self._takes(none)), nothing)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The variables that may be tools."""
+        return sorted(set(filter(_NAMES_TOOLS.search, self._variables())) - _NOT_TOOLS)
 
     def _filled(self, tool: Message) -> Message:
         made = copy.deepcopy(dict(tool)) if self.lacks else tool
@@ -94,21 +105,25 @@ class Tools:
     def _places(self) -> Iterator[ToolPlace]:
         yield ToolPlace()
         yield ToolPlace(needs_system=True)
-        for name in sorted(set(filter(_NAMES_TOOLS.search, self._variables())) - _NOT_TOOLS):
+        for name in self._names:
             yield from (ToolPlace(name, is_text=is_text) for is_text in (False, True))
         for name in sorted(set(_KEYS.findall(self._source)) - {"tool_calls"}):
             yield from (ToolPlace(name, is_key=True, is_text=is_text, needs_system=True) for is_text in (False, True))
 
     def _shows(self, place: ToolPlace, tool: Message) -> bool:
-        return all(self._is_shown(*place.put(messages, [tool])) for messages in _CONVERSATIONS)
+        texts = (self._text(*place.put(messages, [tool])) for messages in _CONVERSATIONS)
+        return all(text is not None and FUNCTION in text for text in texts)
 
-    def _is_shown(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> bool:
+    def _takes(self, variables: Mapping[str, Any]) -> bool:
+        return self._text(_CONVERSATIONS[0], variables) is not None
+
+    def _text(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
         try:
-            return FUNCTION in self._render(messages, variables)
+            return self._render(messages, variables)
         except RenderingEnded:
             raise
         except InvalidRequest:
-            return False
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,8 @@ class Turns:
         return [{**message, "content": EMPTY} if self._is_refused(message) else message for message in messages]
 
     def _is_refused(self, message: Message) -> bool:
-        has_words = message.get("content") is None or "tool_calls" in message or bool(text_of(message).strip())
-        return not has_words and self.refuses_empty(str(message["role"]))
+        is_empty = not (message.get("tool_calls") or text_of(message).strip())
+        return is_empty and self.refuses_empty(str(message["role"]))
 
     def refuses_empty(self, role: str) -> bool:
         """Whether a message of this role must have a content."""

@@ -37,6 +37,7 @@ LIMITS_OF = {
     "system_first": {"systems", "later_system", "turns", "reasoning"},
     "systems_dropped": {"systems", "later_system", "several_calls", "reasoning"},
     "tool_keys": {"tool_keys", "reasoning"},
+    "tools_listed": {"reasoning"},
     "xml_tools": {"systems", "later_system", "tool_place", "reasoning"},
 }
 
@@ -168,7 +169,7 @@ def test_what_a_template_shows_whole_is_rendered_as_it_was(name: str, tools: lis
     for shape in SHAPES:
         messages = [template._with_role(message) for message in conversation(shape)]
         try:
-            as_given = template._render_shaped(messages, {"tools": tools or None})
+            as_given = template._render_shaped(messages, {"tools": tools or (None if name != "tools_listed" else [])})
         except InvalidRequest:
             continue
         wanted = [message["content"] for message in messages if "content" in message] + ["look_up"] * len(tools)
@@ -183,6 +184,19 @@ def test_the_rules_count_for_templates_that_need_them() -> None:
         "no_system": f"{RULES} system later_system turns calls",
     }
     assert rules_of(["messages"]) is None
+
+
+def test_a_template_that_fails_for_any_tool_renders_without() -> None:
+    source = "{% if tools %}{{ raise_exception('No tools!') }}{% endif %}{{ messages[0].content }}"
+    template = ConversationTemplate(source, {})
+    assert template.render(Conversation(conversation("u"), [tool(TOOLS["complete"])])) == "Sentence 0."
+    assert not template.shows_tools
+
+
+def test_where_nothing_can_be_found_out_messages_stay_as_they_are() -> None:
+    source = "{{ today.upper() }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    said = Conversation(conversation("susau"), variables={"today": "monday"})
+    assert ConversationTemplate(source, {}).render(said).startswith("MONDAYsystem: Sentence 0.\nuser: Sentence 1.\nsys")
 
 
 def test_a_template_that_renders_nothing_is_told_apart() -> None:
