@@ -63,6 +63,10 @@ class Directory:
         """Returns the model that the queue served last, as far as known."""
         return self._served.models().get(queue, "")
 
+    def last_card_of(self, queue: str) -> ModelCard | None:
+        """Returns the card that the queue had last, as far as known."""
+        return self._served.known.get(queue)
+
     async def queue_of(self, model: str, *, may_wait: bool = False) -> str:
         """Returns the queue that `model` names: a queue's own name, or a model that only it serves.
 
@@ -101,7 +105,7 @@ class Directory:
         """
         card = (await self._served.cards()).get(queue)
         if card is None and may_wait:
-            card = self._served.known.get(queue)
+            card = self.last_card_of(queue)
         if card is None:
             raise _unserved(queue)
         return card

@@ -19,7 +19,7 @@ from penstock.gateway.common.documents import check_ended
 from penstock.gateway.context import Gateway
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.jobs import read_whole
-from penstock.gateway.http.passed_over import reading_fields
+from penstock.gateway.http.passed_over import pass_over_unshown, reading_fields
 from penstock.gateway.http.unexpected import internal_error, log_unexpected
 from penstock.gateway.keys.records import ApiKey
 from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ServerRefused
@@ -113,6 +113,7 @@ class Answering:
         """Returns a line's work. A result has no place for headers, so only the log says what was passed over."""
         with reading_fields(is_strict=self._gateway.settings.strict_fields) as notes:
             work = await work_of(self._batch.endpoint, line, place, partial(self._id, line))
+            pass_over_unshown(place.card, work.requests)
         notes.log(self._batch.endpoint)
         return work
 

@@ -21,6 +21,7 @@ from penstock.gateway.http.carried_trace import TRACE_STATE, carried_trace
 from penstock.gateway.http.disconnect import while_asked
 from penstock.gateway.http.events import BEFORE_ALL, EventWriter, Place, ServerSentEvent
 from penstock.gateway.http.interruptions import interruption_of
+from penstock.gateway.http.passed_over import pass_over_unshown
 from penstock.gateway.http.streaming import EventStream
 from penstock.producer import Chunk, GenerateRequest, PenstockError, Reply, ReplyStream
 
@@ -106,6 +107,7 @@ async def start(asked: Request, queue: str, *requests: GenerateRequest) -> list[
     """
     gateway = gateway_of(asked)
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
+    pass_over_unshown(gateway.directory.last_card_of(queue), requests)
     key = key_of(asked)
     after = place_asked_for(asked, key)
     ready = [for_tenant(asked, _traced(asked, request)) for request in requests]
@@ -135,6 +137,7 @@ async def named(asked: Request, queue: str, request: GenerateRequest) -> tuple[G
     """
     gateway, request = gateway_of(asked), for_tenant(asked, _traced(asked, request))
     asked.state.sent_to = queue, gateway.directory.model_of(queue)  # for the metrics
+    pass_over_unshown(gateway.directory.last_card_of(queue), [request])
     key = key_of(asked)
     after = place_asked_for(asked, key)
     if key is not None:

@@ -5,7 +5,7 @@ in the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.once import Once
+from penstock.producer import GenerateRequest, ModelCard
 
 HEADER = "x-penstock-ignored"
 MAX_NAMES = 16
@@ -76,6 +77,14 @@ def pass_over(place: str) -> None:
     """Notes that the field at a place was passed over."""
     if (notes := _current.get()) is not None:
         notes.add(place)
+
+
+def pass_over_unshown(card: ModelCard | None, requests: Iterable[GenerateRequest]) -> None:
+    """Notes the fields that the model is not shown: tools, if the card says that its chat template has no place for
+    them. The reply says the same (`Reply.ignored`), but headers come first.
+    """
+    if card is not None and not card.shows_tools and any(request.tools for request in requests):
+        pass_over("tools")
 
 
 def is_strict() -> bool:

@@ -42,6 +42,11 @@ class ModelCard(BaseModel):
     max_stop_chars: int | None = None
     max_keep_s: float | None = None
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether tools reach the model's prompt, as far as the card says."""
+        return "tools" not in (self.template_limits or "").split()
+
     def to_fields(self) -> dict[str, str]:
         """Returns the fields of the hash, without those that are None."""
         return {name: str(value) for name, value in self.model_dump().items() if value is not None}

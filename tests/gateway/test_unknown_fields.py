@@ -181,6 +181,26 @@ async def test_the_answer_and_the_log_say_what_was_passed_over(
     assert said == [(api.path, [name]) for api in APIS.values()]
 
 
+TOOLS_BY_API: Mapping[str, Any] = {
+    "chat": {"type": "function", "function": {"name": "add"}},
+    "responses": {"type": "function", "name": "add", "parameters": {}},
+    "messages": {"name": "add", "input_schema": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize("limits", [None, "parts tools", "parts tool_place"])
+async def test_tools_that_the_model_is_not_shown_are_said(
+    redis: RedisClient, redis_url: str, limits: str | None
+) -> None:
+    async with asking(redis, redis_url, card=CARD.model_copy(update={"template_limits": limits})) as asked:
+        for name, tool in TOOLS_BY_API.items():
+            api = APIS[name]
+            answer = await asked.post(api.path, {**api.body, "tools": [tool]})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers.get(HEADER) == ("tools" if limits == "parts tools" else None)
+            assert HEADER not in (await asked.post(api.path, api.body)).headers
+
+
 async def test_strict_fields_refuse_every_unknown_one(redis: RedisClient, redis_url: str) -> None:
     async with asking(redis, redis_url, strict_fields=True) as asked:
         for api in APIS.values():
