@@ -86,7 +86,6 @@ def _options(version: version.VersionOption = False) -> None:
 
 def main() -> None:
     """Runs the command line and exits."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns at every start that torch is missing
     _open_standard_streams()
     stopping.listen_early(("penstock", *sys.argv[1:]))  # if a program of another name calls this
     status = run()

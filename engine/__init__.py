@@ -8,6 +8,7 @@ first use. Settings, requests and errors are plain Python.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ from penstock.engine.stats import EngineInfo, EngineStats
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
+
+# As transformers is imported it warns that torch is missing, which nothing here needs.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 __all__ = [
     "CheckpointError",
