@@ -56,6 +56,11 @@ DELTA_NETS = {
     "shared_expert_intermediate_size": 28,
 }
 HYBRIDS = {"lfm2": CONVOLUTIONS, "qwen3_next": DELTA_NETS}
+
+# Each test meets both kinds of states and both dtypes. Their other pairs are slow, but for the first test's.
+PAIRS = [("lfm2", "float32"), ("qwen3_next", "bfloat16")]
+OTHER_PAIRS = [("lfm2", "bfloat16"), ("qwen3_next", "float32")]
+FLOAT16 = [slow((family, "float16")) for family in HYBRIDS]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=14, logprobs=1, ignore_eos=True)
 
 
@@ -69,9 +74,11 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return write_model(tmp_path_factory.mktemp("hybrid"), request.param, **HYBRIDS[request.param])
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", slow("float16")])
-def shared(hybrid: Path, request: pytest.FixtureRequest) -> Engine:
-    return Engine.from_checkpoint(hybrid, replace(SMALL, dtype=request.param))
+@pytest.fixture(scope="module", params=[*PAIRS, *map(slow, OTHER_PAIRS), *FLOAT16], ids="-".join)
+def shared(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Engine:
+    family, dtype = request.param
+    model = write_model(tmp_path_factory.mktemp("shared"), family, **HYBRIDS[family])
+    return Engine.from_checkpoint(model, replace(SMALL, dtype=dtype))
 
 
 @pytest.fixture
@@ -106,6 +113,7 @@ def prompts(number: int, longest: int = 60, seed: int = 2) -> list[tuple[int, ..
     return [tuple(map(int, rng.integers(0, VOCAB_SIZE, rng.integers(1, longest)))) for _ in range(number)]
 
 
+@pytest.mark.parametrize("shared", [*PAIRS, *OTHER_PAIRS, *FLOAT16], indirect=True, ids="-".join)
 def test_in_company_and_in_chunks_of_any_size(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [Request(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(prompts(9))]
     expected = {request.id: alone(engine, request)[0] for request in requests}
@@ -181,7 +189,7 @@ def test_prefixes_that_are_found(engine: Engine) -> None:
     same(found, alone(engine, turn)[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("hybrid", "dtype"), [*PAIRS, *(slow(*pair) for pair in OTHER_PAIRS)], indirect=["hybrid"])
 def test_several_steps_in_one_dispatch(hybrid: Path, dtype: str) -> None:
     single, looping = (
         Engine.from_checkpoint(hybrid, replace(SMALL, dtype=dtype, decode_steps=steps, num_pages=300))
@@ -353,7 +361,16 @@ def test_heads_that_devices_do_not_divide_are_refused() -> None:
         split_model(model, 4)
 
 
-@pytest.mark.parametrize(("config", "held"), [({"matmul": "xla"}, "float32"), ({"decode_steps": 4}, "int8")])
+@pytest.mark.parametrize(
+    ("hybrid", "config", "held"),
+    [
+        ("lfm2", {"matmul": "xla"}, "float32"),
+        ("qwen3_next", {"decode_steps": 4}, "int8"),
+        slow("lfm2", {"decode_steps": 4}, "int8"),
+        slow("qwen3_next", {"matmul": "xla"}, "float32"),
+    ],
+    indirect=["hybrid"],
+)
 def test_states_are_updated_where_they_are_and_weights_may_be_quantized(
     hybrid: Path, config: dict[str, Any], held: str
 ) -> None:
