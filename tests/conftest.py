@@ -17,7 +17,7 @@ from redis import Redis as BlockingRedis
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
-from tests.support.packages import PACKAGES
+from tests.support.packages import PACKAGES, process_path
 from tests.support.patience import TEST_S, WAIT_S
 from tests.support.quick_programs import compile_quickly
 from tests.support.redis_servers.clocks import ShiftedServer
@@ -188,6 +188,14 @@ def own_caches(compile_cache: Path) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(compile_cache.parents[1]))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_path() -> Iterator[None]:
+    """Lets processes that tests start import this repository's packages; xdist starts its processes before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", process_path())
         yield
 
 

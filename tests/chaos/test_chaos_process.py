@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from penstock.tools.chaos.fleet import WorkerSetup
-from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 
 PROGRAM = """
@@ -31,12 +30,10 @@ input()
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_harness_that_is_killed_leaves_no_process_behind(tmp_path: Path, is_frozen: bool) -> None:
     log = tmp_path / "log"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(log)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
         text=True,
     ) as harness:
         assert harness.stdout is not None

@@ -34,7 +34,7 @@ def environment(**variables: str) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") and name != "REDIS_URL"
     }
-    return {**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "TERM": "dumb", **variables}
+    return {**kept, "COLUMNS": "120", "TERM": "dumb", **variables}
 
 
 async def start(

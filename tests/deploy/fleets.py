@@ -21,7 +21,7 @@ import httpx2
 from penstock.local.embedded import dies_with_parent
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
-from tests.support.packages import PACKAGES, ROOT
+from tests.support.packages import PACKAGES, ROOT, process_path
 from tests.support.patience import WAIT_S, eventually
 
 HAND_BACK_S = 10  # what a program may take after its drain timeout
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 def environment(tree: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    return {**kept, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, "PYTHONPATH": process_path(tree), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def python_of(tree: Path) -> str:

@@ -106,8 +106,7 @@ def test_a_disk_that_is_full_and_then_made_larger(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*own_mounts, "true"], capture_output=True).returncode:
         pytest.skip("NOT CHECKED, no mount namespace may be made here")
     command = [*own_mounts, sys.executable, str(Path(__file__).parent / "full_disk_process.py"), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "refusal": "MISCONF Errors writing to the AOF file: No space left on device",

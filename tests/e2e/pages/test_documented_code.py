@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from docs.scripts.pages import ROOT, Block, page
+from docs.scripts.pages import Block, page
 from penstock.local.embedded import EmbeddedServer
 from penstock.local.worker_process import local_worker, wait_joined
 from penstock.protocol.wire import ChunkEntry, ToolCallDelta
@@ -111,7 +111,7 @@ async def ask_for_the_weather(reply: ScriptedReply) -> None:
 async def printed_by(*arguments: str, program: str = sys.executable, **variables: str) -> str:
     process = await asyncio.create_subprocess_exec(
         program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**os.environ, **variables},
     )  # fmt: skip
     try:
         out, err = await asyncio.wait_for(process.communicate(), WAIT_S)

@@ -29,8 +29,8 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 
 
 async def run(*command: str, redis_url: str = "", **more: str) -> tuple[int, str, str]:
-    """Runs a command with the server's URL and the project on the path; returns status, stdout and stderr."""
-    environment = {**os.environ, "REDIS_URL": redis_url, "PENSTOCK_QUEUE": "examples", "PYTHONPATH": str(ROOT), **more}
+    """Runs a command with the server's URL; returns status, stdout and stderr."""
+    environment = {**os.environ, "REDIS_URL": redis_url, "PENSTOCK_QUEUE": "examples", **more}
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -45,7 +45,7 @@ async def bash(script: str, folder: Path, **environment: str) -> str:
     process = await asyncio.create_subprocess_exec(
         "bash", "-euo", "pipefail", "-c", script,
         cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment},
+        env={**os.environ, "PATH": path, "COLUMNS": "200", **environment},
     )  # fmt: skip
     try:
         out, err = await asyncio.wait_for(process.communicate(), 3 * WAIT_S)

@@ -74,7 +74,7 @@ async def started(sink: str, *arguments: str) -> AsyncIterator[asyncio.subproces
         command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     if stderr >= 0:
         os.close(stderr)
