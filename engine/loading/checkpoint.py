@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from penstock.engine.models.hf.config import checked_dtype
 from penstock.engine.progress import ReportProgress
 from penstock.engine.sharding.experts import shard_experts
 from penstock.engine.sharding.placement import Placement
+
+_log = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = [
@@ -247,7 +250,7 @@ def _checked(checkpoint: Checkpoint, config: ModelConfig, *, stacked: bool = Fal
         elif is_kv_scale(path):
             sources.append(kv_scale_source(family, path, layers, abstract[path].shape, config, stored))
         else:
-            sources.append(_source(family, path, layers, abstract, config))
+            sources.append(_source(family, path, layers, abstract, config).as_found(stored))
     codes = [source for source in sources if isinstance(source, PackedSource) and source.path[-1] == "codes"]
     known = {} if packed is None else {name: leaf for source in codes for name, leaf in packed.known(source)}
     others = known.keys() | passed_over(family, config)
@@ -285,6 +288,7 @@ def _source(
         head_dim=_head_dim(layers[0], config),
         rows=_rows(family, path, layers[0], params, config),
         is_plain=family.is_plain(path),
+        may_be_plain=family.may_be_plain(path),
         padding=padding if any(padding) else (),
     )
 
@@ -409,7 +413,7 @@ def _check(
     why = undeclared(checkpoint.fields, stored)
     refuse_names(expected - stored.keys(), f"{why}the checkpoint lacks tensors of the model")
     extra = {name for name in stored.keys() - expected - others if not HARMLESS.fullmatch(name)}
-    extra -= {name for name in extra if name.startswith((*family.passed_over, *_draft_layers(family, config)))}
+    extra -= _beside(extra, (*family.passed_over, *_draft_layers(family, config)))
     head, embedding = (family.tensor_name(path) for path in (("head", "kernel"), ("embedding",)))
     if config.tie_word_embeddings and head in extra:
         _check_tied_head(checkpoint, head, embedding)
@@ -418,6 +422,15 @@ def _check(
     for source in sources:
         for name in source.names:
             _check_tensor(name, stored[name], source)
+
+
+def _beside(names: set[str], prefixes: tuple[str, ...]) -> set[str]:
+    """Returns the names of tensors of other parts than the text model."""
+    found = {name for name in names if name.startswith(prefixes)}
+    if found:
+        whose = sorted({prefix for prefix in prefixes for name in found if name.startswith(prefix)})
+        _log.info("%d tensors are no part of the text model and stay unread: %s", len(found), ", ".join(whose))
+    return found
 
 
 def _check_tensor(name: str, found: Stored, source: AnySource) -> None:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -62,6 +62,7 @@ class ParameterSource:
     head_dim: int = 1
     rows: FusedRows | None = None  # None: all
     is_plain: bool = False  # most kernels are not: they are stored transposed, `[out, in]`
+    may_be_plain: bool = False  # the shapes of its tensors say whether it is
     padding: tuple[int, ...] = ()  # number of zeros after it along each axis, which no file has; (): none
 
     @property
@@ -80,7 +81,14 @@ class ParameterSource:
         return tuple(FLOAT_TYPES)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        return shape == self.stored_shape
+        """Checks whether a stored tensor has the right shape. A router's correction may have an axis of 1 before it."""
+        return shape == self.stored_shape or (self.path[-1] == "correction" and shape == (1, *self.stored_shape))
+
+    def as_found(self, stored: Mapping[str, Stored]) -> Self:
+        """Returns the source with the orientation that its tensors have, if they may have either."""
+        plain, found = replace(self, is_plain=True), stored.get(self.names[0])
+        is_plain = self.may_be_plain and found is not None and found.shape != self.stored_shape
+        return plain if is_plain else self
 
     @property
     def cut(self) -> tuple[int, int]:
@@ -196,7 +204,10 @@ class WeightFiles:
             rows, cut = stored_part(index[-1], source.shape[-1], source.copies, source.head_dim)
             index = (*index[:-1], rows)
         index, own = source.stored_index(index)
+        num_lead = len(self._stored[name].shape) - len(index)  # axes of 1
+        index = ((slice(None),) * num_lead) + index
         array = _transposed(tensor, index) if source.is_transposed else tensor[index]
+        array = array.reshape(array.shape[num_lead:])
         if own is not None and source.rows is not None:
             array = array.take(own, source.rows.axis)
         if source.copies > 1:

@@ -47,6 +47,8 @@ GEMMA4 = {"head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma4": GEMMA4,
     "gemma4_text": GEMMA4,
+    "gemma4_unified": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "gpt_oss": {"num_local_experts": 4},
     "qwen3_next": WITH_EXPERTS,
     "qwen3_5": DELTA_NETS,
@@ -64,10 +66,16 @@ QWEN_VISION = {
     "out_hidden_size": 48,
     "num_position_embeddings": 16,
 }
+QWEN2_5_VISION = {**QWEN_VISION, "fullatt_block_indexes": [0]}
 VISION: dict[str, dict[str, Any]] = {
     "qwen3_5": {"vision_config": QWEN_VISION},
     "qwen3_5_moe": {"vision_config": QWEN_VISION},
+    "qwen2_vl": {"vision_config": {"depth": 1, "embed_dim": 8, "hidden_size": 48, "num_heads": 2, "patch_size": 4}},
+    "qwen2_5_vl": {"vision_config": {**QWEN2_5_VISION}},
+    "qwen3_vl": {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
+    "qwen3_vl_moe": {"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
     "gemma4": {"vision_config": None, "audio_config": None},
+    "gemma4_unified": {"vision_config": {"patch_size": 4}, "audio_config": {}},
     "gemma3": {
         "vision_config": {
             "hidden_size": 8,
@@ -127,8 +135,7 @@ def _config_of(family: str, fields: dict[str, Any]) -> Any:
 
 
 def _auto(family: str) -> Any:
-    beside_images = ("mistral3", "qwen3_5", "qwen3_5_moe")
-    return AutoModelForImageTextToText if family in beside_images else AutoModelForCausalLM
+    return AutoModelForImageTextToText if family in VISION else AutoModelForCausalLM
 
 
 def edit_config(directory: Path, *remove: str, **fields: Any) -> None:

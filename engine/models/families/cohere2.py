@@ -6,35 +6,20 @@ with full attention have no positional encoding.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from penstock.engine.models.config import BlockConfig, ModelConfig, NormConfig
+from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.families.cohere import cohere_block, cohere_model
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.hf.blocks import (
-    listed_layers,
-    read_attention,
-    read_mlp,
-    read_model,
-    sliding,
-    without_positions,
-)
+from penstock.engine.models.hf.blocks import listed_layers, sliding, without_positions
 from penstock.engine.models.hf.config import HFConfig
-from penstock.engine.models.hf.rope import read_neighbours_rope
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    config.refuse_unless("use_qk_norm", None, False)
     for name in ("use_parallel_block", "use_gated_activation"):
         config.refuse_unless(name, None, True)
-    has_bias = config.flag("attention_bias")
-    norm = NormConfig(config.number("layer_norm_eps"), kind="layer")
-    attention = read_attention(config, rope=read_neighbours_rope, qkv_bias=has_bias, out_bias=has_bias)
-    block = BlockConfig(attention, read_mlp(config), norm, parallel=True)
-    pattern = config.integer("sliding_window_pattern")
+    block, pattern = cohere_block(config), config.integer("sliding_window_pattern")
     windows = listed_layers(config, config.integer("sliding_window"), lambda layer: (layer + 1) % pattern != 0)
     blocks = [slid if slid.attention.sliding_window else without_positions(slid) for slid in sliding(block, windows)]
-    model = read_model(config, family=COHERE2.model_type, dtype=dtype, blocks=blocks, norm=norm)
-    return replace(model, logit_scale=config.number("logit_scale"))
+    return cohere_model(config, COHERE2.model_type, dtype, blocks)
 
 
 COHERE2 = Family(

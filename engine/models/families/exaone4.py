@@ -18,13 +18,17 @@ from penstock.engine.models.hf.blocks import (
 from penstock.engine.models.hf.config import HFConfig
 
 
-def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+def exaone4_blocks(config: HFConfig) -> list[BlockConfig]:
     norm = read_norm(config)
     local = BlockConfig(read_attention(config, qk_norm=norm), read_mlp(config), norm, norm_placement="after")
     full = local if config.get("sliding_window") is None else without_positions(local)
     # With `layer_types` the pattern is ignored; some checkpoints have letters there.
     full_every = 1 if config.get("layer_types") is not None else config.integer("sliding_window_pattern")
-    blocks = blocks_by_type(config, full, local, full_every)
+    return blocks_by_type(config, full, local, full_every)
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    blocks, norm = exaone4_blocks(config), read_norm(config)
     return read_model(config, family=EXAONE4.model_type, dtype=dtype, blocks=blocks, norm=norm)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.engine.errors import ConfigError, shown
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.hf.config import HFConfig
@@ -71,11 +72,6 @@ class ModelPlace:
 BESIDE_VISION = (ModelPlace("language_model.model", "language_model.lm_head"), ModelPlace("model.language_model"))
 """The places of the text part in a model that also takes images."""
 
-VISION_TENSORS = tuple(
-    f"{prefix}{part}." for prefix in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
-)
-"""Prefixes of the names of the vision part's tensors."""
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -100,9 +96,34 @@ class Family:
     places: tuple[ModelPlace, ...] = (ModelPlace(),)  # possible places of the language model in checkpoints
     passed_over: tuple[str, ...] = ()  # name prefixes of tensors outside the language model
     plain: frozenset[str] = frozenset()  # names in own_tensors whose kernels are stored as held here, `[in, out]`
+    # Names in own_tensors whose kernels are stored either way: their shapes say which.
+    plain_or_not: frozenset[str] = frozenset()
+    # For the text part of a model that also takes images or sound: the families that it may be of.
+    texts: tuple[Family, ...] = ()
 
     def config(self, fields: Mapping[str, Any], dtype: str) -> ModelConfig:
         return self.configure(HFConfig(fields, self.defaults), dtype)
+
+    def with_text_of(self, fields: Mapping[str, Any]) -> Family:
+        """Returns the family with the tensors of its text part, which `text_config` names if it may be of several.
+
+        Raises:
+            ConfigError: the text part is of none of them.
+        """
+        if not self.texts:
+            return self
+        table = fields.get("text_config")
+        text = text_family(self.model_type, self.texts, table if isinstance(table, Mapping) else {})
+        places = tuple(replace(place, norm=text.places[0].norm) for place in self.places)
+        return replace(
+            self,
+            own_modules=text.own_modules,
+            own_tensors=text.own_tensors,
+            turns=text.turns,
+            plain=text.plain,
+            plain_or_not=text.plain_or_not,
+            places=places,
+        )
 
     def as_stored(self, names: Collection[str]) -> Family:
         """Returns the family with the tensor names of a checkpoint that has these names."""
@@ -174,6 +195,10 @@ class Family:
         """Whether the parameter at `path` is a kernel that is stored as held here, `[in, out]`."""
         return self.own_tensors.get(path[2:]) in self.plain
 
+    def may_be_plain(self, path: ParamPath) -> bool:
+        """Whether the kernel at `path` is stored as held here in some checkpoints, and transposed in others."""
+        return self.own_tensors.get(path[2:]) in self.plain_or_not
+
     def _place(self, names: Collection[str]) -> ModelPlace:
         return next((place for place in self.places if place.embedding in names), self.places[0])
 
@@ -182,6 +207,22 @@ class Family:
             return self.own_tensors[tail]
         module = self.own_modules.get(tail[:-1]) or LAYER_MODULES[tail[:-1]]
         return f"{module}.{_leaf(tail)}"
+
+
+def text_family(model_type: str, texts: Sequence[Family], text_fields: Mapping[str, Any]) -> Family:
+    """Returns the one of `texts` that the fields of a text part name. The first is meant where they name none.
+
+    Raises:
+        ConfigError: they name another one.
+    """
+    named = text_fields.get("model_type", texts[0].model_type)
+    found = next((text for text in texts if text.model_type == named), None)
+    if found is None:
+        names = ", ".join(text.model_type for text in texts)
+        raise ConfigError(
+            f"config.json: model_type = {shown(named)} in text_config is not supported; {model_type} may have {names}"
+        )
+    return found
 
 
 def _leaf(path: ParamPath) -> str:

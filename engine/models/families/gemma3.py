@@ -6,11 +6,12 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.engine.models.config import BlockConfig, ModelConfig
-from penstock.engine.models.families.family import BESIDE_VISION, VISION_TENSORS, Family
+from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma import gemma_attention, gemma_model, gemma_norm
 from penstock.engine.models.families.gemma2 import GEMMA2_DEFAULTS, NORMS_AROUND
+from penstock.engine.models.families.text_part import text_part
 from penstock.engine.models.hf.blocks import blocks_by_type, read_mlp
-from penstock.engine.models.hf.config import HFConfig, text_fields
+from penstock.engine.models.hf.config import HFConfig
 from penstock.engine.models.hf.rope import FULL, SLIDING, read_rope_of
 
 
@@ -51,20 +52,9 @@ GEMMA3_TEXT = Family(
     },
 )
 
-
-def _configure_text(config: HFConfig, dtype: str) -> ModelConfig:
-    """Reads only the text part of a model that also takes images."""
-    text_config = HFConfig(text_fields(config), config.defaults)
-    text_config.refuse_unless("model_type", None, GEMMA3_TEXT.model_type)
-    text_config.refuse_unless("final_logit_softcapping", None)  # transformers ignores it
-    return replace(_configure(text_config, dtype), family=GEMMA3.model_type)
-
-
-GEMMA3 = replace(
+GEMMA3 = text_part(
+    "gemma3",
     GEMMA3_TEXT,
-    model_type="gemma3",
     architecture="Gemma3ForConditionalGeneration",
-    configure=_configure_text,
-    places=BESIDE_VISION,
-    passed_over=VISION_TENSORS,
+    ignored=("final_logit_softcapping",),
 )

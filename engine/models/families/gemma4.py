@@ -26,10 +26,12 @@ from penstock.engine.models.config import (
     PerLayerConfig,
     PerLayerTable,
 )
-from penstock.engine.models.families.family import BESIDE_VISION, Family
+from penstock.engine.models.families.family import Family
 from penstock.engine.models.families.gemma2 import NORMS_AROUND
+from penstock.engine.models.families.text_part import text_part
 from penstock.engine.models.hf.blocks import listed_layers, read_activation, read_mlp, read_model, read_norm
-from penstock.engine.models.hf.config import HFConfig, text_fields
+from penstock.engine.models.hf.config import HFConfig
+from penstock.engine.models.hf.experts import read_experts
 from penstock.engine.models.hf.rope import FULL, SLIDING, read_proportional_rope_of
 
 _FULL_EVERY = 6  # layers, if `layer_types` is left out
@@ -166,17 +168,16 @@ def _feed_forward(config: HFConfig, norm: NormConfig, *, is_wide: bool) -> MLPCo
     mlp = replace(mlp, intermediate_size=mlp.intermediate_size * (2 if is_wide else 1))
     if not config.flag("enable_moe_block"):
         return mlp
-    num_experts, num_chosen = config.integer("num_experts"), config.integer("top_k_experts")
-    if num_chosen > num_experts:
-        raise ConfigError(
-            f"config.json: top_k_experts = {num_chosen} is above the {num_experts} experts that there are"
-        )
-    return ExpertsConfig(
-        num_experts=num_experts,
-        num_chosen=num_chosen,
-        intermediate_size=config.integer("moe_intermediate_size"),
-        activation=mlp.activation,
+    experts = read_experts(
+        config,
+        "num_experts",
+        chosen="top_k_experts",
+        intermediate_size="moe_intermediate_size",
+        activation="hidden_activation",
         normalized=True,
+    )
+    return replace(
+        experts,
         shared=mlp,
         beside=norm,
         has_expert_scales=True,
@@ -201,6 +202,10 @@ def _table(config: HFConfig, norm: NormConfig, dtype: str, num_layers: int) -> P
 def _rounded(scale: float, dtype: str) -> float:
     """Rounds a scale of embeddings to the model's type, as transformers does."""
     return float(jnp.dtype(dtype).type(scale))
+
+
+def _configure_unified(config: HFConfig, dtype: str) -> ModelConfig:
+    return replace(_configure(config, dtype), family=GEMMA4_UNIFIED_TEXT.model_type)
 
 
 GEMMA4_TEXT = Family(
@@ -250,23 +255,28 @@ GEMMA4_TEXT = Family(
     },
 )
 
-
-def _configure_text(config: HFConfig, dtype: str) -> ModelConfig:
-    """Reads only the text part of a model that also takes images and sound."""
-    text_config = HFConfig(text_fields(config), config.defaults)
-    text_config.refuse_unless("model_type", None, GEMMA4_TEXT.model_type)
-    return replace(_configure(text_config, dtype), family=GEMMA4.model_type)
-
-
-GEMMA4 = replace(
+GEMMA4_UNIFIED_TEXT = replace(
     GEMMA4_TEXT,
-    model_type="gemma4",
+    model_type="gemma4_unified_text",
+    architecture="Gemma4UnifiedForCausalLM",
+    defaults={
+        **GEMMA4_TEXT.defaults,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 0,
+    },
+    configure=_configure_unified,
+)
+GEMMA4 = text_part(
+    "gemma4",
+    GEMMA4_TEXT,
     architecture="Gemma4ForConditionalGeneration",
-    configure=_configure_text,
-    places=BESIDE_VISION,
-    passed_over=tuple(
-        f"{prefix}{part}."
-        for prefix in ("", "model.")
-        for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
-    ),
+    parts=("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio."),
+)
+GEMMA4_UNIFIED = text_part(
+    "gemma4_unified",
+    GEMMA4_UNIFIED_TEXT,
+    architecture="Gemma4UnifiedForConditionalGeneration",
+    parts=("vision_embedder.", "embed_vision.", "embed_audio."),
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
+from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen3 import QWEN3
@@ -11,6 +14,10 @@ from penstock.engine.models.hf.blocks import every_layer, read_attention, read_m
 from penstock.engine.models.hf.config import HFConfig
 from penstock.engine.models.hf.experts import dense_first, read_sigmoid_experts
 from penstock.engine.models.hf.rope import read_partial_rope
+
+SHARED_EXPERTS: Mapping[ParamPath, str] = MappingProxyType(
+    {("mlp", "shared", part): f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+)
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
@@ -49,9 +56,7 @@ GLM4_MOE = Family(
     own_modules={
         **QWEN3.own_modules,
         **QWEN_EXPERTS,
-        ("mlp", "shared", "gate"): "mlp.shared_experts.gate_proj",
-        ("mlp", "shared", "up"): "mlp.shared_experts.up_proj",
-        ("mlp", "shared", "down"): "mlp.shared_experts.down_proj",
+        **SHARED_EXPERTS,
     },
     own_tensors={("mlp", "correction"): "mlp.gate.e_score_correction_bias"},
 )

@@ -11,22 +11,24 @@ from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    mlp = read_mlp(config, bias=config.flag("mlp_bias"))
-    return granite_model(config, family=GRANITE.model_type, dtype=dtype, mlp=mlp)
+    block = granite_block(config, read_mlp(config, bias=config.flag("mlp_bias")))
+    return granite_model(config, GRANITE.model_type, dtype, full_layers(config, block))
 
 
-def granite_model(config: HFConfig, *, family: str, dtype: str, mlp: MLPConfig | ExpertsConfig) -> ModelConfig:
-    """Reads a Granite model with this feed-forward in each layer.
+def granite_block(config: HFConfig, mlp: MLPConfig | ExpertsConfig) -> BlockConfig:
+    has_bias = config.flag("attention_bias")
+    attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
+    attention = replace(attention, scale=config.optional_number("attention_multiplier"))
+    return BlockConfig(attention, mlp, read_norm(config), residual_scale=config.number("residual_multiplier"))
+
+
+def granite_model(config: HFConfig, family: str, dtype: str, blocks: list[BlockConfig]) -> ModelConfig:
+    """Reads a Granite model of these blocks.
 
     Raises:
         ConfigError: a field is missing, or asks for a computation that is not implemented.
     """
-    has_bias, norm = config.flag("attention_bias"), read_norm(config)
-    attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
-    attention = replace(attention, scale=config.number("attention_multiplier"))
-    block = BlockConfig(attention, mlp, norm, residual_scale=config.number("residual_multiplier"))
-    blocks = full_layers(config, block)
-    model = read_model(config, family=family, dtype=dtype, blocks=blocks, norm=norm)
+    model = read_model(config, family=family, dtype=dtype, blocks=blocks, norm=read_norm(config))
     return replace(
         model,
         embedding_scale=config.number("embedding_multiplier"),

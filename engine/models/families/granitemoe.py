@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from penstock.engine.models.config import ModelConfig
+from penstock.engine.models.config import ExpertsConfig, ModelConfig
 from penstock.engine.models.families.family import Family
-from penstock.engine.models.families.granite import GRANITE, granite_model
+from penstock.engine.models.families.granite import GRANITE, granite_block, granite_model
+from penstock.engine.models.hf.blocks import full_layers
 from penstock.engine.models.hf.config import HFConfig
 from penstock.engine.models.hf.experts import read_experts
 
 GATE_UP = "block_sparse_moe.input_linear.weight"
 
 
+def granite_experts(config: HFConfig) -> ExpertsConfig:
+    return read_experts(config, "num_local_experts", intermediate_size="intermediate_size", normalized=True)
+
+
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    experts = read_experts(config, "num_local_experts", intermediate_size="intermediate_size", normalized=True)
-    return granite_model(config, family=GRANITEMOE.model_type, dtype=dtype, mlp=experts)
+    blocks = full_layers(config, granite_block(config, granite_experts(config)))
+    return granite_model(config, GRANITEMOE.model_type, dtype, blocks)
 
 
 GRANITEMOE = Family(

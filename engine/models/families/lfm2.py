@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
-from penstock.engine.models.config import BlockConfig, MLPConfig, ModelConfig, NormConfig, ShortConvConfig
+from penstock.engine.models.config import (
+    BlockConfig,
+    ExpertsConfig,
+    MLPConfig,
+    ModelConfig,
+    NormConfig,
+    ShortConvConfig,
+)
 from penstock.engine.models.families.family import Family, ModelPlace
 from penstock.engine.models.hf.blocks import read_attention, read_model
 from penstock.engine.models.hf.config import HFConfig
@@ -14,13 +22,19 @@ _CONV, _FULL = "conv", "full_attention"
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    mlps = [MLPConfig(_intermediate_size(config))] * config.integer("num_hidden_layers")
+    return lfm2_model(config, LFM2.model_type, dtype, mlps)
+
+
+def lfm2_model(config: HFConfig, family: str, dtype: str, mlps: Sequence[MLPConfig | ExpertsConfig]) -> ModelConfig:
+    """Reads a model of short convolutions and attention, with a feed-forward for each of its layers."""
     config.refuse_unless("sliding_window", None)  # transformers' cache obeys it in any family
     norm = NormConfig(config.number("norm_eps"))
     conv = ShortConvConfig(config.integer("hidden_size"), _num_taps(config), config.flag("conv_bias"))
     attention = read_attention(config, qk_norm=norm)
-    mlp = MLPConfig(_intermediate_size(config))
-    blocks = [BlockConfig(attention if kind == _FULL else conv, mlp, norm) for kind in _layer_types(config)]
-    model = read_model(config, family=LFM2.model_type, dtype=dtype, blocks=blocks, norm=norm)
+    mixers = [attention if kind == _FULL else conv for kind in _layer_types(config)]
+    blocks = [BlockConfig(mixer, mlp, norm) for mixer, mlp in zip(mixers, mlps, strict=True)]
+    model = read_model(config, family=family, dtype=dtype, blocks=blocks, norm=norm)
     # Early checkpoints have other names for this field, and for the size of the feed-forward.
     is_older = "tie_embedding" in config.fields
     return replace(model, tie_word_embeddings=config.flag("tie_embedding")) if is_older else model

@@ -8,16 +8,16 @@ from penstock.engine.models.hf.blocks import full_layers, read_attention, read_m
 from penstock.engine.models.hf.config import HFConfig
 
 
-def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    has_bias = config.flag("attention_bias")
+def llama_model(config: HFConfig, family: str, dtype: str, *, attention_bias: bool, mlp_bias: bool) -> ModelConfig:
     norm = read_norm(config)
-    block = BlockConfig(
-        read_attention(config, qkv_bias=has_bias, out_bias=has_bias),
-        read_mlp(config, bias=config.flag("mlp_bias")),
-        norm,
-    )
-    blocks = full_layers(config, block)
-    return read_model(config, family=LLAMA.model_type, dtype=dtype, blocks=blocks, norm=norm)
+    attention = read_attention(config, qkv_bias=attention_bias, out_bias=attention_bias)
+    blocks = full_layers(config, BlockConfig(attention, read_mlp(config, bias=mlp_bias), norm))
+    return read_model(config, family=family, dtype=dtype, blocks=blocks, norm=norm)
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
+    return llama_model(config, LLAMA.model_type, dtype, attention_bias=attention_bias, mlp_bias=mlp_bias)
 
 
 LLAMA = Family(

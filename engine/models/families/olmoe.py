@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine.models.config import BlockConfig, ModelConfig
+from penstock.engine.models.config import BlockConfig, ExpertsConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.hf.blocks import full_layers, read_attention, read_model, read_norm
 from penstock.engine.models.hf.config import HFConfig
 from penstock.engine.models.hf.experts import read_experts
 
 
-def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    config.refuse_unless("clip_qkv", None)
-    has_bias, norm = config.flag("attention_bias"), read_norm(config)
-    attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
-    experts = read_experts(
+def olmoe_experts(config: HFConfig) -> ExpertsConfig:
+    return read_experts(
         config,
         "num_experts",
         "num_local_experts",
         intermediate_size="intermediate_size",
         normalized=config.flag("norm_topk_prob"),
     )
-    block = BlockConfig(replace(attention, qk_projection_norm=norm), experts, norm)
+
+
+def _configure(config: HFConfig, dtype: str) -> ModelConfig:
+    config.refuse_unless("clip_qkv", None)
+    has_bias, norm = config.flag("attention_bias"), read_norm(config)
+    attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias)
+    block = BlockConfig(replace(attention, qk_projection_norm=norm), olmoe_experts(config), norm)
     blocks = full_layers(config, block)
     return read_model(config, family=OLMOE.model_type, dtype=dtype, blocks=blocks, norm=norm)
 

@@ -15,8 +15,9 @@ from penstock.engine.models.families.qwen3_next import (
     delta_hybrid,
     with_shared,
 )
+from penstock.engine.models.families.text_part import text_part
 from penstock.engine.models.hf.blocks import read_mlp
-from penstock.engine.models.hf.config import HFConfig, text_fields
+from penstock.engine.models.hf.config import HFConfig
 from penstock.engine.models.hf.experts import read_experts
 
 _IN = "linear_attn.in_proj_qkv"
@@ -29,7 +30,7 @@ _MODULES = {
     ("recurrence", "beta"): "linear_attn.in_proj_b",
     ("recurrence", "decay"): "linear_attn.in_proj_a",
 }
-_PASSED_OVER = ("mtp.", "visual.", "model.visual.")
+_PARTS = ("mtp.", "visual.")
 _PLACES = (ModelPlace(), *BESIDE_VISION)
 
 
@@ -61,7 +62,7 @@ QWEN3_5_TEXT = Family(
     own_tensors=TENSORS_OF_HYBRID,
     turns=TURNS_OF_HYBRID,
     places=_PLACES,
-    passed_over=_PASSED_OVER,
+    passed_over=("mtp.", "visual.", "model.visual."),
 )
 
 QWEN3_5_MOE_TEXT = replace(
@@ -84,18 +85,17 @@ QWEN3_5_MOE_TEXT = replace(
     own_modules={**_MODULES, **EXPERTS_OF_HYBRID},
 )
 
-
-def _text_part(text: Family, model_type: str) -> Family:
-    """Returns the family as the text part of a model that also takes images; only that part is read."""
-
-    def configure(config: HFConfig, dtype: str) -> ModelConfig:
-        fields = text_fields(config)
-        HFConfig(fields, {}).refuse_unless("model_type", None, text.model_type)
-        return replace(text.config(fields, dtype), family=model_type)
-
-    architecture = text.architecture.replace("ForCausalLM", "ForConditionalGeneration")
-    return replace(text, model_type=model_type, architecture=architecture, defaults={}, configure=configure)
-
-
-QWEN3_5 = _text_part(QWEN3_5_TEXT, "qwen3_5")
-QWEN3_5_MOE = _text_part(QWEN3_5_MOE_TEXT, "qwen3_5_moe")
+QWEN3_5 = text_part(
+    "qwen3_5",
+    QWEN3_5_TEXT,
+    architecture="Qwen3_5ForConditionalGeneration",
+    places=_PLACES,
+    parts=_PARTS,
+)
+QWEN3_5_MOE = text_part(
+    "qwen3_5_moe",
+    QWEN3_5_MOE_TEXT,
+    architecture="Qwen3_5MoeForConditionalGeneration",
+    places=_PLACES,
+    parts=_PARTS,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.engine.errors import ConfigError, shown
@@ -10,28 +11,38 @@ from penstock.engine.models.hf.blocks import read_activation
 from penstock.engine.models.hf.config import HFConfig
 
 
-def read_experts(config: HFConfig, *counts: str, intermediate_size: str, normalized: bool) -> ExpertsConfig:
-    """Reads experts scored by a softmax over all of them. One of the fields `counts` states their number.
+def read_experts(
+    config: HFConfig,
+    *counts: str,
+    intermediate_size: str,
+    normalized: bool,
+    chosen: str = "num_experts_per_tok",
+    activation: str = "hidden_act",
+) -> ExpertsConfig:
+    """Reads experts scored by a softmax over all of them. One of the fields `counts` states their number; the others
+    are named by the arguments.
 
     Raises:
         ConfigError: a field is missing, contradicts another, or asks for a computation that is not implemented.
     """
     num_experts = _count(config, counts)
-    num_chosen = config.integer("num_experts_per_tok")
+    num_chosen = config.integer(chosen)
     if num_chosen > num_experts:
-        raise ConfigError(
-            f"config.json: num_experts_per_tok = {num_chosen} is above the {num_experts} experts that there are"
-        )
+        raise ConfigError(f"config.json: {chosen} = {num_chosen} is above the {num_experts} experts that there are")
     return ExpertsConfig(
         num_experts=num_experts,
         num_chosen=num_chosen,
         intermediate_size=config.integer(intermediate_size),
-        activation=read_activation(config),
+        activation=read_activation(config, activation),
         normalized=normalized,
     )
 
 
-def read_sigmoid_experts(config: HFConfig) -> ExpertsConfig:
+def read_sigmoid_experts(
+    config: HFConfig,
+    *counts: str,
+    num_shared: str = "n_shared_experts",
+) -> ExpertsConfig:
     """Reads DeepSeek-V3's experts (arXiv 2412.19437). Scores are sigmoids, with a correction for the choice, which is
     from the best groups only. Shared experts stand beside them.
 
@@ -40,8 +51,7 @@ def read_sigmoid_experts(config: HFConfig) -> ExpertsConfig:
     """
     experts = read_experts(
         config,
-        "n_routed_experts",
-        "num_local_experts",
+        *(counts or ("n_routed_experts", "num_local_experts")),
         intermediate_size="moe_intermediate_size",
         normalized=config.flag("norm_topk_prob"),
     )
@@ -53,7 +63,7 @@ def read_sigmoid_experts(config: HFConfig) -> ExpertsConfig:
         scale=config.number("routed_scaling_factor"),
         num_groups=num_groups,
         groups_chosen=groups_chosen,
-        shared=MLPConfig(experts.intermediate_size * config.integer("n_shared_experts"), experts.activation),
+        shared=MLPConfig(experts.intermediate_size * config.integer(num_shared), experts.activation),
     )
 
 
@@ -63,12 +73,35 @@ def dense_first(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> l
     return [dense if layer < num_dense else experts for layer in range(config.integer("num_hidden_layers"))]
 
 
-def sparse_layers(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
+def typed_layers(
+    config: HFConfig, dense: MLPConfig, experts: ExpertsConfig, num_dense: int
+) -> list[MLPConfig | ExpertsConfig]:
+    """Returns a feed-forward per layer: `mlp_layer_types` says which have experts; without it, all but the first
+    `num_dense` do.
+    """
+    num_layers, types = config.integer("num_hidden_layers"), config.get("mlp_layer_types")
+    if types is None:
+        return [dense if layer < num_dense else experts for layer in range(num_layers)]
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(kind not in ("dense", "sparse") for kind in types)
+    ):
+        raise ConfigError(
+            f"config.json: mlp_layer_types must list dense or sparse for {num_layers} layers, not {shown(types)}"
+        )
+    return [dense if kind == "dense" else experts for kind in types]
+
+
+def sparse_layers(
+    config: HFConfig, dense: MLPConfig, experts: ExpertsConfig, otherwise: Sequence[int] = ()
+) -> list[MLPConfig | ExpertsConfig]:
     """Returns a feed-forward per layer by Qwen's rule: every `decoder_sparse_step`th has experts, unless it is listed
-    as dense.
+    as dense. Without a list, those of `otherwise` are.
     """
     num_layers, step = config.integer("num_hidden_layers"), config.integer("decoder_sparse_step")
-    named = config.get("mlp_only_layers") or []
+    named = config.get("mlp_only_layers")
+    named = list(otherwise) if named is None else named
     if not isinstance(named, list) or not all(isinstance(layer, int) for layer in named):
         raise ConfigError(f"config.json: mlp_only_layers must list numbers of layers, not {shown(named)}")
     return [dense if layer in named or (layer + 1) % step else experts for layer in range(num_layers)]

@@ -168,7 +168,7 @@ def _route_by_scores(
     _, chosen = jax.lax.top_k(choice, config.num_chosen)
     weights = jnp.take_along_axis(scores, chosen, axis=1)
     if config.normalized:
-        weights = weights / (jnp.sum(weights, axis=1, keepdims=True) + 1e-20)
+        weights = weights / (jnp.sum(weights, axis=1, keepdims=True) + config.added_to_sum)
     return chosen, weights
 
 

@@ -123,6 +123,33 @@ def test_a_language_model_is_found_beside_a_vision_tower(body: str, is_tied: boo
     assert all(np.array_equal(loaded[name], as_written[name]) for name in loaded)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_qwen_vl_is_read_as_it_was_published(
+    family: str, is_tied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Published text parts have neither a table nor a prefix of their own, and their rope has another name."""
+    write_checkpoint(tmp_path, family, tie_word_embeddings=is_tied)
+    as_written = parameters(load(tmp_path), family)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}, "rope_theta": 1e6}
+    left_out = ("model_type", "rope_parameters", "layer_types", "tie_word_embeddings")
+    flat = {name: value for name, value in text.items() if name not in left_out}
+    edit_config(tmp_path, "text_config", **flat, **rope, tie_word_embeddings=is_tied)
+
+    def rename(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            published = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+            tensors[published] = tensors.pop(name)
+
+    change(tmp_path / "model.safetensors", rename)
+    caplog.set_level("INFO")
+    loaded = parameters(load(tmp_path), family)
+    assert loaded.keys() == as_written.keys()
+    assert all(np.array_equal(loaded[name], as_written[name]) for name in loaded)
+    assert "tensors are no part of the text model and stay unread: visual." in caplog.text
+
+
 @pytest.mark.parametrize("name", ["audio_tower.conv.weight", "vision_towers.weight", "language_model.model.extra"])
 def test_what_is_no_part_of_a_vision_tower_is_not_passed_over(name: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "gemma3", head_dim=16)

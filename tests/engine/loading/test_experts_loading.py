@@ -178,6 +178,23 @@ def test_what_is_beside_the_text_of_qwen3_5_is_passed_over_and_nothing_else(tmp_
         load(tmp_path / "1")
 
 
+def test_experts_of_qwen3_vl_are_read_whichever_way_they_are_stored(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    sound = write_checkpoint(tmp_path / "sound", "qwen3_vl_moe", **sizes)
+
+    def publish(tensors: Tensors) -> None:
+        """Stores experts as the published checkpoints do, with the input first."""
+        for name in tensors:
+            if ".experts." in name:
+                tensors[name] = tensors[name].swapaxes(1, 2)
+
+    (tmp_path / "published").mkdir()
+    published = changed(sound, tmp_path / "published", publish)
+    expected, loaded = parameters(load(sound)), parameters(load(published))
+    assert loaded.keys() == expected.keys()
+    assert all(np.array_equal(loaded[path], expected[path]) for path in expected)
+
+
 def test_layers_for_drafting_are_passed_over_and_others_are_not(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     sound = write_checkpoint(tmp_path / "sound", "glm4_moe", num_nextn_predict_layers=2, **sizes)

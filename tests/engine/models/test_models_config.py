@@ -49,7 +49,7 @@ def configure(model_type: str, **fields: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"model_type": "bloom"}, "'bloom'.*supported are llama, mistral, "),
+        ({"model_type": "blossom"}, "'blossom'.*supported are llama, "),
         ({}, "supported are"),
         ({"architectures": ["BloomForCausalLM"]}, "BloomForCausalLM"),
         ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClass"),

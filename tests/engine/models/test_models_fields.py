@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from penstock.engine.errors import ConfigError
-from penstock.engine.models import FAMILIES
+from penstock.engine.models import FAMILIES, family_of
+from penstock.engine.models.families.unserved import UNSERVED
 
 BASE = {
     "vocab_size": 10,
@@ -33,7 +39,8 @@ HARMLESS = {
     # for training
     *("attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"),
     *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits"),
-    "num_mtp_layers",  # for drafting
+    *("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"),  # for drafting
+    "enable_moe_fp32_combine",  # sums are in f32 here
 }
 REQUIRED = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
 NEXT_TO_OTHERS = {"phi3": {"original_max_position_embeddings"}}  # read where a rope asks for it
@@ -66,8 +73,9 @@ def fields_of(family: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(CONFIG_MAPPING[family]) if field.name not in HARMLESS}
 
 
-BESIDE_IMAGES = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe")  # they read a `text_config`
-ALONE = sorted(name for name in FAMILIES if name not in BESIDE_IMAGES)
+# Of a model that takes images too, the text part.
+TEXTS = {text.model_type: text for family in FAMILIES.values() for text in family.texts or (family,)}
+ALONE = sorted(TEXTS)
 
 
 @pytest.mark.parametrize("family", ALONE)
@@ -75,19 +83,19 @@ def test_no_field_of_transformers_is_passed_over(family: str) -> None:
     asked: set[str] = set()
     for more in ({}, {"use_sliding_window": True}, WITH_EXPERTS):  # fields that say whether others count
         fields = Recorded({**BASE, **more})
-        FAMILIES[family].config(fields, "float32")
+        TEXTS[family].config(fields, "float32")
         asked |= fields.asked
     assert fields_of(family).keys() - asked == NEXT_TO_OTHERS.get(family, set())
 
 
 @pytest.mark.parametrize("family", ALONE)
 def test_a_field_that_is_left_out_is_what_transformers_takes_it_for(family: str) -> None:
-    ours = FAMILIES[family].defaults
+    ours = TEXTS[family].defaults
     for name, field in fields_of(family).items():
         theirs = field.default
         if name in ours and name != "rope_parameters":
             assert ours[name] == theirs, name
-        elif name not in REQUIRED:
+        elif name not in REQUIRED and (family in FAMILIES or name != "tie_word_embeddings"):  # that stands outside
             assert theirs in (None, False, 0), name
 
 
@@ -96,12 +104,23 @@ def test_a_field_that_is_left_out_is_what_transformers_takes_it_for(family: str)
     ("name", "value"), [("is_causal", False), ("attention_chunk_size", 8), ("kv_sharing_modes", ["own"] * 4)]
 )
 def test_what_would_change_any_family_is_refused(family: str, name: str, value: object) -> None:
-    FAMILIES[family].config({**BASE, "is_causal": True, "attention_chunk_size": None}, "float32")
+    TEXTS[family].config({**BASE, "is_causal": True, "attention_chunk_size": None}, "float32")
     with pytest.raises(ConfigError, match=name):
-        FAMILIES[family].config({**BASE, name: value}, "float32")
+        TEXTS[family].config({**BASE, name: value}, "float32")
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma", "olmo2", "granite", "glm", "glm4", "seed_oss", "ernie4_5"])
+FULL = "llama gemma olmo2 granite glm glm4 seed_oss ernie4_5 internlm3 iquestcoder helium cohere hyperclovax minimax_m2"
+
+
+@pytest.mark.parametrize("family", FULL.split())
 def test_a_window_where_a_family_knows_none_is_refused(family: str) -> None:
     with pytest.raises(ConfigError, match="sliding_window = 5"):
-        FAMILIES[family].config({**BASE, "sliding_window": 5}, "float32")
+        TEXTS[family].config({**BASE, "sliding_window": 5}, "float32")
+
+
+def test_each_model_type_of_transformers_is_served_or_refused_with_what_it_needs() -> None:
+    registered = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    assert registered - FAMILIES.keys() == UNSERVED.keys()
+    for model_type, part in UNSERVED.items():
+        with pytest.raises(ConfigError, match=f"model type '{model_type}'.*; it needs {re.escape(part)}"):
+            family_of({"model_type": model_type})

@@ -16,6 +16,7 @@ from penstock.engine.loading.checkpoint import load_model, read_model_config
 from penstock.engine.models import QKV, AttentionOptions, GroupCache, ModelConfig, StackedCache, layer_groups
 from penstock.engine.models.layers.recurrence import StateBatch
 from tests.engine.checkpoints import VOCAB_SIZE, edit_config, reference_logits, write_checkpoint
+from tests.engine.models.combined_cases import COMBINED_CASES
 from tests.engine.models.gemma4_cases import GEMMA4_CASES, SLOW_GEMMA4_CASES
 from tests.support.patience import slow
 
@@ -480,6 +481,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": False},
     ),
     **GEMMA4_CASES,
+    **COMBINED_CASES,
     "olmo2": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 1003, "shards": 3}),
     "olmo2-tied-bias-llama3": (
         "olmo2",

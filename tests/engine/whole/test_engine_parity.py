@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from penstock.engine import Engine, Request, SamplingParams
+from penstock.engine.models import FAMILIES
 from tests.engine.checkpoints import reference_greedy
 from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, drive, preempting, write_model
 from tests.engine.formats.quantized_checkpoints import MXFP4_EXPERTS, write_quantized
 from tests.engine.formats.quantized_weights import SCHEMES, Scheme
+from tests.engine.models.combined_cases import COMBINED_CASES
 from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
 from tests.support.patience import slow
 
@@ -34,6 +36,7 @@ MINISTRAL_ROPE = {
     "llama_4_scaling_beta": 0.4,
 }
 
+COMBINED = {name: case for name, case in COMBINED_CASES.items() if not FAMILIES[case[0]].texts}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama 3.x rope, 1 KV head, tied, 3 shards": (
@@ -265,6 +268,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral3",
         {"head_dim": 20, "rope_parameters": MINISTRAL_ROPE},
     ),
+    **COMBINED,
 }
 
 
@@ -301,7 +305,7 @@ QUANTIZED: dict[str, tuple[Scheme, str, dict[str, Any]]] = {
 
 AS_SHIPPED = ("llama", "mistral, window shorter than the prompts", "qwen3", "gpt-oss, sinks, a window in one layer")
 OTHERS = [model for model in MODELS if model not in AS_SHIPPED]
-SLOW = ("gemma4_text, mixtures, values that are keys", "gemma4_text, larger heads in full layers")
+SLOW = ("gemma4_text, mixtures, values that are keys", "gemma4_text, larger heads in full layers", *COMBINED)
 
 
 @pytest.mark.parametrize("model", [slow(model) if model in SLOW else model for model in OTHERS])
