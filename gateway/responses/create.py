@@ -22,6 +22,7 @@ from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import InputItem, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
+from penstock.gateway.responses.references import resolved
 from penstock.gateway.responses.request import ResponseBody, read_response
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, asked_for
 from penstock.producer import GenerateRequest, PenstockError, QueueFull, ReplyGone, ServerRefused
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 async def create_response(asked: Request) -> Response:
     gateway = gateway_of(asked)
     body = read_response(await read_json(asked, gateway.settings.max_body_bytes))
+    body = body.model_copy(update={"input": await resolved(asked, body.input)})
     queue = await gateway.directory.queue_of(body.model, may_wait=body.background)
     response, request, meter = await _prepared(asked, queue, body)
     if body.store is not False:

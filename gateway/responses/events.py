@@ -13,6 +13,7 @@ from penstock.gateway.http.events import ServerSentEvent
 from penstock.gateway.responses import documents
 from penstock.gateway.responses.output import ResponseOutput, UnnumberedEvent, part
 from penstock.gateway.responses.stored import StoredResponse
+from penstock.gateway.responses.tools import offered
 from penstock.producer import Chunk, Reply
 
 
@@ -28,7 +29,8 @@ class ResponseEvents:
         self._response = response
         self._after = after
         self._number = 0
-        self._output = ResponseOutput(response.request_id, has_logprobs=response.has_logprobs)
+        tools = offered(response.asked["tools"])
+        self._output = ResponseOutput(response.request_id, has_logprobs=response.has_logprobs, tools=tools)
         self._has_started = False
         self._has_begun = False
         self.document: Document | None = None

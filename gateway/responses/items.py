@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -12,6 +13,7 @@ from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import Body, Policy, read_fields
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import is_strict, pass_over
+from penstock.gateway.responses.tools import INPUT, full_name
 from penstock.protocol.wire.values import spelled
 
 MAX_ITEMS = 4096
@@ -47,7 +49,7 @@ def _text(part: object) -> object:
     for each in part.keys() - {"type", name}:
         if is_strict() and each not in _IGNORED_IN_PARTS:
             raise ValueError(f"a part of type {kind} has no field {each!r:.80}")
-        if part[each] is not None:
+        if part[each]:
             pass_over(f"input.content.{each}")
     return part.get(name)
 
@@ -125,23 +127,45 @@ class FunctionCallItem(InputItem):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1, max_length=256)]
     name: str
+    namespace: str | None = None
     arguments: str
 
     def shown(self) -> Document:
-        return {**self.model_dump(exclude={"id"}), "status": "completed"}
+        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
 
     def add_to(self, messages: list[Document]) -> None:
-        function = {"name": self.name, "arguments": self.arguments}
+        function = {"name": full_name(self.name, self.namespace), "arguments": self.arguments}
         calls = _turn(messages, ends_with=()).setdefault("tool_calls", [])
         calls.append({"id": self.call_id, "type": "function", "function": function})
 
 
+class CustomCallItem(InputItem):
+    """A call of a custom tool by the assistant."""
+
+    prefix: ClassVar[str] = "ctc"
+
+    type: Literal["custom_tool_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: str
+    namespace: str | None = None
+    input: str
+
+    def shown(self) -> Document:
+        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
+
+    def add_to(self, messages: list[Document]) -> None:
+        arguments = json.dumps({INPUT: self.input}, ensure_ascii=False)
+        FunctionCallItem(
+            type="function_call", call_id=self.call_id, name=self.name, namespace=self.namespace, arguments=arguments
+        ).add_to(messages)
+
+
 class FunctionCallOutputItem(InputItem):
-    """The output of a function."""
+    """The output of a function, or of a custom tool."""
 
     prefix: ClassVar[str] = "fco"
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Annotated[str, Field(min_length=1, max_length=256)]
     output: _Texts
 
@@ -158,6 +182,8 @@ _KINDS: Mapping[str, type[InputItem]] = {
     "reasoning": ReasoningItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": FunctionCallOutputItem,
 }
 
 

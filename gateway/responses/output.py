@@ -7,10 +7,14 @@ Nearly all are deltas, whose fields except the text are written once per item.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
+from pydantic_core import from_json
+
 from penstock.gateway.common.documents import Document, spell
+from penstock.gateway.responses.tools import INPUT, OfferedTool
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -30,8 +34,11 @@ def part(type_: str, **fields: object) -> UnnumberedEvent:
 class ResponseOutput:
     """The items so far. Only the last one is open."""
 
-    def __init__(self, request_id: str, *, has_logprobs: bool = False) -> None:
+    def __init__(
+        self, request_id: str, *, has_logprobs: bool = False, tools: Mapping[str, OfferedTool] = MappingProxyType({})
+    ) -> None:
         self._request_id = request_id
+        self._tools = tools
         self._has_logprobs = has_logprobs
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
         self._items: list[_Item] = []
@@ -76,9 +83,11 @@ class ResponseOutput:
 
     def _call(self, delta: ToolCallDelta) -> Iterator[UnnumberedEvent]:
         if delta.id is not None:
-            yield from self._begin(_Call(self._request_id, len(self._items), delta.id, delta.name or ""))
+            tool = self._tools.get(delta.name or "") or OfferedTool({}, delta.name or "")
+            kind = _CustomCall if tool.is_custom else _Call
+            yield from self._begin(kind(self._request_id, len(self._items), delta.id, tool))
         if delta.arguments:
-            yield self._items[-1].delta(delta.arguments)
+            yield from self._items[-1].argument(delta.arguments)
 
     def _begin(self, item: _Item) -> Iterator[UnnumberedEvent]:
         yield from self.close("completed")
@@ -113,6 +122,10 @@ class _Item(ABC):
     def delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> UnnumberedEvent:
         self._texts.append(text)
         return UnnumberedEvent(f"response.{self.name}.delta", self._frame + spell(text))
+
+    def argument(self, text: str) -> Iterator[UnnumberedEvent]:
+        """Yields the delta of a piece of a call's arguments, if it has something to read."""
+        yield self.delta(text)
 
     def close(self, status: _ItemStatus) -> Iterator[UnnumberedEvent]:
         yield self._done()
@@ -197,23 +210,65 @@ class _Call(_Item):
     prefix = "fc"
     name = "function_call_arguments"
 
-    def __init__(self, request_id: str, index: int, call_id: str, function: str) -> None:
+    def __init__(self, request_id: str, index: int, call_id: str, tool: OfferedTool) -> None:
         super().__init__(request_id, index)
         self._call_id = call_id
-        self._function = function
+        self._tool = tool
 
     def document(self) -> Document:
         return {
             "id": self.id,
             "type": "function_call",
-            "call_id": self._call_id,
-            "name": self._function,
+            **self._called(),
             "arguments": self.text,
             "status": self._status,
         }
 
+    def _called(self) -> Document:
+        namespace = {} if self._tool.namespace is None else {"namespace": self._tool.namespace}
+        return {"call_id": self._call_id, "name": self._tool.name, **namespace}
+
     def _done(self) -> UnnumberedEvent:
-        return part(f"response.{self.name}.done", **self._place(), name=self._function, arguments=self.text)
+        return part(f"response.{self.name}.done", **self._place(), name=self._tool.name, arguments=self.text)
+
+
+class _CustomCall(_Call):
+    """A call of a custom tool: its text is inside of the function's arguments."""
+
+    prefix = "ctc"
+    name = "custom_tool_call_input"
+
+    def __init__(self, request_id: str, index: int, call_id: str, tool: OfferedTool) -> None:
+        super().__init__(request_id, index, call_id, tool)
+        self._arguments = ""
+
+    def document(self) -> Document:
+        return {
+            "id": self.id, "type": "custom_tool_call", **self._called(), "input": self.text, "status": self._status,
+        }  # fmt: skip
+
+    def argument(self, text: str) -> Iterator[UnnumberedEvent]:
+        self._arguments += text
+        if more := _input_in(self._arguments)[len(self.text) :]:
+            yield self.delta(more)
+
+    def close(self, status: _ItemStatus) -> Iterator[UnnumberedEvent]:
+        if self._arguments and f'"{INPUT}"' not in self._arguments:  # the model wrote something else: nothing is lost
+            yield self.delta(self._arguments)
+        yield from super().close(status)
+
+    def _done(self) -> UnnumberedEvent:
+        return part(f"response.{self.name}.done", **self._place(), input=self.text)
+
+
+def _input_in(arguments: str) -> str:
+    """Returns a custom tool's text as far as it is written."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    given = value.get(INPUT) if isinstance(value, dict) else None
+    return given if isinstance(given, str) else ""
 
 
 def _logprob(token: TokenLogprob) -> Document:

@@ -11,6 +11,7 @@ from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refusal, forms_of, read_fields
 from penstock.gateway.common.options import RequestOptions, to_request, to_the_end
 from penstock.gateway.errors import ApiError
+from penstock.gateway.responses.tools import full_name, offered, read_tools
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.ranks import LOWEST_PRIORITY
 from penstock.protocol.wire import PARAMETERS
@@ -60,16 +61,6 @@ class ReasoningOptions(Body):
     context: Literal["auto", "all_turns"] | None = None
 
 
-class FunctionTool(Body):
-    """A tool. There are no built-in ones."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class BackgroundOptions(Body):
     """`background_options`."""
 
@@ -102,7 +93,7 @@ class ResponseBody(RequestOptions):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
-    tools: list[FunctionTool] = Field(default_factory=list)
+    tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -136,7 +127,7 @@ class ResponseBody(RequestOptions):
         """Returns the queue's fields for chats, without those left open."""
         window_s = _WINDOWS_S.get(self.background_options.completion_window) if self.background_options else None
         values = {
-            "tools": [_tool(tool) for tool in self.tools] or None,
+            "tools": [{"type": "function", "function": each.function} for each in offered(self.tools).values()] or None,
             "tool_choice": None if self.tool_choice in _NO_CHOICE and not self.tools else _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls if self.tools else None,
             "reasoning_effort": self.reasoning.effort,
@@ -162,7 +153,7 @@ _OF_OPTIONS = {
     for name in RequestOptions.model_fields.keys() - {"return_token_ids", "return_tokens_as_token_ids"}
     if name not in PARAMETERS or "responses" in PARAMETERS[name].takers
 }
-_OF_CHOICE = frozenset({"type", "name", "mode"})
+_OF_CHOICE = frozenset({"type", "name", "namespace", "mode"})
 _ECHOED = frozenset({"metadata", "user", "safety_identifier", "prompt_cache_key"})
 
 RESPONSE_POLICY = Policy(
@@ -203,6 +194,7 @@ RESPONSE_POLICY = Policy(
 def read_response(body: Mapping[str, Any]) -> ResponseBody:
     """Raises ApiError naming the field that is wrong."""
     asked = read_fields(RESPONSE_POLICY, ResponseBody, body)
+    asked = asked.model_copy(update={"tools": read_tools(asked.tools)}) if asked.tools else asked
     if asked.background and asked.store is False:
         message = "background: needs a response that is stored, and store is false"
         raise ApiError(400, message, param="background", code="invalid_value")
@@ -212,18 +204,11 @@ def read_response(body: Mapping[str, Any]) -> ResponseBody:
     return asked
 
 
-def _tool(tool: FunctionTool) -> Document:
-    if tool.type != "function":
-        message = f"tools: a tool of type {tool.type!r:.80} is not there, only functions are"
-        raise ApiError(400, message, param="tools", code="unsupported_value")
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-
-
 def _choice(choice: Any) -> Any:
     """Returns `tool_choice` in the form of chat completions."""
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") == "function":
+    if choice.get("type") in ("function", "custom"):
         return _named(choice)
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         tools = [_named(tool) if isinstance(tool, dict) else tool for tool in choice["tools"]]
@@ -234,7 +219,11 @@ def _choice(choice: Any) -> Any:
 
 
 def _named(tool: Document) -> Document:
-    return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
+    """Returns a named tool in the form of chat completions, which have functions only."""
+    kind, name, namespace = (tool.get(each) for each in ("type", "name", "namespace"))
+    if isinstance(name, str) and isinstance(namespace, str):
+        name = full_name(name, namespace)
+    return {"type": "function" if kind == "custom" else kind, "function": {"name": name}}
 
 
 def _response_format(asked: TextFormat | None) -> Document | None:

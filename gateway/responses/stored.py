@@ -133,7 +133,7 @@ def asked_for(body: ResponseBody) -> Document:
         "service_tier": "default",
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [tool.model_dump() for tool in body.tools],
+        "tools": body.tools,
         "top_logprobs": body.num_logprobs or 0,
         "truncation": "disabled",
     }
