@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.formats import FORMATS
@@ -53,6 +54,7 @@ class Message:
             self.calls[-1] = (name, arguments + call.arguments)
 
 
+@cache  # as a worker has one for all its replies: it keeps the dialects
 def formats(name: str, *, special: bool) -> ReplyFormats:
     """Formats for a tokenizer that has all delimiters of a format as special tokens, or as ordinary text."""
     return ReplyFormats({tag: place for place, tag in enumerate(FORMATS[name].delimiters)} if special else {})
