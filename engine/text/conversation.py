@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.bridges.history import complete
 from penstock.engine.text.bridges.instructions import Instructions
 from penstock.engine.text.bridges.limits import Template
 from penstock.engine.text.bridges.probe import Probe
@@ -22,7 +23,9 @@ _NAMES_DEVELOPER = re.compile(r"""(['"])developer\1""")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Input of a chat template. Messages and tools are those of OpenAI's API, except that `arguments` are mappings."""
+    """Input of a chat template. Messages and tools are those of OpenAI's API, except that `arguments` are mappings, or
+    the text that the model wrote if that spells none.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -40,6 +43,13 @@ class EncodedChat:
     reply_prefix: str = ""  # start of the answer that `text` already contains, such as `<think>`
     has_reasoning: bool = False  # whether the template uses this format's reasoning
     shows_tools: bool = True  # whether the template shows the tools, if there are any
+    history_changes: Mapping[str, int] = field(default_factory=dict)  # as in `bridges/history.py`
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    text: str
+    history_changes: Mapping[str, int]
 
 
 class ConversationTemplate:
@@ -76,7 +86,7 @@ class ConversationTemplate:
         self._template.variables()
         return Template(self._needs, self._probe, self._instructions, self._turns, self._tools).limits()
 
-    def render(self, chat: Conversation) -> str:
+    def render(self, chat: Conversation) -> RenderedChat:
         """Renders a conversation. Blocks while the template runs.
 
         Raises:
@@ -87,16 +97,20 @@ class ConversationTemplate:
             raise InvalidRequest("messages is empty")
         if taken := sorted(self._special_tokens.keys() & chat.variables.keys()):
             raise InvalidRequest(f"chat_template_kwargs may not set {', '.join(taken)}, a special token of this model")
-        known, variables = self._tools.put(self._fitted(chat), chat.tools)
+        if chat.continue_final_message and chat.messages[-1].get("content") is None:
+            raise InvalidRequest("continue_final_message: the final message has no content to continue")
+        is_open = chat.continue_final_message or not chat.add_generation_prompt
+        history, changes = complete(chat.messages, self._needs, is_open=is_open)
+        known, variables = self._tools.put(self._fitted(history, chat), chat.tools)
         messages = [_with_reasoning(message) for message in shaped(known, self._needs)]
         if not chat.continue_final_message:
-            return self._rendered(messages, variables, chat)
+            return RenderedChat(self._rendered(messages, variables, chat), changes)
         said = _mark_end(messages, self.source)
-        return _cut(self._rendered(messages, variables, chat), said)
+        return RenderedChat(_cut(self._rendered(messages, variables, chat), said), changes)
 
-    def _fitted(self, chat: Conversation) -> list[Mapping[str, Any]]:
+    def _fitted(self, history: Sequence[Mapping[str, Any]], chat: Conversation) -> list[Mapping[str, Any]]:
         """Returns the messages as the template takes them, with nothing lost."""
-        known = [self._with_role(message) for message in chat.messages]
+        known = [self._with_role(message) for message in history]
         tools = bool(chat.tools)
         if not self._probe.shows("user", tools=tools):  # not without a variable of the client, say
             return known
@@ -139,9 +153,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 def _mark_end(messages: list[dict[str, Any]], source: str) -> str:
     """Marks the end of the final message's content, and returns that content."""
-    content = messages[-1].get("content")
-    if content is None:
-        raise InvalidRequest("continue_final_message: the final message has no content to continue")
+    content = messages[-1]["content"]
     if "content" not in source:
         raise InvalidRequest("continue_final_message: the model's chat template shows no content of messages")
     if isinstance(content, str):

@@ -4,6 +4,8 @@ Four things differ between families. The arguments of a tool call are a mapping 
 Ids of tool calls are nine letters and digits to Mistral's templates, which refuse others. A message with only calls has
 no content to most, and an empty one to DeepSeek's. Content is text to most, a list of parts to some, and either to
 others, which may depend on the role.
+
+`bridges/history.py` asks for more: what a template makes of calls and results that are not as they should be.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _TOOL = {
     },
 }
 _QUESTION = {"role": "user", "content": "Hi."}
+_ANSWER = {"role": "assistant", "content": "Yes?"}
 _CALL = {
     "role": "assistant",
     "tool_calls": [
@@ -43,6 +46,7 @@ _CALL = {
     ],
 }
 _RESULT = {"role": "tool", "content": "1", "name": "probe", "tool_call_id": _LONG_ID}
+_CUT_OFF = '{"penstock": "penst'
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,48 @@ class TemplateNeeds:
         """The first shape that the template accepts, or the plain one if it accepts none."""
         return next((shape for shape in _SHAPES if self._takes(shape)), _SHAPES[0])
 
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether a call reaches the prompt."""
+        return self._renders(_exchange({"penstock": _WORDS[0]}), _WORDS[:1])
+
+    @cached_property
+    def shows_several_calls(self) -> bool:
+        """Whether all calls of one message reach the prompt."""
+        return self._renders(_exchange(*({"penstock": word} for word in _WORDS)), _WORDS)
+
+    @cached_property
+    def shows_broken_arguments(self) -> bool:
+        """Whether arguments may be a text that is no JSON. It is shown as it is, or as a JSON string."""
+        spellings = (_CUT_OFF, json.dumps(_CUT_OFF)[1:-1])
+        return any(self._renders(_exchange(_CUT_OFF), [spelling]) for spelling in spellings)
+
+    @cached_property
+    def shows_results(self) -> bool:
+        """Whether a result behind its call reaches the prompt. The call is text if the template shows none."""
+        if not self.shows_calls:
+            return self.shows_lone_results
+        return self._renders(_exchange(_ARGUMENTS, content=_WORDS[0]), _WORDS[:1])
+
+    @cached_property
+    def shows_lone_results(self) -> bool:
+        """Whether a result without its call reaches the prompt."""
+        return self._renders([_ANSWER, {**_RESULT, "content": _WORDS[0]}], _WORDS[:1])
+
+    @cached_property
+    def needs_result_names(self) -> bool:
+        """Whether results need the names of their functions."""
+        return self.shows_results and not self._renders(_exchange(_ARGUMENTS, name=None), ())
+
+    @cached_property
+    def needs_call_ids(self) -> bool:
+        """Whether calls and results need ids."""
+        return self.shows_calls and not self._renders(_exchange(_ARGUMENTS, tool_call_id=None), ())
+
+    @cached_property
+    def _takes_questions(self) -> bool:
+        return self._try([_QUESTION], []) is not None
+
     def reads_text(self, role: str) -> bool:
         """Whether content of this role may be text."""
         if role not in self._reads_text:
@@ -89,6 +135,16 @@ class TemplateNeeds:
             parts = [{"type": "text", "text": word} for word in _WORDS]
             self._reads_parts[role] = self._shows(role, parts, _WORDS)
         return self._reads_parts[role]
+
+    def _renders(self, messages: Sequence[Message], words: Sequence[str]) -> bool:
+        """Whether the template takes these messages after a question, and shows the words. So it is held of one that
+        takes no question, of which nothing can be found out.
+        """
+        if not self._takes_questions:
+            return True
+        made = [with_calls(message, self.calls) for message in (_QUESTION, *messages)]
+        texts = (self._try(made, tools) for tools in ([_TOOL], []))  # a template may not take this tool
+        return any(text is not None and all(word in text for word in words) for text in texts)
 
     def _takes(self, shape: CallShape) -> bool:
         messages = [with_calls(message, shape) for message in (_QUESTION, _CALL, _RESULT)]
@@ -143,18 +199,35 @@ def short_id(call_id: str) -> str:
     return call_id if _SHORT_ID.fullmatch(call_id) else blake2b(call_id.encode(), digest_size=8).hexdigest()[:9]
 
 
+def _exchange(*arguments: object, **result: object) -> list[Message]:
+    """Returns a message with calls that have these arguments, and their results. A field that is None is left out, and
+    the calls have no ids if the results have none.
+    """
+    calls, results = [], []
+    for number, values in enumerate(arguments):
+        made = {**_RESULT, "tool_call_id": f"{_LONG_ID[:-1]}{number}", **result}
+        results.append(_given(made))
+        call = {"type": "function", "function": {"name": "probe", "arguments": values}}
+        calls.append(_given({"id": made["tool_call_id"], **call}))
+    return [{"role": "assistant", "tool_calls": calls}, *results]
+
+
+def _given(values: Message) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _call(call: Message, shape: CallShape) -> dict[str, Any]:
     made = dict(call)
     if shape.has_short_ids and "id" in made:
         made["id"] = short_id(made["id"])
-    if shape.has_text_arguments:
-        function = made["function"]
+    function = made["function"]
+    if shape.has_text_arguments and not isinstance(function["arguments"], str):
         made["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
     return made
 
 
 def _with_content(message: Message, needs: TemplateNeeds) -> dict[str, Any]:
-    made = {name: value for name, value in message.items() if value is not None}
+    made = _given(message)
     content, role = made.get("content"), made["role"]
     if isinstance(content, str):
         if not needs.reads_text(role):

@@ -163,13 +163,15 @@ class Tokenizer:
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
         template, reply_format = self._templates[name], self._formats[name]
-        text = template.render(chat)
+        rendered = template.render(chat)
+        text, changes = rendered.text, rendered.history_changes
         ids = self._encode(text, check, add_special_tokens=False)
         shows_tools = not chat.tools or template.shows_tools
         if reply_format is None:
-            return EncodedChat(ids, text, shows_tools=shows_tools)
+            return EncodedChat(ids, text, shows_tools=shows_tools, history_changes=changes)
         has_reasoning = shows_reasoning(reply_format, template.source)
-        return EncodedChat(ids, text, reply_format, reply_prefix(reply_format, text), has_reasoning, shows_tools)
+        prefix = reply_prefix(reply_format, text)
+        return EncodedChat(ids, text, reply_format, prefix, has_reasoning, shows_tools, changes)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`. Special tokens, and ids outside the vocabulary, have none.

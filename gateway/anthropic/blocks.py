@@ -5,24 +5,22 @@ A user's turn with tool results becomes several messages, and consecutive turns 
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.gateway.anthropic.fields import read_at, wrong
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal
+from penstock.gateway.common.turns import spoken
 from penstock.gateway.http.passed_over import pass_over
 from penstock.protocol.wire.values import spelled
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 8192
 """Limit on the blocks of one request: checking one holds up everything else."""
-
-_Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ContentBlock(Body, ABC):
@@ -70,12 +68,12 @@ class RedactedThinkingBlock(ContentBlock):
 
 class ToolUseBlock(ContentBlock):
     type: Literal["tool_use"]
-    id: _Id
+    id: str
     name: str
-    input: dict[str, Any]
+    input: Any = Field(default_factory=dict)
 
     def add_to(self, messages: list[Document], role: str, place: str) -> None:
-        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
+        function = {"name": self.name, "arguments": self.input}
         calls = _turn(messages, role).setdefault("tool_calls", [])
         calls.append({"id": self.id, "type": "function", "function": function})
 
@@ -92,7 +90,7 @@ class ToolReferenceBlock(ContentBlock):
 
 class ToolResultBlock(ContentBlock):
     type: Literal["tool_result"]
-    tool_use_id: _Id
+    tool_use_id: str
     content: Any = ""
 
     def add_to(self, messages: list[Document], role: str, place: str) -> None:
@@ -106,6 +104,11 @@ class MessageTurn(Body):
 
     role: Literal["user", "assistant", "system"]
     content: Any
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_silent(cls, values: object) -> object:
+        return spoken(values)
 
 
 def _policy(kind: type[Body], **ignored: str) -> Policy:

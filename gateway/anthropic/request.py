@@ -60,7 +60,7 @@ class MessagesPrompt(Body):
         messages = to_messages(self.system, self.messages)
         values: Document = {
             "messages": messages,
-            "continue_final_message": bool(messages) and messages[-1]["role"] == "assistant",
+            "continue_final_message": bool(messages) and _goes_on(messages[-1]),
             "chat_template_kwargs": {**dict.fromkeys(_THINKING, self.thinking.is_on), **self.chat_template_kwargs},
         }
         if self.tools:
@@ -103,6 +103,11 @@ class MessageBody(MessagesPrompt):
         text.
         """
         return self.thinking.is_on and self.thinking.display != "omitted"
+
+
+def _goes_on(message: Document) -> bool:
+    """Whether the answer continues this final message. One with calls is over: they wait for results."""
+    return bool(message["role"] == "assistant" and not message.get("tool_calls"))
 
 
 _THINKING = ("enable_thinking", "thinking")

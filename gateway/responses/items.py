@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import Body, Policy, read_fields
+from penstock.gateway.common.turns import spoken
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import is_strict, pass_over
 from penstock.gateway.responses.tools import INPUT, full_name
@@ -82,6 +83,11 @@ class MessageItem(InputItem):
     role: Literal["user", "assistant", "system", "developer"]
     content: _Texts
 
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_silent(cls, values: object) -> object:
+        return spoken(values)
+
     def shown(self) -> Document:
         if self.role == "assistant":
             content: list[Document] = [
@@ -125,10 +131,10 @@ class FunctionCallItem(InputItem):
     prefix: ClassVar[str] = "fc"
 
     type: Literal["function_call"]
-    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    call_id: str
     name: str
     namespace: str | None = None
-    arguments: str
+    arguments: str = "{}"
 
     def shown(self) -> Document:
         return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
@@ -145,7 +151,7 @@ class CustomCallItem(InputItem):
     prefix: ClassVar[str] = "ctc"
 
     type: Literal["custom_tool_call"]
-    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    call_id: str
     name: str
     namespace: str | None = None
     input: str
@@ -166,8 +172,8 @@ class FunctionCallOutputItem(InputItem):
     prefix: ClassVar[str] = "fco"
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: Annotated[str, Field(min_length=1, max_length=256)]
-    output: _Texts
+    call_id: str
+    output: _Texts = Field(default_factory=list)
 
     def shown(self) -> Document:
         output = self.output[0] if len(self.output) == 1 else _parts("input_text", self.output)

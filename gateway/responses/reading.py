@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
@@ -25,7 +24,7 @@ from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import read_items, to_messages
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, not_found
-from penstock.producer import Handle, PenstockError, Reply, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
+from penstock.producer import Handle, PenstockError, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
 
 log = structlog.get_logger(__name__)
 
@@ -147,21 +146,7 @@ async def history_behind(asked: Request, response_id: str | None) -> list[Docume
         raise not_found(response_id, param=_PREVIOUS) from None
     with reading_fields(is_strict=False):  # what was passed over was said when it came
         items = read_items(list(response.items))
-    return [*response.history, *to_messages(items), _turn(reply)]
-
-
-def _turn(reply: Reply) -> Document:
-    """Returns the answer as a message. A call that was cut off is left out, as its arguments are not JSON."""
-    message = reply.message
-    calls = [call for call in message.pop("tool_calls", ()) if _is_whole(call["function"]["arguments"])]
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _is_whole(arguments: str) -> bool:
-    try:
-        return isinstance(json.loads(arguments or "{}"), dict)
-    except ValueError:
-        return False
+    return [*response.history, *to_messages(items), reply.message]
 
 
 async def _count(asked: Request, response: StoredResponse, reply: ReplyStream) -> None:

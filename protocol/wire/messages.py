@@ -31,7 +31,7 @@ from penstock.protocol.wire.values import (
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 256  # of one message's content
-MAX_CALLS = 128  # of one message
+MAX_CALLS = 4096  # of one message: a model that repeats itself makes many
 MAX_TOOLS = 512
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -57,69 +57,63 @@ def _kind_of_content(value: object) -> str:
     return "<list>" if isinstance(value, list | tuple) else "<str>"
 
 
-Parts = Annotated[tuple[TextPart, ...], FAIL_FAST, Field(min_length=1, max_length=MAX_PARTS)]
+Parts = Annotated[tuple[TextPart, ...], FAIL_FAST, Field(max_length=MAX_PARTS)]
 Content = Annotated[Annotated[Text, Tag("<str>")] | Annotated[Parts, Tag("<list>")], Discriminator(_kind_of_content)]
 
 
 def _as_json_text(value: object) -> object:
-    """Accepts arguments as the object that their text spells."""
-    if isinstance(value, Mapping):
-        return json.dumps(check_json(value), ensure_ascii=False)
-    return value
-
-
-def _spells_an_object(text: str) -> str:
-    value = check_json(from_json(text or "{}"))  # OpenAI's models call functions without parameters like this
-    if isinstance(value, dict):
-        return text
-    raise ValueError(f"must spell a JSON object, not {text!r:.80}")
+    """Accepts arguments as the JSON value that their text spells."""
+    return value if isinstance(value, str) else json.dumps(check_json(value), ensure_ascii=False)
 
 
 class FunctionCall(WireModel):
-    """The function of a tool call, as in OpenAI's API: `arguments` is the text of a JSON object."""
+    """The function of a call that was made: name and arguments as the model wrote them, complete or not."""
 
-    name: FunctionName
-    arguments: Annotated[Text, AfterValidator(_spells_an_object), BeforeValidator(_as_json_text)] = "{}"
+    name: Text
+    arguments: Annotated[Text, BeforeValidator(_as_json_text)] = "{}"
 
-    def mapping(self) -> dict[str, Any]:
-        """The arguments."""
-        values: dict[str, Any] = json.loads(self.arguments or "{}")
-        return values
+    def values(self) -> dict[str, Any] | str:
+        """Returns the arguments as the JSON object that their text spells, or that text if it spells none."""
+        text = self.arguments.strip() or "{}"  # OpenAI's models call functions without parameters like this
+        try:
+            values = check_json(from_json(text))
+        except ValueError:
+            return self.arguments
+        return values if isinstance(values, dict) else self.arguments
 
 
 class MessageToolCall(WireModel):
     """A call that the assistant made in an earlier turn."""
 
-    id: Annotated[Text, Field(max_length=256)] | None = None
+    id: Text | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 MessageToolCalls = Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)]
 
+_MAY_BE_SILENT = frozenset({"assistant", "tool"})
 _OWNERS: Mapping[str, Role] = {"reasoning": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
 
 class Message(WireModel):
-    """One message of a chat."""
+    """One message of a chat. What was said before is not judged: an assistant may have said nothing."""
 
     other_names: ClassVar[Mapping[str, str]] = {"reasoning_content": "reasoning"}
 
     role: Role
     content: Content | None = None
-    name: Annotated[Text, Field(min_length=1, max_length=256)] | None = None  # the speaker, or the answering function
+    name: Text | None = None  # the speaker, or the answering function
     reasoning: Text | None = None  # the assistant's
-    tool_calls: Annotated[tuple[MessageToolCall, ...], FAIL_FAST, Field(max_length=MAX_CALLS)] | None = (
-        None  # the assistant's
-    )
-    tool_call_id: Annotated[Text, Field(max_length=256)] | None = None  # the call that a tool's message answers
+    tool_calls: MessageToolCalls | None = None  # the assistant's
+    tool_call_id: Text | None = None  # the call that a tool's message answers
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
         for name in _OWNERS.keys() & self.model_fields_set:
             if getattr(self, name) and self.role != _OWNERS[name]:
                 raise ValueError(f"{name} is for the role {_OWNERS[name]}, not {self.role}")
-        if self.content is None and not self.tool_calls and self.reasoning is None:
+        if self.content is None and self.role not in _MAY_BE_SILENT:
             raise ValueError("content is missing")
         return self
 

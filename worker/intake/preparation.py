@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
@@ -69,6 +69,7 @@ class Preparation:
     grammar_source: str | None = None
     grammar: Grammar | None = None  # compiled from the source
     ignored: tuple[str, ...] = ()  # fields of the request that the prompt does not show
+    history_changes: Mapping[str, int] = field(default_factory=dict)  # how often what had to be changed in the messages
 
 
 class Preparer:
@@ -151,7 +152,9 @@ class Preparer:
                 "so the answer cannot be held to a form or to calls"
             )
         ignored = () if chat.shows_tools else ("tools",)
-        return Preparation(chat.token_ids, response, _last_words(asked), source, ignored=ignored)
+        return Preparation(
+            chat.token_ids, response, _last_words(asked), source, ignored=ignored, history_changes=chat.history_changes
+        )
 
     def _read_prompt(self, asked: GenerateRequest, check: Check) -> Preparation:
         if asked.prompt_token_ids is not None:
@@ -218,7 +221,7 @@ def _message(message: Message) -> dict[str, Any]:
     made = message.model_dump(exclude_none=True)
     if message.tool_calls:
         for call, given in zip(made["tool_calls"], message.tool_calls, strict=True):
-            call["function"]["arguments"] = given.function.mapping()
+            call["function"]["arguments"] = given.function.values()
     else:
         made.pop("tool_calls", None)
     return made

@@ -70,6 +70,8 @@ class Restorer:
         )
         if live.is_gone:  # before this: another owner has it
             return None
+        if preparation.history_changes:
+            live.log.info("history_changed", **preparation.history_changes)
         live.admit(len(preparation.prompt_token_ids), preparation.ignored)
         if live.outcome is not None:  # only the end is missing
             self._outbox.end(live, live.outcome)

@@ -103,9 +103,10 @@ LIMITS: Mapping[str, Limit] = {
         "refuses empty messages: they say that they are empty", lambda it: any(map(it.turns.refuses_empty, _PLACES))
     ),
     "several_calls": Limit(
-        "takes one tool call a turn", lambda it: _shows_calls(it) and not it.turns.take_several_calls
+        "takes one tool call a turn: several become several turns",
+        lambda it: _shows_calls(it) and not it.needs.shows_several_calls,
     ),
-    "calls": Limit("shows no tool calls with their results", lambda it: not _shows_calls(it)),
+    "calls": Limit("shows no tool calls with their results: they become text", lambda it: not _shows_calls(it)),
     TOOLS: Limit("shows no tools: answers say that they were ignored", lambda it: not _has_tools(it), False),
     "tool_place": Limit(
         "takes tools under another name or only beside a system message",

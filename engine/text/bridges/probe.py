@@ -33,8 +33,7 @@ def kind_of(message: Message) -> str:
 
 
 class Probe:
-    """Renders small conversations, each once. They are named by the kinds of their messages, as `kind_of` has them;
-    `calls` is a message with two calls.
+    """Renders small conversations, each once. They are named by the kinds of their messages, as `kind_of` has them.
 
     Args:
         render: renders messages and tools; raises InvalidRequest if the template does not accept them.
@@ -93,10 +92,9 @@ def conversation(kinds: Iterable[str]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
     for index, kind in enumerate(kinds):
-        if kind in ("call", "calls"):
-            ids = [f"call_{index:012}{number:012}" for number in range(1 if kind == "call" else 2)]
-            open_calls += ids
-            made.append({"role": "assistant", "tool_calls": [_call(id_, _word(index)) for id_ in ids]})
+        if kind == "call":
+            open_calls.append(f"call_{index:012}{0:012}")
+            made.append({"role": "assistant", "tool_calls": [_call(open_calls[-1], _word(index))]})
         elif kind == "tool":
             call_id = open_calls.pop(0) if open_calls else f"call_{index:024}"
             made.append({"role": "tool", "content": _word(index), "name": _CALLED, "tool_call_id": call_id})

@@ -74,15 +74,6 @@ class Turns:
         """Whether some turns can't follow each other."""
         return any(self._parts(*shapes) for shapes in (*_MERGED.values(), *_PARTED.values()))
 
-    @property
-    def take_several_calls(self) -> bool:
-        """Whether one message may have several calls."""
-        kinds = ("user", "calls", "tool", "tool")
-        asked = conversation(kinds)
-        words = [call["function"]["arguments"]["penstock"] for call in asked[1]["tool_calls"]]
-        text = self._probe.text(asked)
-        return text is not None and all(word in text for word in (*words, *(said["content"] for said in asked[2:])))
-
     def _parts(self, given: Sequence[str], made: Sequence[str], *, tools: bool = False) -> bool:
         """Checks that a conversation is not shown as it is given, but is as it can be made."""
         return not self._probe.shows(*given, tools=tools) and self._probe.shows(*made, tools=tools)

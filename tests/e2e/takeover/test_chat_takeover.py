@@ -51,12 +51,23 @@ BASE: dict[str, Any] = {
     "chat_template_kwargs": {"enable_thinking": False},
 }
 THINKING = (*BASE["messages"], {"role": "assistant", "content": "<think>\nIt"})
+HISTORY = (
+    *BASE["messages"],
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": id_, "function": {"name": "sun", "arguments": '{"at": "no'}} for id_ in "ab"],
+    },
+    {"role": "tool", "tool_call_id": "b"},
+    {"role": "assistant"},
+    *BASE["messages"],
+)
 ASKED: dict[str, dict[str, Any]] = {
     "call": {"tools": (SUN,), "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 99},
     "calls": {"tools": (SUN,), "tool_choice": "required"},
     "free": {"tools": (SUN,), "repetition_penalty": 1.2, "frequency_penalty": 0.3, "stop": ("th",), "logprobs": 2},
     "reasoning": {"messages": THINKING, "continue_final_message": True, "presence_penalty": 0.5},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ARGUMENTS}}},
+    "history": {"messages": HISTORY, "tools": (SUN,)},
     "choice": {"choice": ("noon", "night", "no one knows"), "prompt_logprobs": 1, "include_stop_str_in_output": True},
 }
 
@@ -169,3 +180,8 @@ async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     guessed = replies["call", 0].usage  # most of what a call is spelled with is forced by its grammar
     assert 0 < guessed.accepted_tokens <= guessed.drafted_tokens
     assert all(choice.tool_calls for choice in replies["call", 0].choices)
+    for choice in replies["calls", 0].choices:  # whose calls broke off at the limit
+        messages = (*BASE["messages"], choice.message, *BASE["messages"])
+        assert generate(
+            engine, GenerateRequest.model_validate({**BASE, "messages": messages, "id": f"on-{choice.index}"})
+        )

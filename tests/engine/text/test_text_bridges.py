@@ -105,7 +105,7 @@ def test_every_sentence_is_in_the_prompt(name: str, tools: list[dict[str, Any]])
     shown = ["look_up", "Sentence of the tool."] if tools and name not in WITHOUT_TOOLS else []
     for shape in SHAPES:
         if "c" not in shape or name not in WITHOUT_CALLS:
-            text = template_of(name).render(Conversation(conversation(shape), tools))
+            text = template_of(name).render(Conversation(conversation(shape), tools)).text
             said = [f"Sentence {index}." for index, letter in enumerate(shape) if letter != "e"]
             assert [words for words in (*said, *shown) if words not in text] == [], shape
 
@@ -114,7 +114,7 @@ def test_every_sentence_is_in_the_prompt(name: str, tools: list[dict[str, Any]])
 def test_every_tool_is_in_the_prompt_whatever_it_lacks(name: str) -> None:
     for keys in TOOLS.values():
         tools = [tool(keys), tool({"name": "second"})]
-        text = template_of(name).render(Conversation(conversation("su"), tools))
+        text = template_of(name).render(Conversation(conversation("su"), tools)).text
         words = ("look_up", "second", keys.get("description", "")) if name not in WITHOUT_TOOLS else ()
         assert all(word in text for word in ("Sentence 0.", *words)), keys
         assert tools == [tool(keys), tool({"name": "second"})]  # what the caller has is not changed
@@ -129,11 +129,11 @@ def test_limits_are_found(name: str) -> None:
 
 
 def rendered(name: str, shape: str, **more: Any) -> str:
-    return template_of(name).render(Conversation(conversation(shape), **more))
+    return template_of(name).render(Conversation(conversation(shape), **more)).text
 
 
 def given_as(name: str, messages: list[dict[str, Any]]) -> str:
-    return template_of(name).render(Conversation(messages))
+    return template_of(name).render(Conversation(messages)).text
 
 
 def test_instructions_in_front_become_one() -> None:
@@ -174,7 +174,7 @@ def test_what_a_template_shows_whole_is_rendered_as_it_was(name: str, tools: lis
             continue
         wanted = [message["content"] for message in messages if "content" in message] + ["look_up"] * len(tools)
         if all(word in as_given for word in wanted) and as_given.count("look_up") >= shape.count("c") + len(tools):
-            assert template.render(Conversation(messages, tools)) == as_given, shape
+            assert template.render(Conversation(messages, tools)).text == as_given, shape
 
 
 def test_the_rules_count_for_templates_that_need_them() -> None:
@@ -189,14 +189,18 @@ def test_the_rules_count_for_templates_that_need_them() -> None:
 def test_a_template_that_fails_for_any_tool_renders_without() -> None:
     source = "{% if tools %}{{ raise_exception('No tools!') }}{% endif %}{{ messages[0].content }}"
     template = ConversationTemplate(source, {})
-    assert template.render(Conversation(conversation("u"), [tool(TOOLS["complete"])])) == "Sentence 0."
+    assert template.render(Conversation(conversation("u"), [tool(TOOLS["complete"])])).text == "Sentence 0."
     assert not template.shows_tools
 
 
 def test_where_nothing_can_be_found_out_messages_stay_as_they_are() -> None:
     source = "{{ today.upper() }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     said = Conversation(conversation("susau"), variables={"today": "monday"})
-    assert ConversationTemplate(source, {}).render(said).startswith("MONDAYsystem: Sentence 0.\nuser: Sentence 1.\nsys")
+    assert (
+        ConversationTemplate(source, {})
+        .render(said)
+        .text.startswith("MONDAYsystem: Sentence 0.\nuser: Sentence 1.\nsys")
+    )
 
 
 def test_a_template_that_renders_nothing_is_told_apart() -> None:

@@ -213,6 +213,23 @@ async def test_tools_over_two_turns(redis: RedisClient, redis_url: str) -> None:
         assert not asked.request.continue_final_message
 
 
+async def test_history_is_not_judged(asked: Asked) -> None:
+    inputs: list[Any] = [{"city": "Oslo"}, None, '{"city": "Os', [1]]
+    calls: Any = [
+        {"type": "tool_use", "id": f"{number}", "name": "no name of ours", "input": value}
+        for number, value in enumerate(inputs)
+    ]
+    silent: Any = {"role": "assistant", "content": None}
+    results: Any = [{"type": "text", "text": "So?"}, {"type": "tool_result", "tool_use_id": "", "content": []}]
+    turns = [*HELLO, silent, {"role": "user", "content": results}, {"role": "assistant", "content": calls}]
+    response = await asked.http.post(MESSAGES, json={**TINY, "messages": turns})
+    assert response.status_code == 200, response.text
+    assert [message["role"] for message in asked.messages] == ["user", "tool", "assistant"]
+    arguments = [call["function"]["arguments"] for call in asked.messages[-1]["tool_calls"]]
+    assert arguments == ['{"city": "Oslo"}', "{}", '{"city": "Os', "[1]"]
+    assert not asked.request.continue_final_message  # its calls wait for results
+
+
 async def test_a_final_turn_of_the_assistant_goes_on(asked: Asked) -> None:
     turns: Any = [
         {"role": "user", "content": [{"type": "text", "text": "a"}]},

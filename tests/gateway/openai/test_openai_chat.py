@@ -211,6 +211,27 @@ async def test_messages_are_taken_as_clients_keep_them(asked: Asked) -> None:
     ]
 
 
+async def test_history_is_not_judged(asked: Asked) -> None:
+    """The worker makes of it what the model's template needs."""
+    calls = [
+        {"id": "c" * 300, "type": "function", "function": {"name": "no name of ours", "arguments": arguments}}
+        for arguments in ('{"city": "Os', "null", "[1]", "")
+    ]
+    messages: Any = [
+        *HELLO,
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": []},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": None, "tool_call_id": "nobody's"},
+        {"role": "tool", "content": []},
+    ]
+    await asked.body(CHAT, {"model": "tiny", "messages": messages}, ChatCompletion)
+    given = asked.request.messages
+    assert given is not None
+    assert [message.content for message in given[1:]] == [None, "", None, None, ""]
+    assert given[3].model_dump()["tool_calls"] == tuple(calls)
+
+
 def logprob(text: str, *others: str) -> TokenLogprob:
     data = [TopLogprob(id=ord(token[0]), token=token, bytes=token.encode(), logprob=-1.0) for token in others]
     return TokenLogprob(id=ord(text[0]), token=text, bytes=text.encode(), logprob=-0.5, top=tuple(data))

@@ -113,12 +113,37 @@ async def test_an_answer_can_be_given_back_as_items(asked: Asked) -> None:
     assert len(messages[1]["tool_calls"]) == 2
 
 
-async def test_a_call_that_was_cut_off_is_no_part_of_the_next_turn(asked: Asked) -> None:
+async def test_a_call_that_was_cut_off_is_part_of_the_next_turn(asked: Asked) -> None:
     first = await asked.create("cut_call weather", tools=[WEATHER])
     assert first.status == "incomplete"
     assert first.output[0].type == "function_call"
     assert first.output[0].status == "incomplete"
     assert (await asked.create("say so", previous_response_id=first.id)).output_text == "so"
+    stored = asked.requests[-1].messages
+    given: list[Any] = [{"role": "user", "content": "cut_call weather"}, first.output[0].model_dump()]
+    await asked.openai.responses.create(model="tiny", input=[*given, {"role": "user", "content": "say so"}])
+    sent = asked.requests[-1].messages
+    assert stored is not None
+    assert sent is not None
+    assert stored[1].tool_calls is not None
+    assert stored[1].tool_calls == sent[1].tool_calls
+    assert stored[1].tool_calls[0].function.arguments == '{"ci'
+
+
+async def test_history_is_not_judged(asked: Asked) -> None:
+    given: list[Any] = [
+        {"role": "assistant", "content": None},
+        {"type": "function_call", "call_id": "", "name": "no name of ours", "arguments": "[1]"},
+        {"type": "function_call", "call_id": "c" * 300, "name": "weather"},
+        {"type": "function_call_output", "call_id": "nobody's"},
+        {"type": "function_call_output", "call_id": "", "output": []},
+        {"role": "user", "content": "say so"},
+    ]
+    response = await asked.http.post("/v1/responses", json={"model": "tiny", "input": given})
+    assert response.status_code == 200, response.text
+    messages: Any = asked.requests[-1].model_dump(mode="json", exclude_none=True)["messages"]
+    assert [call["function"]["arguments"] for call in messages[0]["tool_calls"]] == ["[1]", "{}"]
+    assert [message["content"] for message in messages] == ["", [], [], "say so"]
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,12 @@ def test_messages_come_with_what_they_say_and_calls_with_mappings() -> None:
     ]
 
 
+def test_arguments_that_are_no_object_come_as_text() -> None:
+    calls = [{"function": {"name": "f", "arguments": arguments}} for arguments in ('{"a": ', "null", "", '{"a": 1}')]
+    (message,) = heard(messages=[{"role": "assistant", "tool_calls": calls}]).messages
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"a": ', "null", {}, {"a": 1}]
+
+
 def test_tools_come_as_they_were_given() -> None:
     tool = {"function": {"parameters": {"z": 1, "a": None}, "strict": None, "name": "f"}, "type": "function"}
     assert str(heard(tools=[tool]).tools[0]) == str(tool)
