@@ -12,22 +12,9 @@ from penstock.gateway.anthropic.tools import MessagesToolChoice, to_choice, to_t
 from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import CACHED, Body, Policy, Refusal, forms_of, read_fields
 from penstock.gateway.common.options import SMALLEST_TOP_P, takes, to_request
+from penstock.gateway.common.thinking import Thinking
 from penstock.producer import GenerateRequest
 from penstock.protocol.wire import PARAMETERS
-
-
-class Thinking(Body):
-    """`thinking`. A model thinks for as long as it likes within `max_tokens`, so a budget is accepted without
-    effect.
-    """
-
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
-
-    @property
-    def is_on(self) -> bool:
-        return self.type != "disabled"
 
 
 class OutputFormat(Body):
@@ -61,7 +48,7 @@ class MessagesPrompt(Body):
         values: Document = {
             "messages": messages,
             "continue_final_message": bool(messages) and _goes_on(messages[-1]),
-            "chat_template_kwargs": {**dict.fromkeys(_THINKING, self.thinking.is_on), **self.chat_template_kwargs},
+            "chat_template_kwargs": {**self.thinking.variables, **self.chat_template_kwargs},
         }
         if self.tools:
             values["tools"] = to_tools(self.tools)
@@ -109,9 +96,6 @@ def _goes_on(message: Document) -> bool:
     """Whether the answer continues this final message. One with calls is over: they wait for results."""
     return bool(message["role"] == "assistant" and not message.get("tool_calls"))
 
-
-_THINKING = ("enable_thinking", "thinking")
-"""Templates' names for the setting."""
 
 _OF_WIRE = (MessageBody.model_fields.keys() - MessagesPrompt.model_fields.keys()) & PARAMETERS.keys()
 

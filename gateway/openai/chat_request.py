@@ -19,6 +19,7 @@ from penstock.gateway.common.options import (
     to_request,
     to_the_end,
 )
+from penstock.gateway.common.thinking import Thinking, thinking_variables
 from penstock.gateway.openai.messages import clean
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.wire import PARAMETERS
@@ -44,13 +45,24 @@ class ChatBody(RequestOptions):
     top_logprobs: int | None = None
     max_completion_tokens: Count | None = None
     include_reasoning: bool = True
+    enable_thinking: bool | None = None
+    thinking: Thinking | bool | None = None
 
     def to_wire(self) -> dict[str, Any]:
         values = super().to_wire() | {name: getattr(self, name) for name in self.model_fields_set & _CHAT_OF_WIRE}
         values["messages"] = clean(self.messages)
+        if (is_on := self._thinks) is not None:
+            values["chat_template_kwargs"] = thinking_variables(is_on) | (values.get("chat_template_kwargs") or {})
         if self.top_logprobs == 0 and not self.logprobs:
             del values["top_logprobs"]
         return values
+
+    @property
+    def _thinks(self) -> bool | None:
+        """Whether the body turns reasoning on or off, as other servers' clients spell it."""
+        if isinstance(self.thinking, Thinking):
+            return self.thinking.is_on
+        return self.enable_thinking if self.thinking is None else self.thinking
 
     def request(self, card: ModelCard) -> GenerateRequest:
         """Returns the request for the queue.

@@ -145,6 +145,15 @@ async def test_every_option_reaches_the_worker(asked: Asked) -> None:
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["a", "b"]}, "choice", ("a", "b")),
         ({"structured_outputs": {"grammar": "start: 'a'"}}, "grammar", "start: 'a'"),
+        ({"enable_thinking": False}, "chat_template_kwargs", {"enable_thinking": False, "thinking": False}),
+        ({"thinking": True}, "chat_template_kwargs", {"enable_thinking": True, "thinking": True}),
+        ({"thinking": {"type": "disabled"}}, "chat_template_kwargs", {"enable_thinking": False, "thinking": False}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 100}, "chat_template_kwargs": {"thinking": False}},
+            "chat_template_kwargs",
+            {"enable_thinking": True, "thinking": False},
+        ),
+        ({"enable_thinking": None, "thinking": None}, "chat_template_kwargs", {}),
     ],
 )
 async def test_values_of_other_servers_are_understood(asked: Asked, given: Any, name: str, value: Any) -> None:

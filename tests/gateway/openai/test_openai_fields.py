@@ -36,13 +36,16 @@ KINDS_OF_TYPES: Mapping[Any, tuple[type, ...]] = {
 }  # fmt: skip
 KINDS: Mapping[str, tuple[type, ...]] = {
     **{name: KINDS_OF_TYPES.get(each.type, (each.type,)) for name, each in PARAMETERS.items()},
-    **dict.fromkeys(("stream", "return_token_ids", "return_tokens_as_token_ids", "include_reasoning"), (bool,)),
+    **dict.fromkeys(
+        ("stream", "return_token_ids", "return_tokens_as_token_ids", "include_reasoning", "enable_thinking"), (bool,)
+    ),
     **dict.fromkeys(("max_completion_tokens", "top_logprobs", "best_of"), (int,)),
     **dict.fromkeys(("model", "prompt_cache_key", "guided_regex", "guided_grammar"), (str,)),
     **dict.fromkeys(("stream_options", "structured_outputs"), (dict,)),
     **dict.fromkeys(("prompt", "guided_choice"), (str, list)),
     **dict.fromkeys(("guided_json", "tool_choice"), (str, dict)),
     "messages": (list,),
+    "thinking": (bool, dict),
 }
 OF_ONE_API = {"logprobs"}  # its type differs in each
 
