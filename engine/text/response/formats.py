@@ -198,17 +198,17 @@ def resolve_format(setting: str, template: str | None) -> str | None:
         ConfigError: `setting` is neither `auto`, `none` nor a format.
     """
     if (why := why_no_format(setting)) is not None:
-        raise ConfigError(f"chat_format {why}")
+        raise ConfigError(f"chat_format {why}, not {setting!r}")
     if setting == AUTO:
         return detect_format(template)
     return None if setting == NONE else setting
 
 
 def why_no_format(setting: str) -> str | None:
-    """Returns what is wrong with a value of the setting `chat_format`, or None."""
+    """Returns what the setting `chat_format` must be, or None if it is that."""
     if setting in (AUTO, NONE) or setting in FORMATS:
         return None
-    return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}, not {setting!r}"
+    return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}"
 
 
 def reply_prefix(format_name: str, prompt: str) -> str:
