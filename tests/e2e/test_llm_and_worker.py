@@ -51,6 +51,7 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": None, "messages": BEGUN, "seed": 14, "continue_final_message": True, "echo": True},
     {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
     {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
+    {"prompt": None, "messages": (Message(role="tool", content="of a call that nobody made"),), "seed": 17},
 ]
 REQUESTS = [request(number, **fields) for number, fields in enumerate(ASKED)]
 REFUSED = [
@@ -59,7 +60,6 @@ REFUSED = [
     request(102, stop_token_ids=(10**6,)),
     request(103, prompt=None, prompt_token_ids=(5, 10**6)),
     request(104, n=9),
-    request(105, prompt=None, messages=(Message(role="tool", content="x"),)),
     request(106, grammar="start: ("),
     request(107, regex="(a"),
     request(108, prompt=None, messages=CHAT, tools=[TOOL], tool_choice="required"),
