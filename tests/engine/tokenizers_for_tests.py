@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 LLAMA2_PIECES = ("▁", "▁a", "▁the", "a", "b", "the", "é", "▁é", "\N{REPLACEMENT CHARACTER}", ".", "<0x>", "<0xZZ>", "")
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% if m.content == 'refused' %}{{ raise_exception('not that') }}{% endif %}"
     "<|start|>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant: {% endif %}"
 )

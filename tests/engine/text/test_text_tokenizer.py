@@ -50,8 +50,8 @@ def test_chat_is_rendered_by_the_template(directory: Path) -> None:
 
 def test_what_the_template_refuses_is_an_invalid_request_with_its_message(directory: Path) -> None:
     tokenizer = Tokenizer.from_dir(directory)
-    with pytest.raises(InvalidRequest, match="no tools here"):
-        tokenizer.encode_chat(Conversation([{"role": "tool", "content": "x"}]))
+    with pytest.raises(InvalidRequest, match="not that"):
+        tokenizer.encode_chat(Conversation([{"role": "user", "content": "refused"}]))
 
 
 def test_without_a_chat_template_messages_are_refused() -> None:
