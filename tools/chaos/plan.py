@@ -94,6 +94,12 @@ _FORMS: tuple[Mapping[str, Any], ...] = (
     {},
     {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
 )
+# A model's chat template may show no tools; then a required call is refused.
+_FORM_OF_A_MODEL: Mapping[str, Any] = {
+    **_FORMS[3],
+    "tool_choice": "none",
+    "response_format": {"type": "json_schema", "json_schema": {"schema": _TOOL["parameters"]}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +311,8 @@ def _model_request(rng: random.Random, place: int, fault: Fault | None) -> Reque
 def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestPlan:
     """Gives a request a form for its reply, if one is due; the grammar then decides when it ends."""
     form = _FORMS[place % len(_FORMS)]
+    if "tools" in form and options.engine == "model":
+        form = _FORM_OF_A_MODEL
     ends_apart = request.fault is not None and request.fault.stage == "choice"
     if not form or ends_apart or ("tools" in form and not options.has_chats):
         return request
