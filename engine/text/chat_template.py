@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,20 @@ _PROGRAM = Path(__file__).with_name("template_process.py")
 
 class RenderingEnded(InvalidRequest):
     """A rendering exceeded its bounds, or its process was killed: it may succeed another time."""
+
+
+def accepted(render: Callable[[], str]) -> str | None:
+    """Returns what `render` returns, or None if the template does not accept it.
+
+    Raises:
+        RenderingEnded: nothing was found out.
+    """
+    try:
+        return render()
+    except RenderingEnded:
+        raise
+    except InvalidRequest:
+        return None
 
 
 class ChatTemplate:

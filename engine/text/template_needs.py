@@ -19,8 +19,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.chat_template import RenderingEnded
+from penstock.engine.text.chat_template import accepted
 
 Message: TypeAlias = Mapping[str, Any]
 
@@ -166,12 +165,7 @@ class TemplateNeeds:
         return [message, _QUESTION]
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
-        try:
-            return self._render(messages, tools)
-        except RenderingEnded:
-            raise
-        except InvalidRequest:
-            return None
+        return accepted(lambda: self._render(messages, tools))
 
 
 def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[dict[str, Any]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.chat_template import RenderingEnded
+from penstock.engine.text.chat_template import accepted
 
 Message: TypeAlias = Mapping[str, Any]
 Render: TypeAlias = Callable[[Sequence[Message], Sequence[Message]], str]
@@ -79,12 +78,7 @@ class Probe:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> str | None:
         """Renders; None: the template does not accept it."""
-        try:
-            return self._render(messages, tools)
-        except RenderingEnded:
-            raise
-        except InvalidRequest:
-            return None
+        return accepted(lambda: self._render(messages, tools))
 
 
 def conversation(kinds: Iterable[str]) -> list[dict[str, Any]]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from penstock.engine.errors import InvalidRequest
 from penstock.engine.text.bridges.probe import FUNCTION, TOOL, Message
-from penstock.engine.text.chat_template import RenderingEnded
+from penstock.engine.text.chat_template import accepted
 
 RenderRaw: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], str]
 
@@ -118,12 +117,7 @@ class Tools:
         return self._text(_CONVERSATIONS[0], variables) is not None
 
     def _text(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
-        try:
-            return self._render(messages, variables)
-        except RenderingEnded:
-            raise
-        except InvalidRequest:
-            return None
+        return accepted(lambda: self._render(messages, variables))
 
 
 @dataclass(frozen=True, slots=True)
