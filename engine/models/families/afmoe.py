@@ -17,7 +17,7 @@ from penstock.engine.models.hf.blocks import (
     without_positions,
 )
 from penstock.engine.models.hf.config import HFConfig
-from penstock.engine.models.hf.experts import read_experts
+from penstock.engine.models.hf.experts import dense_first, read_experts
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
@@ -26,8 +26,8 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     attention = replace(read_attention(config, qk_norm=norm), has_gate=True)
     local = BlockConfig(attention, dense, norm, norm_placement="around")
     blocks = blocks_by_type(config, without_positions(local), local, config.integer("global_attn_every_n_layers"))
-    num_dense = config.whole("num_dense_layers")
-    blocks = [block if layer < num_dense else replace(block, mlp=experts) for layer, block in enumerate(blocks)]
+    mlps = dense_first(config, dense, experts, config.whole("num_dense_layers"))
+    blocks = [replace(block, mlp=mlp) for block, mlp in zip(blocks, mlps, strict=True)]
     model = read_model(config, family=AFMOE.model_type, dtype=dtype, blocks=blocks, norm=norm)
     return replace(model, embedding_scale=model.hidden_size**0.5) if config.flag("mup_enabled") else model
 

@@ -13,7 +13,7 @@ from penstock.engine.models.hf.experts import dense_first, read_sigmoid_experts
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     has_bias, norm = config.flag("attention_bias"), read_norm(config)
     attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias, qk_norm=norm)
-    mlps = dense_first(config, read_mlp(config), read_sigmoid_experts(config))
+    mlps = dense_first(config, read_mlp(config), read_sigmoid_experts(config), config.whole("first_k_dense_replace"))
     blocks = [
         block
         for mlp, window in zip(mlps, _windows(config), strict=True)
@@ -24,7 +24,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
 
 def _windows(config: HFConfig) -> tuple[int | None, ...]:
     """Returns each layer's window. Without `layer_types` the layers from `max_window_layers` on slide."""
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     first = config.whole("max_window_layers")
     return listed_layers(config, window, lambda layer: layer >= first)
 

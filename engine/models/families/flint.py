@@ -47,7 +47,7 @@ def _experts(config: HFConfig) -> ExpertsConfig:
 def _windows(config: HFConfig) -> tuple[int | None, ...]:
     """Returns each layer's window. Without `layer_types` the first two, the last and every fourth layer have none."""
     last = config.integer("num_hidden_layers") - 1
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     return listed_layers(config, window, lambda layer: layer >= 2 and layer % 4 != 1 and layer != last)
 
 

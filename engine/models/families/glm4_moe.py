@@ -24,7 +24,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     norm = read_norm(config)
     qk_norm = norm if config.flag("use_qk_norm") else None
     attention = read_attention(config, rope=read_partial_rope, qkv_bias=config.flag("attention_bias"), qk_norm=qk_norm)
-    mlps = dense_first(config, read_mlp(config), read_sigmoid_experts(config))
+    mlps = dense_first(config, read_mlp(config), read_sigmoid_experts(config), config.whole("first_k_dense_replace"))
     blocks = [BlockConfig(attention, mlp, norm) for mlp, _ in zip(mlps, every_layer(config, None), strict=True)]
     model = read_model(config, family=GLM4_MOE.model_type, dtype=dtype, blocks=blocks, norm=norm)
     num_draft_layers = max(config.whole(name) for name in ("num_nextn_predict_layers", "num_mtp_layers"))

@@ -24,7 +24,7 @@ def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     )
     clamped = ClampedSwiGLU(alpha=config.number("swiglu_alpha"), limit=config.number("swiglu_limit"))
     block = BlockConfig(attention, replace(experts, clamped=clamped, bias=True), norm)
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     blocks = sliding(block, listed_layers(config, window, lambda layer: layer % 2 == 0))
     return read_model(config, family=GPT_OSS.model_type, dtype=dtype, blocks=blocks, norm=norm)
 

@@ -19,7 +19,7 @@ _SINKS: Mapping[ParamPath, str] = MappingProxyType({("attention", "sinks"): "sel
 
 
 def _blocks(config: HFConfig, block: BlockConfig) -> list[BlockConfig]:
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     windows = listed_layers(config, window, lambda layer: layer % 4 != 0)
     slid = sliding(block.with_attention(sinks=True), windows)
     return [_with_theta(each, theta) for each, theta in zip(slid, _thetas(config, block), strict=True)]

@@ -7,13 +7,12 @@ from dataclasses import replace
 from penstock.engine.models.config import ExpertsConfig, MLPConfig, ModelConfig
 from penstock.engine.models.families.lfm2 import LFM2, lfm2_model
 from penstock.engine.models.hf.config import HFConfig
-from penstock.engine.models.hf.experts import read_experts
+from penstock.engine.models.hf.experts import dense_first, read_experts
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     dense, experts = MLPConfig(config.integer("intermediate_size")), _experts(config)
-    num_layers, num_dense = config.integer("num_hidden_layers"), config.whole("num_dense_layers")
-    mlps = [dense if layer < num_dense else experts for layer in range(num_layers)]
+    mlps = dense_first(config, dense, experts, config.whole("num_dense_layers"))
     return lfm2_model(config, LFM2_MOE.model_type, dtype, mlps)
 
 

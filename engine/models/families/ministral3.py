@@ -12,7 +12,7 @@ from penstock.engine.models.hf.rope import flat_rope_table
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     norm = read_norm(config)
     attention = replace(read_attention(config), query_scale=_query_scale(config))
     blocks = sliding(BlockConfig(attention, read_mlp(config), norm), every_layer(config, window))

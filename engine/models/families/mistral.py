@@ -9,7 +9,7 @@ from penstock.engine.models.hf.config import HFConfig
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     norm = read_norm(config)
     block = BlockConfig(read_attention(config), read_mlp(config), norm)
     blocks = sliding(block, every_layer(config, window))

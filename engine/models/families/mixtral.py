@@ -10,7 +10,7 @@ from penstock.engine.models.hf.experts import read_experts
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     norm = read_norm(config)
     experts = read_experts(
         config, "num_local_experts", "num_experts", intermediate_size="intermediate_size", normalized=True

@@ -12,7 +12,7 @@ from penstock.engine.models.hf.rope import flat_rope_table, read_partial_rope
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     for name in ("attention_bias", "mlp_bias", "lm_head_bias"):  # Phi-4-mini's config.json has them, all false
         config.refuse_unless(name, None, False)
-    window = None if config.get("sliding_window") is None else config.integer("sliding_window")
+    window = config.optional_integer("sliding_window")
     norm = read_norm(config)
     block = BlockConfig(read_attention(config, rope=_rope), read_mlp(config), norm)
     blocks = sliding(block, every_layer(config, window))

@@ -5,15 +5,22 @@ from __future__ import annotations
 from penstock.engine.models.config import BlockConfig, ModelConfig
 from penstock.engine.models.families.family import QWEN_EXPERTS, Family
 from penstock.engine.models.families.qwen3 import QWEN3
-from penstock.engine.models.hf.blocks import every_layer, read_attention, read_mlp, read_model, read_norm, sliding
+from penstock.engine.models.hf.blocks import (
+    every_layer,
+    optional_window,
+    read_attention,
+    read_mlp,
+    read_model,
+    read_norm,
+    sliding,
+)
 from penstock.engine.models.hf.config import HFConfig
 from penstock.engine.models.hf.experts import read_experts, sparse_layers
 
 
 def _configure(config: HFConfig, dtype: str) -> ModelConfig:
     has_bias = config.flag("attention_bias")
-    slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
-    window = config.integer("sliding_window") if slides else None
+    window = optional_window(config)
     norm = read_norm(config)
     attention = read_attention(config, qkv_bias=has_bias, out_bias=has_bias, qk_norm=norm)
     experts = read_experts(

@@ -130,8 +130,7 @@ def mixed_layers(config: HFConfig) -> tuple[int | None, ...]:
 
 def optional_window(config: HFConfig) -> int | None:
     """Returns the window of sliding layers, if `use_sliding_window` allows any."""
-    slides = config.flag("use_sliding_window") and config.get("sliding_window") is not None
-    return config.integer("sliding_window") if slides else None
+    return config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
 
 
 def listed_layers(config: HFConfig, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:

@@ -74,6 +74,10 @@ class HFConfig:
             raise ConfigError(f"config.json: {name} must be a positive whole number, not {shown(value)}")
         return _bounded(AT_MOST.get(name, MAX_INTEGER), name, value)
 
+    def optional_integer(self, name: str) -> int | None:
+        """Reads a positive whole number, or None for null."""
+        return None if self.get(name) is None else self.integer(name)
+
     def whole(self, name: str) -> int:
         """Reads a whole number; null is 0."""
         return 0 if self.get(name) in (None, 0) else self.integer(name)

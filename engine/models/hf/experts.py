@@ -67,9 +67,10 @@ def read_sigmoid_experts(
     )
 
 
-def dense_first(config: HFConfig, dense: MLPConfig, experts: ExpertsConfig) -> list[MLPConfig | ExpertsConfig]:
-    """Returns a feed-forward per layer: the first `first_k_dense_replace` have no experts."""
-    num_dense = config.whole("first_k_dense_replace")
+def dense_first(
+    config: HFConfig, dense: MLPConfig, experts: ExpertsConfig, num_dense: int
+) -> list[MLPConfig | ExpertsConfig]:
+    """Returns a feed-forward per layer: the first `num_dense` have no experts."""
     return [dense if layer < num_dense else experts for layer in range(config.integer("num_hidden_layers"))]
 
 
@@ -81,7 +82,7 @@ def typed_layers(
     """
     num_layers, types = config.integer("num_hidden_layers"), config.get("mlp_layer_types")
     if types is None:
-        return [dense if layer < num_dense else experts for layer in range(num_layers)]
+        return dense_first(config, dense, experts, num_dense)
     if (
         not isinstance(types, list)
         or len(types) != num_layers
