@@ -191,6 +191,9 @@ _KINDS: Mapping[str, type[InputItem]] = {
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": FunctionCallOutputItem,
 }
+_POLICIES: Mapping[type[InputItem], Policy] = {
+    model: Policy(frozenset(model.model_fields), _IGNORED_IN_ITEMS, unknown="passed") for model in _KINDS.values()
+}
 
 
 def read_items(value: object) -> list[InputItem]:
@@ -216,8 +219,7 @@ def _read_item(place: str, value: object) -> InputItem:
     if model is None:
         message = f"{place}: items of type {spelled(kind)} are not supported, only {', '.join(_KINDS)}"
         raise ApiError(400, message, param=f"{place}.type", code="unsupported_value")
-    policy = Policy(frozenset(model.model_fields), _IGNORED_IN_ITEMS, unknown="passed")
-    return read_fields(policy, model, value, place)
+    return read_fields(_POLICIES[model], model, value, place)
 
 
 def shown_items(items: Iterable[InputItem], request_id: str) -> list[Document]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.fields import Body, form_of, read_fields
+from penstock.gateway.common.fields import Body, Policy, form_of, read_fields
 from penstock.gateway.common.near import nearest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import is_strict, pass_over
@@ -59,10 +59,10 @@ class NamespaceTool(Body):
     tools: list[dict[str, Any]] = Field(default_factory=list)
 
 
-_KINDS: Mapping[str, type[FunctionTool | CustomTool | NamespaceTool]] = {
-    "function": FunctionTool,
-    "custom": CustomTool,
-    "namespace": NamespaceTool,
+_KINDS: Mapping[str, tuple[type[FunctionTool | CustomTool | NamespaceTool], Policy]] = {
+    "function": (FunctionTool, form_of(FunctionTool)),
+    "custom": (CustomTool, form_of(CustomTool)),
+    "namespace": (NamespaceTool, form_of(NamespaceTool)),
 }
 
 
@@ -86,11 +86,12 @@ def read_tools(values: Sequence[Document], place: str = "tools") -> list[Documen
     for number, value in enumerate(values):
         at = f"{place}[{number}]"
         kind = value.get("type")
-        model = _KINDS.get(kind) if isinstance(kind, str) else None
-        if model is None:
+        found = _KINDS.get(kind) if isinstance(kind, str) else None
+        if found is None:
             _leave_out(at, kind)
             continue
-        tool = read_fields(form_of(model), model, value, at).model_dump()
+        model, policy = found
+        tool = read_fields(policy, model, value, at).model_dump()
         if isinstance(tool.get("tools"), list):
             tool["tools"] = read_tools(tool["tools"], f"{at}.tools")
         if (tool.get("format") or {}).get("syntax") == "lark":
