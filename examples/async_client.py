@@ -1,6 +1,6 @@
 """The asyncio client: two replies at once, a reply continued from where a reader stopped, and a cancelled request.
 
-REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default python examples/async_client.py
+PENSTOCK_REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default python examples/async_client.py
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from penstock import AsyncClient, PenstockError
 
 
 async def main() -> None:
-    async with AsyncClient(queue=os.environ.get("PENSTOCK_QUEUE", "default")) as client:  # the URL comes from REDIS_URL
+    async with AsyncClient(queue=os.environ.get("PENSTOCK_QUEUE", "default")) as client:  # the URL: PENSTOCK_REDIS_URL
         first, second = await asyncio.gather(
             client.generate("What is 2 + 3?", max_tokens=16),
             client.generate("What is 20 + 30?", max_tokens=16),

@@ -1,6 +1,6 @@
 """The blocking client: stream one answer, then answer many prompts with a progress bar.
 
-REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default python examples/sync_client.py
+PENSTOCK_REDIS_URL=redis://localhost:6379 PENSTOCK_QUEUE=default python examples/sync_client.py
 """
 
 import os
@@ -11,7 +11,7 @@ PROMPTS = [f"What is {number} + {number + 1}?" for number in range(1, 9)]
 
 
 def main() -> None:
-    with Client(queue=os.environ.get("PENSTOCK_QUEUE", "default")) as client:  # the URL comes from REDIS_URL
+    with Client(queue=os.environ.get("PENSTOCK_QUEUE", "default")) as client:  # the URL: PENSTOCK_REDIS_URL
         stream = client.stream([{"role": "user", "content": "Count from 1 to 5."}], max_tokens=64)
         for chunk in stream:
             print(chunk.text, end="", flush=True)

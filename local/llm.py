@@ -26,7 +26,7 @@ from penstock.producer.blocking.feed import drive
 from penstock.producer.blocking.loop_thread import LoopThread
 from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.handle import ReplyStream
-from penstock.producer.progress import ProgressCallback
+from penstock.producer.progress import ProgressCallback, has_viewer
 from penstock.producer.request import Prompt, build_request
 from penstock.protocol.ids import new_id
 from penstock.protocol.reply import Chunk, Reply
@@ -160,7 +160,7 @@ class LLM(Asking):
         check_bulk(prompts, sampling, max_in_flight=limit, ordered=False, progress=progress)
         check_wait(timeout)
         many = list(cast("Iterable[Prompt]", prompts))
-        shown = progress if callable(progress) else progress and _is_terminal()
+        shown = progress if callable(progress) else progress and has_viewer()
         results = self._bulk(many, sampling, limit, timeout, ordered=False, progress=shown)
         with _told_of_closing():
             return sorted(self._loop.call(_collected(results)), key=lambda result: result.index)

@@ -39,3 +39,8 @@ if not TYPE_CHECKING:  # whose reader would take every name for one that is here
                 raise
             message = f"LLM needs {error.name}, which is not installed; install it with: pip install 'penstock[worker]'"
             raise ModuleNotFoundError(message, name=error.name) from error
+
+
+def __dir__() -> list[str]:
+    """Returns what there is for users, and `LLM`."""
+    return sorted([*__all__, "LLM"])

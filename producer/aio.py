@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 DEFAULT_URL = "redis://localhost:6379"
-URL_VARIABLE = "REDIS_URL"
+URL_VARIABLES = ("PENSTOCK_REDIS_URL", "REDIS_URL")
 MAX_OTHERS = 64  # queues whose clients `AsyncClient.on` keeps while nothing of them runs
 
 
@@ -48,7 +49,7 @@ class AsyncClient:
 
     Args:
         url: where Redis is (`penstock.protocol.redis.address.parse_url`, or what it returns); the default is the
-            environment's REDIS_URL, then `redis://localhost:6379`.
+            environment's PENSTOCK_REDIS_URL, then its REDIS_URL, then `redis://localhost:6379`.
         queue: the queue's name.
         max_queue_length: QueueFull is raised at this many waiting and running requests, and for a request that would
             probably exceed its `timeout_s` in the queue; None: never.
@@ -366,16 +367,30 @@ class AsyncClient:
         await self.close()
 
 
+def known_address(shown: str) -> Address:
+    """Returns an address by what `str` of it shows: with user, password and options, if it is the environment's.
+
+    Raises:
+        BadAddress: it is none.
+    """
+    with suppress(BadAddress):
+        address = _address_from_environment()
+        if str(address) == shown:
+            return address
+    return parse_url(shown)
+
+
 def _address_from_environment() -> Address:
     """Reads the address of Redis from the environment. An empty variable counts as not set, as everywhere.
 
     Raises:
         BadAddress: the URL can't be used; the message begins with the variable's name.
     """
-    url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    given = ((name, url) for name in URL_VARIABLES if (url := os.environ.get(name)))
+    name, url = next(given, ("the default", DEFAULT_URL))
     try:
         address = parse_url(url)
         check_files(address)
     except BadAddress as error:
-        raise BadAddress(f"{URL_VARIABLE}: {error}") from error
+        raise BadAddress(f"{name}: {error}") from error
     return address

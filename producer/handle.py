@@ -84,12 +84,15 @@ class ReplyStream:
 
 
 class Handle:
-    """A request by its queue and id. Any number of handles, in any process, may follow the same reply."""
+    """A request by its queue and id. Any number of handles, in any process, may follow the same reply.
 
-    def __init__(self, transport: Transport, queue: str, request_id: str) -> None:
+    It can be pickled, as its id and queue. What comes out has no client: pass both to `AsyncClient.handle`.
+    """
+
+    def __init__(self, transport: Transport | None, queue: str, request_id: str) -> None:
         self.id = request_id
         self.queue = queue
-        self._transport = transport
+        self._transport = transport  # None: it was unpickled
 
     def __repr__(self) -> str:
         return f"<Handle {self.id} in queue {self.queue!r}>"
@@ -117,7 +120,7 @@ class Handle:
         if after is not None and not is_entry_id(after):
             raise ValueError(f"after {in_python(after)} is no entry id such as 1-5")
         assembler = Assembler(self.id)
-        chunks = _attached(self._transport, self.queue, self.id, assembler, after, check_wait(timeout))
+        chunks = _attached(self._attachment(), self.queue, self.id, assembler, after, check_wait(timeout))
         return ReplyStream(self.id, chunks, assembler)
 
     async def result(self, timeout: float | None = None) -> Reply:  # noqa: ASYNC109  the name callers expect
@@ -129,7 +132,7 @@ class Handle:
 
     async def cancel(self) -> None:
         """Asks to stop generating; the reply then ends with `cancelled`, unless it ends by itself first."""
-        await self._transport.cancel(self.queue, self.id)
+        await self._attachment().cancel(self.queue, self.id)
 
     async def state(self) -> State:
         """Returns `unknown` (nobody has sent it, see `UnknownRequest`), `queued`, `running`, `lost` (its worker is
@@ -138,7 +141,16 @@ class Handle:
         Raises:
             ReplyGone: it finished and its reply expired.
         """
-        return await self._transport.state(self.queue, self.id)
+        return await self._attachment().state(self.queue, self.id)
+
+    def __reduce__(self) -> tuple[type[Handle], tuple[None, str, str]]:
+        return Handle, (None, self.queue, self.id)
+
+    def _attachment(self) -> Transport:
+        if self._transport is None:
+            pair = f"{in_python(self.id)}, queue={in_python(self.queue)}"
+            raise RuntimeError(f"an unpickled handle has no client: follow it with client.handle({pair})")
+        return self._transport
 
 
 def send_and_follow(
@@ -164,7 +176,6 @@ def send_and_follow(
 
 # The generators below get what they need as arguments instead of a ReplyStream. Holding one would be a reference cycle:
 # leaving a loop early would not end them before the garbage collector's next run.
-# alive, and leaving a loop early would not end them until the garbage collector comes round.
 
 
 async def _attached(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from penstock.producer.aio import AsyncClient
+from penstock.producer.aio import AsyncClient, connections_of, known_address
 from penstock.producer.arguments import check_wait
 from penstock.producer.blocking.feed import drive
 from penstock.producer.blocking.loop_thread import LoopThread
+from penstock.producer.blocking.session import Session
 from penstock.producer.bulk import BulkResult, check_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
 from penstock.producer.handle import Handle, ReplyStream
@@ -44,7 +45,8 @@ class Client:
         durable: bool = False,
         tracing: bool | TracerProvider = False,
     ) -> None:
-        self._client = AsyncClient(
+        make = partial(
+            AsyncClient,
             url,
             queue=queue,
             max_queue_length=max_queue_length,
@@ -54,25 +56,27 @@ class Client:
             durable=durable,
             tracing=tracing,
         )
-        self._loop = LoopThread("penstock-client")
-        self._finalizer = weakref.finalize(self, _close, self._loop, self._client)
+        self._session = Session(make)
+        self._session.now()  # refuses arguments
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} over {self._client!r}>"
+        return f"<{type(self).__name__} over {self._session!r}>"
 
     def submit(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> BlockingHandle:
         """See `AsyncClient.submit`."""
-        return BlockingHandle(self._loop, self._loop.call(self._client.submit(prompt, **sampling)))
+        handle = self._session.call(lambda client: client.submit(prompt, **sampling))
+        return BlockingHandle(self._session, handle.queue, handle.id)
 
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> BlockingReplyStream:
         """See `AsyncClient.stream`."""
-        return BlockingReplyStream(self._loop, self._client.stream(prompt, timeout=timeout, **sampling))
+        loop, client, _ = self._session.now()
+        return BlockingReplyStream(loop, client.stream(prompt, timeout=timeout, **sampling))
 
     def generate(self, prompt: Prompt, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Reply:
         """See `AsyncClient.generate`."""
-        return self._loop.call(self._client.generate(prompt, timeout=timeout, **sampling))
+        return self._session.call(lambda client: client.generate(prompt, timeout=timeout, **sampling))
 
     def map(
         self,
@@ -87,51 +91,53 @@ class Client:
         """See `AsyncClient.map`. The prompts are read in the caller's thread; `progress` is called in the client's."""
         check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
         check_wait(timeout)
+        loop, client, _ = self._session.now()
         return drive(
-            self._loop,
+            loop,
             prompts,
-            lambda feed: self._client.map(
+            lambda feed: client.map(
                 feed, max_in_flight=max_in_flight, ordered=ordered, progress=progress, timeout=timeout, **sampling
             ),
         )
 
     def handle(self, request_id: str, *, queue: str | None = None) -> BlockingHandle:
         """See `AsyncClient.handle`."""
-        return BlockingHandle(self._loop, self._client.handle(request_id, queue=queue))
+        handle = self._session.now().client.handle(request_id, queue=queue)
+        return BlockingHandle(self._session, handle.queue, handle.id)
 
     def queue_status(self) -> QueueStatus:
         """See `AsyncClient.queue_status`."""
-        return self._loop.call(self._client.queue_status())
+        return self._session.call(lambda client: client.queue_status())
 
     def count_tokens(self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]) -> int:
         """See `AsyncClient.count_tokens`."""
-        return self._loop.call(self._client.count_tokens(prompt, timeout=timeout, **sampling))
+        return self._session.call(lambda client: client.count_tokens(prompt, timeout=timeout, **sampling))
 
     def tokenize(
         self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]
     ) -> tuple[int, ...]:
         """See `AsyncClient.tokenize`."""
-        return self._loop.call(self._client.tokenize(prompt, timeout=timeout, **sampling))
+        return self._session.call(lambda client: client.tokenize(prompt, timeout=timeout, **sampling))
 
     def detokenize(self, token_ids: Sequence[int], *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
         """See `AsyncClient.detokenize`."""
-        return self._loop.call(self._client.detokenize(token_ids, timeout=timeout))
+        return self._session.call(lambda client: client.detokenize(token_ids, timeout=timeout))
 
     def validate(self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]) -> int:
         """See `AsyncClient.validate`."""
-        return self._loop.call(self._client.validate(prompt, timeout=timeout, **sampling))
+        return self._session.call(lambda client: client.validate(prompt, timeout=timeout, **sampling))
 
     def model_card(self, *, queue: str | None = None) -> ModelCard | None:
         """See `AsyncClient.model_card`."""
-        return self._loop.call(self._client.model_card(queue=queue))
+        return self._session.call(lambda client: client.model_card(queue=queue))
 
     def queues(self) -> tuple[str, ...]:
         """See `AsyncClient.queues`."""
-        return self._loop.call(self._client.queues())
+        return self._session.call(lambda client: client.queues())
 
     def close(self) -> None:
         """See `AsyncClient.close`. Other threads that still wait get ConnectionLost. Harmless when repeated."""
-        self._finalizer()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,32 +149,39 @@ class Client:
 
 
 class BlockingHandle:
-    """`Handle` for code that blocks."""
+    """`Handle` for code that blocks. Unpickled elsewhere, it connects by itself when it is first used."""
 
-    def __init__(self, loop: LoopThread, handle: Handle) -> None:
-        self.id = handle.id
-        self.queue = handle.queue
-        self._loop = loop
-        self._handle = handle
+    def __init__(self, session: Session, queue: str, request_id: str) -> None:
+        self.id = request_id
+        self.queue = queue
+        self._session = session
 
     def __repr__(self) -> str:
-        return repr(self._handle)
+        return f"<{type(self).__name__} {self.id} in queue {self.queue!r}>"
 
     def stream(self, after: str | None = None, *, timeout: float | None = None) -> BlockingReplyStream:
         """See `Handle.stream`."""
-        return BlockingReplyStream(self._loop, self._handle.stream(after, timeout=timeout))
+        loop, client, _ = self._session.now()
+        return BlockingReplyStream(loop, self._on(client).stream(after, timeout=timeout))
 
     def result(self, timeout: float | None = None) -> Reply:
         """See `Handle.result`."""
-        return self._loop.call(self._handle.result(timeout))
+        return self._session.call(lambda client: self._on(client).result(timeout))
 
     def cancel(self) -> None:
         """See `Handle.cancel`."""
-        self._loop.call(self._handle.cancel())
+        self._session.call(lambda client: self._on(client).cancel())
 
     def state(self) -> State:
         """See `Handle.state`."""
-        return self._loop.call(self._handle.state())
+        return self._session.call(lambda client: self._on(client).state())
+
+    def _on(self, client: AsyncClient) -> Handle:
+        return client.handle(self.id, queue=self.queue)
+
+    def __reduce__(self) -> tuple[Callable[[str, str, str], BlockingHandle], tuple[str, str, str]]:
+        """Pickles the id, the queue and the address, without user and password."""
+        return _unpickled, (str(connections_of(self._session.now().client).address), self.queue, self.id)
 
 
 class BlockingReplyStream:
@@ -208,11 +221,16 @@ class BlockingReplyStream:
         self.close()
 
 
+_sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+"""The sessions of unpickled handles, by address."""
+
+
+def _unpickled(address: str, queue: str, request_id: str) -> BlockingHandle:
+    session = _sessions.get(address)
+    if session is None:
+        session = _sessions.setdefault(address, Session(lambda: AsyncClient(known_address(address))))
+    return BlockingHandle(session, queue, request_id)
+
+
 async def _next_chunk(stream: ReplyStream) -> Chunk | None:
     return await anext(stream, None)
-
-
-def _close(loop: LoopThread, client: AsyncClient) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was stopped before
-        loop.call(client.close())
-    loop.stop()

@@ -10,6 +10,8 @@ from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from penstock.producer.blocking import forks
+
 T = TypeVar("T")
 
 
@@ -21,22 +23,27 @@ class LoopThread:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._started = threading.Event()
+        self._generation = forks.generation()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name, daemon=True)
         self._thread.start()
         self._started.wait()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one whose thread it is. The thread does not run here."""
+        return self._generation != forks.generation()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Waits for the result. When the waiting itself is interrupted (Ctrl-C), the coroutine is cancelled.
 
         Raises:
-            RuntimeError: the loop was stopped, or this is its own thread, which would wait for itself.
+            RuntimeError: the loop was stopped, belongs to the process that this one is a fork of, or this is its own
+                thread, which would wait for itself.
         """
         loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
+        if loop is None or self.is_inherited or threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError(
-                "the client is closed" if loop is None else "a blocking call from inside a progress callback can't end"
-            )
+            raise RuntimeError(self._refusal())
         ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()
         try:
             loop.call_soon_threadsafe(self._begin, coroutine, ended)
@@ -54,16 +61,27 @@ class LoopThread:
     def post(self, start: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Starts a coroutine without waiting, for finalizers, which may run in any thread. A no-op once stopped."""
         loop = self._loop
-        if loop is not None:
+        if self.is_inherited:
+            forks.keep(start)
+        elif loop is not None:
             with contextlib.suppress(RuntimeError):  # it was stopped a moment ago
                 loop.call_soon_threadsafe(lambda: self._keep(loop.create_task(start())))
 
     def stop(self) -> None:
         """Cancels what still runs and ends the thread. Harmless when repeated."""
         loop = self._loop
-        if loop is not None:
+        if self.is_inherited:
+            forks.keep(self)
+        elif loop is not None:
             loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
+
+    def _refusal(self) -> str:
+        if self._loop is None:
+            return "the client is closed"
+        if self.is_inherited:
+            return "this was begun in the process that this one is a fork of: begin it here"
+        return "a blocking call from inside a progress callback can't end"
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

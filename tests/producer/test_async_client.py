@@ -512,13 +512,18 @@ async def test_what_redis_refuses_is_told(redis: RedisClient, redis_url: str) ->
             await client.submit("x")
 
 
-async def test_the_url_comes_from_the_environment(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_URL", redis_url)
+@pytest.mark.parametrize("variable", ["PENSTOCK_REDIS_URL", "REDIS_URL"])
+async def test_the_url_comes_from_the_environment(
+    redis_url: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://other:1")
+    monkeypatch.setenv(variable, redis_url)
     async with AsyncClient(queue="of-the-environment") as client:
         handle = await client.submit("x")
         assert await handle.state() == "queued"
         assert redis_url in repr(client)
-    monkeypatch.delenv("REDIS_URL")
+    for name in ("PENSTOCK_REDIS_URL", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
     assert "redis://localhost:6379" in repr(AsyncClient())
 
 

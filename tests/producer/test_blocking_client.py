@@ -126,7 +126,7 @@ def test_leaving_a_stream_early_ends_its_reading_and_its_request(
         del stream
         gc.collect()
         wait_for(lambda: plain.exists(keys.cancel("default", request_id)))
-        lines = client._client._transport.reader._lines.values()
+        lines = client._session.now().client._transport.reader._lines.values()
         wait_for(lambda: not any(line._followed for line in lines))
 
 

@@ -49,6 +49,7 @@ def test_everything_is_loaded_once_under_the_installed_name() -> None:
 def test_the_package_gives_what_the_producer_gives() -> None:
     assert sorted(penstock.__all__) == sorted(["__version__", *producer.__all__])
     assert all(getattr(penstock, name) is getattr(producer, name) for name in producer.__all__)
+    assert dir(penstock) == sorted([*penstock.__all__, "LLM"])
 
 
 def test_what_public_methods_take_and_return_is_public() -> None:

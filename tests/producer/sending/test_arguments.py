@@ -27,7 +27,7 @@ from penstock.producer import (
     ReplyTimeout,
     RequestRefused,
 )
-from penstock.producer.aio import connections_of
+from penstock.producer.aio import URL_VARIABLES, connections_of
 from penstock.producer.arguments import LONGEST_S, MOST
 from penstock.producer.connections import MAX_UNREADABLE, Connections
 from penstock.producer.request import build_request, check_options
@@ -81,7 +81,8 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Accepted
 
     monkeypatch.setattr(Connections, "check_loop", accept)
-    monkeypatch.delenv("REDIS_URL", raising=False)
+    for name in URL_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @dataclass(frozen=True)
@@ -258,25 +259,26 @@ async def test_what_is_longest_and_most_is_taken_by_the_server(redis: RedisClien
             await client.count_tokens("x", timeout=1e-9)
 
 
+@pytest.mark.parametrize("variable", URL_VARIABLES)
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("http://secret@x", "REDIS_URL: the Redis URL has scheme 'http'"),
-        ("redis://h\udc80", "REDIS_URL: the Redis URL has a control character"),
-        ("rediss://secret@h?ssl_ca_certs=/no/file", "REDIS_URL: ssl_ca_certs /no/file of the Redis URL cannot be used"),
+        ("http://secret@x", "the Redis URL has scheme 'http'"),
+        ("redis://h\udc80", "the Redis URL has a control character"),
+        ("rediss://secret@h?ssl_ca_certs=/no/file", "ssl_ca_certs /no/file of the Redis URL cannot be used"),
         ("", None),
     ],
 )
 def test_a_url_of_the_environment_is_named_with_its_variable(
-    url: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+    url: str, told: str | None, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REDIS_URL", url)
+    monkeypatch.setenv(variable, url)
     if told is None:
         assert "redis://localhost:6379" in repr(AsyncClient())
         return
     with pytest.raises(BadAddress) as refused:
         AsyncClient()
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(f"{variable}: {told}")
     assert "secret" not in str(refused.value)
 
 
