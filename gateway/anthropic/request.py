@@ -67,7 +67,7 @@ class MessagesPrompt(Body):
         Raises:
             ApiError: naming the field that is wrong.
         """
-        return to_request(self.to_wire())
+        return to_request(self.to_wire(), form="output_config.format")
 
 
 @takes("messages")

@@ -16,7 +16,7 @@ from penstock.gateway.openai.chat_request import read_chat
 from penstock.gateway.openai.completion_request import read_completion
 from penstock.gateway.openai.completions import check_number, completion, parts_of
 from penstock.gateway.openai.tokens import tokens_of
-from penstock.gateway.responses.create import items_of, unstored
+from penstock.gateway.responses.create import unstored, with_input
 from penstock.gateway.responses.events import ResponseEvents
 from penstock.gateway.responses.items import to_messages
 from penstock.gateway.responses.request import read_response
@@ -111,7 +111,7 @@ async def _response(body: Mapping[str, Any], place: LineTarget, id_of: Callable[
     for name in ("background", "previous_response_id"):
         if getattr(asked, name):
             raise _refused(name, "a batch is in the background, and its lines do not follow each other")
-    items = items_of(asked)
+    asked, items = with_input(asked)
     writer = ResponseEvents(unstored(asked, id_of(0), place.queue, place.owner, items))
     request = asked.request(to_messages(items), place.card)
     return BatchWork([request], lambda replies: writer.body(replies[0]), writer.take)

@@ -121,6 +121,8 @@ class Policy:
             return
         if name not in self.ignored:
             self._check_unknown(name, place)
+        elif value in _NOTHING:
+            return
         pass_over(_at(place, name))
 
     def _check_unknown(self, name: str, place: str) -> None:
@@ -132,6 +134,10 @@ class Policy:
     @property
     def _known(self) -> Sequence[str]:
         return [*sorted(self.honoured), *self.refused, *self.ignored]
+
+
+_NOTHING: Sequence[object] = ([], {})
+"""Values of an ignored field that need no saying."""
 
 
 def _at(place: str, name: str) -> str:

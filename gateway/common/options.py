@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 
 from penstock.gateway.common.fields import Body, BodyT, Policy
 from penstock.gateway.errors import ApiError, invalid_value
+from penstock.gateway.http.passed_over import pass_over
 from penstock.parameters import BOTH, Parameter, Taker
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.wire import PARAMETERS, ResponseFormat
@@ -172,14 +173,19 @@ def check_stream_options(options: RequestOptions) -> None:
         raise ApiError(400, message, param="stream_options", code="invalid_value")
 
 
-def to_request(values: Mapping[str, Any]) -> GenerateRequest:
-    """Returns the request for the queue. Where a call is required there is no text, so `response_format` has no effect.
+def to_request(values: Mapping[str, Any], *, form: str = "response_format") -> GenerateRequest:
+    """Returns the request for the queue. Where a call is required there is no text: `response_format` is passed over.
+
+    Args:
+        values: fields of the queue's request.
+        form: the API's own name of `response_format`.
 
     Raises:
         ApiError: naming what is wrong.
     """
     if "response_format" in values and _requires_call(values.get("tool_choice")):
         values = {name: value for name, value in values.items() if name != "response_format"}
+        pass_over(form)
     try:
         return GenerateRequest.model_validate(values)
     except ValidationError as error:

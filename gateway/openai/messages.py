@@ -22,13 +22,10 @@ _MESSAGE = Policy(
 _FUNCTION = Policy(frozenset({"name", "arguments"}), unknown="left_out")
 _CALL = Policy(frozenset({"id", "type", "function", "custom"}), inner={"function": _FUNCTION}, unknown="left_out")
 _SAID = Policy(
-    frozenset({"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "refusal"}),
+    frozenset({"role", "content", "name", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal"}),
     _CACHE,
-    refused={
-        "audio": Refusal("contents are text"),
-        "function_call": Refusal("is deprecated and not supported; use tool_calls"),
-    },
-    inner={"content": _PART, "tool_calls": _CALL},
+    refused={"audio": Refusal("contents are text")},
+    inner={"content": _PART, "tool_calls": _CALL, "function_call": _FUNCTION},
     unknown="left_out",
 )
 """An assistant's message comes back as its client keeps it, with whatever its server or a library has added. What holds
@@ -62,7 +59,14 @@ def _cleaned(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         content = [_cleaned_part(part) for part in content if not _is_thought(part)] or ""
     if content is not None:
         made["content"] = content
-    return made
+    return _without_functions(made)
+
+
+def _without_functions(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with its call, or its result, as tools have them: functions were there before."""
+    if (call := message.pop("function_call", None)) is not None:
+        message.setdefault("tool_calls", [{"type": "function", "function": call}])
+    return message | {"role": "tool"} if message.get("role") == "function" else message
 
 
 def _is_thought(part: object) -> bool:

@@ -20,7 +20,8 @@ from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
-from penstock.gateway.responses.items import InputItem, read_items, shown_items, to_messages
+from penstock.gateway.responses.input_item import InputItem
+from penstock.gateway.responses.items import additional_tools, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.references import resolved
 from penstock.gateway.responses.request import ResponseBody, read_response
@@ -48,7 +49,7 @@ async def create_response(asked: Request) -> Response:
 async def _prepared(asked: Request, queue: str, body: ResponseBody) -> tuple[StoredResponse, GenerateRequest, Meter]:
     """Returns the response as one that is not stored, its request to the queue, and the meter."""
     owner = caller_of(asked).owner
-    items = items_of(body)
+    body, items = with_input(body)
     history = await history_behind(asked, body.previous_response_id)
     card = await gateway_of(asked).directory.card_of(queue, may_wait=body.background)
     request, meter = await named(asked, queue, body.request([*history, *to_messages(items)], card))
@@ -76,13 +77,19 @@ def unstored(
     )
 
 
-def items_of(body: ResponseBody) -> list[InputItem]:
-    """Returns a response's input items. Raises ApiError if they are invalid."""
+def with_input(body: ResponseBody) -> tuple[ResponseBody, list[InputItem]]:
+    """Returns a response's input items, and its body with the tools that they add.
+
+    Raises:
+        ApiError: they are invalid.
+    """
     if body.input is None:
         if body.previous_response_id is None:
             raise ApiError(400, "input: is missing", param="input", code="missing_required_parameter")
-        return []
-    return read_items(body.input)
+        return body, []
+    items = read_items(body.input)
+    tools = [*body.tools, *additional_tools(items)]
+    return body.model_copy(update={"tools": tools}), items
 
 
 async def _kept(

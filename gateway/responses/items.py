@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from penstock.gateway.common.documents import Document
-from penstock.gateway.common.fields import Body, Policy, read_fields
+from penstock.gateway.common.fields import CACHED, Policy, read_fields
+from penstock.gateway.common.near import nearest
 from penstock.gateway.common.turns import spoken
 from penstock.gateway.errors import ApiError
-from penstock.gateway.http.passed_over import is_strict, pass_over
-from penstock.gateway.responses.tools import INPUT, full_name
+from penstock.gateway.http.passed_over import pass_over
+from penstock.gateway.responses.call_items import (
+    AdditionalToolsItem,
+    BuiltinCallItem,
+    BuiltinOutputItem,
+    CallOutputItem,
+    CustomCallItem,
+    FunctionCallItem,
+)
+from penstock.gateway.responses.input_item import InputItem, content_of, parts_of, turn_of
+from penstock.gateway.responses.tools import read_tools
 from penstock.protocol.wire.values import spelled
 
 MAX_ITEMS = 4096
@@ -23,65 +31,35 @@ _TEXT_OF_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("input_text", "output_text", "text", "reasoning_text", "summary_text"), "text"),
     "refusal": "refusal",
 }
-_IGNORED_IN_PARTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+_IGNORED_IN_PARTS: Mapping[str, str] = {
+    "annotations": "texts are given as they are",
+    "logprobs": "they say nothing to the model",
+    "prompt_cache_breakpoint": CACHED,
+}
+_PARTS: Mapping[str, Policy] = {
+    kind: Policy(frozenset({"type", name}), _IGNORED_IN_PARTS, unknown="passed")
+    for kind, name in _TEXT_OF_PARTS.items()
+}
 _IGNORED_IN_ITEMS: Mapping[str, str] = {
     "status": "an item is given as a whole",
     "phase": "templates know no phases of an answer",
     "caller": "functions are called by the model alone",
     "created_by": "it says nothing to the model",
     "encrypted_content": "reasoning is given in plain",
+    "environment": "calls are run by the client",
+    "max_output_length": "an output is given as it is",
 }
-
-
-def _texts(value: object) -> object:
-    """Returns a content as the texts of its parts."""
-    if isinstance(value, str):
-        return [value]
-    return [_text(part) for part in value] if isinstance(value, list) else value
-
-
-def _text(part: object) -> object:
-    if not isinstance(part, dict):
-        raise ValueError("a part of a content must be an object")  # noqa: TRY004  pydantic takes no other
-    kind = part.get("type")
-    name = _TEXT_OF_PARTS.get(kind) if isinstance(kind, str) else None
-    if name is None:
-        raise ValueError(f"a part of type {spelled(kind)} is not supported, only text")
-    for each in part.keys() - {"type", name}:
-        if is_strict() and each not in _IGNORED_IN_PARTS:
-            raise ValueError(f"a part of type {kind} has no field {each!r:.80}")
-        if part[each]:
-            pass_over(f"input.content.{each}")
-    return part.get(name)
-
-
-_Texts = Annotated[list[str], BeforeValidator(_texts)]
-
-
-class InputItem(Body, ABC):
-    """An input item. `id` is the one that it had in an earlier answer, if it comes from one."""
-
-    id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-
-    prefix: ClassVar[str]  # of ids that items get here
-
-    @abstractmethod
-    def shown(self) -> Document:
-        """Returns the item without its id, as GET .../input_items shows it, and as it can be sent again."""
-
-    @abstractmethod
-    def add_to(self, messages: list[Document]) -> None:
-        """Adds the item after the messages of earlier items."""
 
 
 class MessageItem(InputItem):
     """A message and its role."""
 
     prefix: ClassVar[str] = "msg"
+    contents: ClassVar[tuple[str, ...]] = ("content",)
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: _Texts
+    content: list[str]
 
     @model_validator(mode="before")
     @classmethod
@@ -94,14 +72,14 @@ class MessageItem(InputItem):
                 {"type": "output_text", "text": text, "annotations": []} for text in self.content
             ]
         else:
-            content = _parts("input_text", self.content)
+            content = parts_of("input_text", self.content)
         return {"type": self.type, "role": self.role, "status": "completed", "content": content}
 
     def add_to(self, messages: list[Document]) -> None:
         if self.role != "assistant":
-            messages.append({"role": self.role, "content": _content(self.content)})
+            messages.append({"role": self.role, "content": content_of(self.content)})
             return
-        turn = _turn(messages, ends_with=("content", "tool_calls"))
+        turn = turn_of(messages, ends_with=("content", "tool_calls"))
         turn["content"] = "".join(self.content)
 
 
@@ -109,117 +87,107 @@ class ReasoningItem(InputItem):
     """The assistant's reasoning. If it has only another server's encrypted content, it is empty."""
 
     prefix: ClassVar[str] = "rs"
+    contents: ClassVar[tuple[str, ...]] = ("summary", "content")
 
     type: Literal["reasoning"]
-    summary: _Texts = Field(default_factory=list)
-    content: _Texts = Field(default_factory=list)
+    summary: list[str] = Field(default_factory=list)
+    content: list[str] = Field(default_factory=list)
 
     def shown(self) -> Document:
-        summary, content = _parts("summary_text", self.summary), _parts("reasoning_text", self.content)
+        summary, content = parts_of("summary_text", self.summary), parts_of("reasoning_text", self.content)
         return {"type": self.type, "status": "completed", "summary": summary, "content": content}
 
     def add_to(self, messages: list[Document]) -> None:
         text = "".join(self.content) or "\n\n".join(self.summary)
         if text:
-            turn = _turn(messages, ends_with=("reasoning", "content", "tool_calls"))
+            turn = turn_of(messages, ends_with=("reasoning", "content", "tool_calls"))
             turn["reasoning"] = text
-
-
-class FunctionCallItem(InputItem):
-    """A function call by the assistant."""
-
-    prefix: ClassVar[str] = "fc"
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    arguments: str = "{}"
-
-    def shown(self) -> Document:
-        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
-
-    def add_to(self, messages: list[Document]) -> None:
-        function = {"name": full_name(self.name, self.namespace), "arguments": self.arguments}
-        calls = _turn(messages, ends_with=()).setdefault("tool_calls", [])
-        calls.append({"id": self.call_id, "type": "function", "function": function})
-
-
-class CustomCallItem(InputItem):
-    """A call of a custom tool by the assistant."""
-
-    prefix: ClassVar[str] = "ctc"
-
-    type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    input: str
-
-    def shown(self) -> Document:
-        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
-
-    def add_to(self, messages: list[Document]) -> None:
-        arguments = json.dumps({INPUT: self.input}, ensure_ascii=False)
-        FunctionCallItem(
-            type="function_call", call_id=self.call_id, name=self.name, namespace=self.namespace, arguments=arguments
-        ).add_to(messages)
-
-
-class FunctionCallOutputItem(InputItem):
-    """The output of a function, or of a custom tool."""
-
-    prefix: ClassVar[str] = "fco"
-
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
-    output: _Texts = Field(default_factory=list)
-
-    def shown(self) -> Document:
-        output = self.output[0] if len(self.output) == 1 else _parts("input_text", self.output)
-        return {"type": self.type, "call_id": self.call_id, "output": output, "status": "completed"}
-
-    def add_to(self, messages: list[Document]) -> None:
-        messages.append({"role": "tool", "content": _content(self.output), "tool_call_id": self.call_id})
 
 
 _KINDS: Mapping[str, type[InputItem]] = {
     "message": MessageItem,
     "reasoning": ReasoningItem,
     "function_call": FunctionCallItem,
-    "function_call_output": FunctionCallOutputItem,
+    "function_call_output": CallOutputItem,
     "custom_tool_call": CustomCallItem,
-    "custom_tool_call_output": FunctionCallOutputItem,
+    "custom_tool_call_output": CallOutputItem,
+    **dict.fromkeys(("local_shell_call", "shell_call", "apply_patch_call"), BuiltinCallItem),
+    **dict.fromkeys(("local_shell_call_output", "shell_call_output", "apply_patch_call_output"), BuiltinOutputItem),
+    "additional_tools": AdditionalToolsItem,
 }
 _POLICIES: Mapping[type[InputItem], Policy] = {
     model: Policy(frozenset(model.model_fields), _IGNORED_IN_ITEMS, unknown="passed") for model in _KINDS.values()
 }
+_SERVER_ENDINGS = ("_call", "_call_output", "_search_output")
+_OF_SERVERS = frozenset(
+    {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program", "program_output"}
+)
+"""Items about tools that a server ran. Others have the names of their tools and one of the endings."""
 
 
 def read_items(value: object) -> list[InputItem]:
-    """Reads `input` of a request, or the items in a record.
+    """Reads `input` of a request, or the items in a record. Those about tools that a server ran are left out and said.
 
     Raises:
         ApiError: naming what is wrong.
     """
     if isinstance(value, str):
-        return [MessageItem.model_validate({"role": "user", "content": value})]
+        return [MessageItem.model_validate({"role": "user", "content": [value]})]
     if not isinstance(value, list):
         raise ApiError(400, "input: must be a text or a list of items", param="input", code="invalid_type")
     if len(value) > MAX_ITEMS:
         raise ApiError(400, f"input: has {len(value)} items, the limit is {MAX_ITEMS}", param="input")
-    return [_read_item(f"input[{place}]", item) for place, item in enumerate(value)]
+    read = (_read_item(f"input[{place}]", item) for place, item in enumerate(value))
+    return [item for item in read if item is not None]
 
 
-def _read_item(place: str, value: object) -> InputItem:
+def _read_item(place: str, value: object) -> InputItem | None:
     if not isinstance(value, dict):
         raise ApiError(400, f"{place}: must be an object", param=place, code="invalid_type")
     kind = value.get("type") or "message"
     model = _KINDS.get(kind) if isinstance(kind, str) else None
     if model is None:
+        if _is_of_server(kind):
+            pass_over(f"{place}.{kind}")
+            return None
         message = f"{place}: items of type {spelled(kind)} are not supported, only {', '.join(_KINDS)}"
         raise ApiError(400, message, param=f"{place}.type", code="unsupported_value")
-    return read_fields(_POLICIES[model], model, value, place)
+    texts = {name: _texts(value[name], f"{place}.{name}") for name in model.contents if name in value}
+    item = read_fields(_POLICIES[model], model, value | texts, place)
+    if isinstance(item, AdditionalToolsItem):
+        return item.model_copy(update={"tools": read_tools(item.tools, f"{place}.tools")})
+    return item
+
+
+def _is_of_server(kind: object) -> bool:
+    if not isinstance(kind, str) or nearest(kind, _KINDS):
+        return False
+    return kind in _OF_SERVERS or kind.endswith(_SERVER_ENDINGS)
+
+
+def _texts(value: object, place: str) -> object:
+    """Returns a content as the texts of its parts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        return value
+    return [_text(part, f"{place}[{number}]") for number, part in enumerate(value)]
+
+
+def _text(part: object, place: str) -> object:
+    if not isinstance(part, dict):
+        raise ApiError(400, f"{place}: must be an object", param=place, code="invalid_type")
+    kind = part.get("type")
+    name = _TEXT_OF_PARTS.get(kind) if isinstance(kind, str) else None
+    if name is None or not isinstance(kind, str):
+        message = f"{place}: a part of type {spelled(kind)} is not supported, only text"
+        raise ApiError(400, message, param=f"{place}.type", code="unsupported_value")
+    return _PARTS[kind].honoured_of(part, place).get(name)
+
+
+def additional_tools(items: Iterable[InputItem]) -> list[Document]:
+    """Returns the tools that items add to those of the body."""
+    return [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
 
 
 def shown_items(items: Iterable[InputItem], request_id: str) -> list[Document]:
@@ -235,18 +203,3 @@ def to_messages(items: Iterable[InputItem]) -> list[Document]:
     for item in items:
         item.add_to(messages)
     return messages
-
-
-def _turn(messages: list[Document], ends_with: Sequence[str]) -> Document:
-    """Returns the assistant's current turn; a new one if there is none, or if it has one of `ends_with` already."""
-    if not messages or messages[-1]["role"] != "assistant" or any(name in messages[-1] for name in ends_with):
-        messages.append({"role": "assistant"})
-    return messages[-1]
-
-
-def _content(texts: Sequence[str]) -> str | list[Document]:
-    return texts[0] if len(texts) == 1 else _parts("text", texts)
-
-
-def _parts(kind: str, texts: Sequence[str]) -> list[Document]:
-    return [{"type": kind, "text": text} for text in texts]

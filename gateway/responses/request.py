@@ -11,6 +11,7 @@ from penstock.gateway.common.documents import Document
 from penstock.gateway.common.fields import IGNORED, REFUSED, Body, Policy, Refusal, forms_of, read_fields
 from penstock.gateway.common.options import RequestOptions, to_request, to_the_end
 from penstock.gateway.errors import ApiError
+from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
 from penstock.gateway.responses.tools import full_name, offered, read_tools
 from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.ranks import LOWEST_PRIORITY
@@ -119,7 +120,7 @@ class ResponseBody(RequestOptions):
         values |= to_the_end(card) if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
         values["messages"] = [*instructions, *messages]
         try:
-            return to_request(values)
+            return to_request(values, form=_OUR_NAMES["response_format"])
         except ApiError as error:
             raise _renamed(error) from None
 
@@ -140,6 +141,7 @@ class ResponseBody(RequestOptions):
 
 
 _NO_CHOICE = ("none", "auto")
+_BUILTIN = tuple(BUILTIN_TOOLS)
 _OUR_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -208,22 +210,24 @@ def _choice(choice: Any) -> Any:
     """Returns `tool_choice` in the form of chat completions."""
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") in ("function", "custom"):
+    if choice.get("type") in ("function", "custom", *_BUILTIN):
         return _named(choice)
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         tools = [_named(tool) if isinstance(tool, dict) else tool for tool in choice["tools"]]
         allowed = {name: value for name, value in choice.items() if name != "type"}
         return {"type": "allowed_tools", "allowed_tools": allowed | {"tools": tools}}
-    message = "tool_choice: is none, auto, required, a function or allowed_tools"
+    message = "tool_choice: is none, auto, required, a tool that the client runs, or allowed_tools"
     raise ApiError(400, message, param="tool_choice", code="unsupported_value")
 
 
 def _named(tool: Document) -> Document:
     """Returns a named tool in the form of chat completions, which have functions only."""
     kind, name, namespace = (tool.get(each) for each in ("type", "name", "namespace"))
+    if kind in _BUILTIN:
+        name = kind
     if isinstance(name, str) and isinstance(namespace, str):
         name = full_name(name, namespace)
-    return {"type": "function" if kind == "custom" else kind, "function": {"name": name}}
+    return {"type": "function" if kind in ("custom", *_BUILTIN) else kind, "function": {"name": name}}
 
 
 def _response_format(asked: TextFormat | None) -> Document | None:

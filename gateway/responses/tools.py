@@ -1,7 +1,7 @@
-"""Tools of a response: functions, custom tools, whose input is one text, and namespaces of both.
+"""Tools of a response: functions, custom tools, whose input is one text, built-in ones, and namespaces.
 
-The queue knows functions only. A custom tool becomes one with a single text, and a tool of a namespace one with a
-longer name; the answer's items have them as the client does.
+The queue knows functions only. A custom tool becomes one with a single text, a built-in tool one with fixed parameters,
+and a tool of a namespace one with a longer name; the answer's items have them as the client does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from penstock.gateway.common.fields import Body, Policy, form_of, read_fields
 from penstock.gateway.common.near import nearest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import is_strict, pass_over
+from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS, BuiltinName
+from penstock.gateway.responses.grammars import regex_of
 from penstock.protocol.wire.values import spelled
 
 INPUT = "input"
@@ -59,11 +61,26 @@ class NamespaceTool(Body):
     tools: list[dict[str, Any]] = Field(default_factory=list)
 
 
-_KINDS: Mapping[str, tuple[type[FunctionTool | CustomTool | NamespaceTool], Policy]] = {
-    "function": (FunctionTool, form_of(FunctionTool)),
-    "custom": (CustomTool, form_of(CustomTool)),
-    "namespace": (NamespaceTool, form_of(NamespaceTool)),
+class ToolEnvironment(Body):
+    """`environment` of the tool `shell`. Containers are OpenAI's."""
+
+    type: Literal["local"]
+
+
+class BuiltinToolBody(Body):
+    """A tool of `BUILTIN_TOOLS`."""
+
+    type: BuiltinName
+    environment: ToolEnvironment | None = None
+
+
+_MODELS: Mapping[str, type[Body]] = {
+    "function": FunctionTool,
+    "custom": CustomTool,
+    "namespace": NamespaceTool,
+    **dict.fromkeys(BUILTIN_TOOLS, BuiltinToolBody),
 }
+_KINDS: Mapping[str, tuple[type[Body], Policy]] = {kind: (model, form_of(model)) for kind, model in _MODELS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,7 @@ class OfferedTool:
     function: Document
     name: str
     namespace: str | None = None
-    is_custom: bool = False
+    kind: str = "function"  # `custom` or a built-in one's name
 
 
 def read_tools(values: Sequence[Document], place: str = "tools") -> list[Document]:
@@ -87,21 +104,26 @@ def read_tools(values: Sequence[Document], place: str = "tools") -> list[Documen
         at = f"{place}[{number}]"
         kind = value.get("type")
         found = _KINDS.get(kind) if isinstance(kind, str) else None
-        if found is None:
+        if found is None or _is_in_container(value):
             _leave_out(at, kind)
             continue
         model, policy = found
         tool = read_fields(policy, model, value, at).model_dump()
         if isinstance(tool.get("tools"), list):
             tool["tools"] = read_tools(tool["tools"], f"{at}.tools")
-        if (tool.get("format") or {}).get("syntax") == "lark":
-            pass_over(f"{at}.format")  # no grammar holds for a text inside of JSON; the model is shown it
+        if kind == "custom" and _grammar_of(tool) and _pattern_of(tool) is None:
+            pass_over(f"{at}.format")  # it has no regular expression; the model is shown it
         tools.append(tool)
     return tools
 
 
+def _is_in_container(tool: Document) -> bool:
+    where = tool.get("environment")
+    return isinstance(where, dict) and str(where.get("type")).startswith("container_")
+
+
 def _leave_out(at: str, kind: object) -> None:
-    meant = nearest(kind, _KINDS) if isinstance(kind, str) else None
+    meant = nearest(kind, _KINDS.keys() - {kind}) if isinstance(kind, str) else None
     if is_strict() or meant is not None or not isinstance(kind, str):
         hint = f", did you mean {meant}?" if meant else f", only {', '.join(_KINDS)}"
         message = f"{at}: a tool of type {spelled(kind)} is not there{hint}"
@@ -116,13 +138,19 @@ def offered(tools: Sequence[Document], namespace: str | None = None) -> dict[str
         if tool["type"] == "namespace":
             found |= offered(tool["tools"], tool["name"])
             continue
-        name = full_name(tool["name"], namespace)
-        is_custom = tool["type"] == "custom"
-        function = _of_custom(tool) if is_custom else _of_function(tool)
+        own_name = tool.get("name") or tool["type"]
+        name = full_name(own_name, namespace)
         if name in found:
             raise ApiError(400, f"tools: {name} is there more than once", param="tools", code="invalid_value")
-        found[name] = OfferedTool({**function, "name": name}, tool["name"], namespace, is_custom)
+        found[name] = OfferedTool({**_function_of(tool), "name": name}, own_name, namespace, tool["type"])
     return found
+
+
+def _function_of(tool: Document) -> Document:
+    builtin = BUILTIN_TOOLS.get(tool["type"])
+    if builtin is not None:
+        return builtin.function(tool["type"])
+    return _of_custom(tool) if tool["type"] == "custom" else _of_function(tool)
 
 
 def _of_function(tool: Document) -> Document:
@@ -137,13 +165,28 @@ def full_name(name: str, namespace: str | None) -> str:
 
 
 def _of_custom(tool: Document) -> Document:
-    """Returns the function of a custom tool. A regular expression holds for its text; a Lark grammar is described."""
+    """Returns the function of a custom tool. Its text is held to its grammar, if that has a regular expression."""
     text: Document = {"type": "string"}
-    form, description = tool["format"] or {}, tool["description"] or ""
-    if form.get("syntax") == "regex":
-        text["pattern"] = f"^(?:{form['definition'] or ''})$"
-    elif form.get("syntax") == "lark":
-        description = f"{description}\n\nThe input follows this Lark grammar:\n{form['definition'] or ''}".strip()
+    description, grammar = tool["description"] or "", _grammar_of(tool)
+    if grammar:
+        description = f"{description}\n\nThe input follows this Lark grammar:\n{grammar}".strip()
+    if (pattern := _pattern_of(tool)) is not None:
+        text["pattern"] = f"^(?:{pattern})$"
     parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
     described = {"description": description} if description else {}
     return {"name": tool["name"], **described, "parameters": parameters, "strict": "pattern" in text}
+
+
+def _grammar_of(tool: Document) -> str | None:
+    """Returns a custom tool's Lark grammar."""
+    form = tool["format"] or {}
+    return form["definition"] or "" if form.get("syntax") == "lark" else None
+
+
+def _pattern_of(tool: Document) -> str | None:
+    """Returns the regular expression that a custom tool's text follows."""
+    form = tool["format"] or {}
+    if form.get("syntax") == "regex":
+        return form["definition"] or ""
+    grammar = _grammar_of(tool)
+    return None if grammar is None else regex_of(grammar)

@@ -261,6 +261,38 @@ def test_parts_of_an_answer_come_back_as_text_or_reasoning(
     assert ([part.text for part in message.content], message.reasoning) == ([content], reasoning)
 
 
+def test_calls_from_before_there_were_tools_are_history() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1'}}
+    result = {"role": "function", "name": "add", "content": "5"}
+    request = read_chat({**APIS["chat"].body, "messages": [TURN, call, result]}).request(CARD)
+    _, said, heard = request.messages or ()
+    assert said.tool_calls is not None
+    assert (said.tool_calls[0].function.name, said.tool_calls[0].function.arguments) == ("add", '{"a": 1')
+    assert (heard.role, heard.name, heard.content) == ("tool", "add", "5")
+
+
+FORMS_BESIDE_A_CALL: Mapping[str, dict[str, Any]] = {
+    "response_format": {"tools": [TOOL], "tool_choice": "required", "response_format": SCHEMA},
+    "text.format": {
+        "tools": [TOOLS_BY_API["responses"]], "tool_choice": "required",
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+    },
+    "output_config.format": {
+        "tools": [TOOLS_BY_API["messages"]], "tool_choice": {"type": "any"},
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "api"), [*zip(FORMS_BESIDE_A_CALL, ("chat", "responses", "messages"), strict=True)])
+async def test_a_form_of_the_text_beside_a_required_call_is_said(
+    redis: RedisClient, redis_url: str, said: str, api: str
+) -> None:
+    async with asking(redis, redis_url) as asked:
+        answer = await asked.post(APIS[api].path, {**APIS[api].body, **FORMS_BESIDE_A_CALL[said]})
+        assert (answer.status_code, answer.headers.get(HEADER)) == (200, said), answer.text
+
+
 async def test_a_thread_is_refused_as_clients_of_the_messages_api_expect(redis: RedisClient, redis_url: str) -> None:
     """From these details they fall back to sending the whole conversation."""
     async with asking(redis, redis_url) as asked:

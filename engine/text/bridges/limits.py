@@ -79,7 +79,7 @@ def _loses_later(template: Template) -> bool:
 
 
 def _shows_calls(template: Template) -> bool:
-    return template.probe.shows("user", "call", "tool")
+    return template.needs.shows_calls and template.needs.shows_results
 
 
 def _loses_reasoning(template: Template) -> bool:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 
 from penstock.gateway.errors import ApiError
-from penstock.gateway.responses.items import InputItem, read_items, shown_items, to_messages
+from penstock.gateway.responses.create import with_input
+from penstock.gateway.responses.input_item import InputItem
+from penstock.gateway.responses.items import read_items, shown_items, to_messages
 from penstock.gateway.responses.request import RESPONSE_POLICY, ResponseBody, read_response
 from penstock.gateway.responses.stored import asked_for
 from penstock.producer import GenerateRequest
@@ -34,6 +36,9 @@ WHOLE: dict[str, Any] = {
         {"type": "function_call", "call_id": "c", "name": "noon", "arguments": "{}", "status": "completed"},
         {"type": "function_call_output", "call_id": "c", "output": "12"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}]},
+        {"type": "local_shell_call", "id": "d", "call_id": None, "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "d", "output": [{"stdout": "a", "outcome": {"type": "timeout"}}]},
+        {"type": "additional_tools", "role": "developer", "tools": [{"type": "shell"}]},
     ],
     "tools": [TOOL],
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "noon"}]},
@@ -48,8 +53,7 @@ WHOLE: dict[str, Any] = {
 def answer(body: dict[str, Any]) -> ApiError | GenerateRequest:
     checked = check_json(body)
     try:
-        asked = read_response(checked)
-        items = read_items(asked.input)
+        asked, items = with_input(read_response(checked))
         request = asked.request(to_messages(items), CARD)
     except ApiError as error:
         refused = error
@@ -110,7 +114,7 @@ def test_every_field_of_the_official_client_has_a_policy() -> None:
         ({"input": [{"role": "bot", "content": "a"}]}, "input[0].role", "invalid_value", "bot"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},
-            "input[0].content", "invalid_value", "'input_image' is not supported",
+            "input[0].content[0].type", "unsupported_value", "input[0].content[0]: a part of type 'input_image'",
         ),
         (
             {"input": [{"role": "user", "content": "a"}, {"type": "function_call", "call_id": "c"}]},

@@ -6,10 +6,18 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
+from openai.types.responses import ResponseOutputItem
+from pydantic import BaseModel, TypeAdapter
 
+from penstock.engine.request import ResponseSpec, Tool
+from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.grammar import reply_grammar
+from penstock.engine.text.response.rules import CallRule
 from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import reading_fields
+from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
 from penstock.gateway.responses.items import read_items, shown_items, to_messages
 from penstock.gateway.responses.output import ResponseOutput
 from penstock.gateway.responses.request import read_response
@@ -24,11 +32,13 @@ SCHEMA: Document = {"type": "object"}
 ADD: Document = {"type": "function", "name": "add", "description": "Adds", "parameters": SCHEMA, "strict": False}
 AGENTS: Document = {"type": "namespace", "name": "agents", "description": "d", "tools": [ADD]}
 SEARCH: Document = {"type": "web_search", "external_web_access": True}
-LARK: Document = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
+LARK: Document = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")" | /a+/'}
 REGEX: Document = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"}
+LF_LARK: Document = {**LARK, "definition": 'start: ("+" /.*/ LF)+\n%import common.LF'}
 PATCH: Document = {"type": "custom", "name": "apply_patch", "description": "Patches", "format": LARK}
 DIGITS: Document = {"type": "custom", "name": "digits", "format": REGEX}
-TOOLS = [ADD, AGENTS, SEARCH, PATCH, DIGITS]
+SHELL: Document = {"type": "local_shell"}
+TOOLS = [ADD, AGENTS, SEARCH, PATCH, DIGITS, SHELL]
 BODY: Document = {"model": "tiny", "input": "hi", "tools": TOOLS}
 SAYS: list[Document] = [{"role": "user", "content": "hi"}]
 
@@ -37,9 +47,10 @@ def test_tools_become_functions_and_what_a_server_would_run_is_left_out_and_said
     with reading_fields(is_strict=False) as notes:
         request = read_response(BODY).request(SAYS, CARD)
     functions = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-    assert [*functions] == ["add", "agents__add", "apply_patch", "digits"]
+    assert [*functions] == ["add", "agents__add", "apply_patch", "digits", "local_shell"]
     assert functions["agents__add"]["parameters"] == SCHEMA
-    assert "start: /a+/" in functions["apply_patch"]["description"]
+    assert '"(" start ")"' in functions["apply_patch"]["description"]
+    assert functions["apply_patch"]["strict"] is False
     assert functions["digits"]["strict"] is True
     assert functions["digits"]["parameters"]["properties"] == {"input": {"type": "string", "pattern": "^(?:[0-9]+)$"}}
     assert notes.said == "tools.web_search, tools.format"
@@ -58,6 +69,7 @@ def test_a_server_tool_that_has_to_be_called_is_refused_and_so_is_any_where_fiel
         ({"type": "function", "name": "add"}, "add"),
         ({"type": "function", "name": "add", "namespace": "agents"}, "agents__add"),
         ({"type": "custom", "name": "digits"}, "digits"),
+        ({"type": "local_shell"}, "local_shell"),
     ],
 )
 def test_any_kind_of_tool_can_be_required(choice: Document, name: str) -> None:
@@ -93,12 +105,121 @@ def test_the_text_of_a_custom_tool_is_streamed_as_it_is_written(size: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("wrote", "text"), [("a patch", "a patch"), ('{"patch": 1}', '{"patch": 1}'), ('{"input": 5}', "")]
+    ("wrote", "text"),
+    [
+        ("a patch", "a patch"),
+        ('{"patch": 1}', '{"patch": 1}'),
+        ('{"input": 5}', '{"input": 5}'),
+        ('{"why": "so", "input": "a patch"}', "a patch"),
+        ('{"inp', ""),
+        ('{"input": "so \\u00', "so "),
+        ('{"input": "\\ud83d!"}', "\ufffd!"),
+    ],
 )
 def test_what_is_no_such_object_is_not_lost(wrote: str, text: str) -> None:
     output = ResponseOutput("r", tools=offered(read_response(BODY).tools))
     written(output, *(chunk(tool_calls=(each,)) for each in call("apply_patch", [wrote])))
     assert output.items[0]["input"] == text
+
+
+BUILTINS: dict[str, tuple[Document, Document]] = {
+    "local_shell": (
+        {"command": ["bash", "-lc", "ls"], "timeout_ms": 5},
+        {"action": {"type": "exec", "command": ["bash", "-lc", "ls"], "env": {}, "timeout_ms": 5}},
+    ),
+    "shell": (
+        {"commands": ["ls", "pwd"]},
+        {"action": {"commands": ["ls", "pwd"], "timeout_ms": None, "max_output_length": None}},
+    ),
+    "apply_patch": (
+        {"type": "delete_file", "path": "a", "diff": ""},
+        {"operation": {"type": "delete_file", "path": "a"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILTIN_TOOLS)
+def test_a_call_of_a_built_in_tool_is_an_item_of_its_own_kind_and_comes_back(name: str) -> None:
+    arguments, held = BUILTINS[name]
+    text = json.dumps(arguments)
+    body = read_response({**BODY, "tools": [{"type": name}]})
+    output = ResponseOutput("r", tools=offered(body.tools))
+    events = written(output, *(chunk(tool_calls=(each,)) for each in call(name, [text[:5], text[5:]])))
+    assert [event["type"] for event in events] == ["response.output_item.added", "response.output_item.done"]
+    (item,) = output.items
+    assert item == {"id": "btc_r_0", "type": f"{name}_call", "call_id": "call_1", **held, "status": "completed"}
+    assert isinstance(TypeAdapter(ResponseOutputItem).validate_python(item), BaseModel)
+
+    came = {"type": f"{name}_call_output", "call_id": "call_1", "output": "so", "status": "failed"}
+    read = read_items([item, came])
+    (function, result) = to_messages(read)
+    assert json.loads(function["tool_calls"][0]["function"]["arguments"]) == arguments
+    assert (result["tool_call_id"], result["content"]) == ("call_1", "failed\nso")
+    assert to_messages(read_items(shown_items(read, "r"))) == [function, result]
+
+
+@pytest.mark.parametrize("name", BUILTIN_TOOLS)
+def test_a_call_of_a_built_in_tool_may_be_cut_off_anywhere(name: str) -> None:
+    arguments, held = BUILTINS[name]
+    text = json.dumps(arguments)
+    tools = offered(read_response({**BODY, "tools": [{"type": name}]}).tools)
+    for end in range(len(text)):
+        output = ResponseOutput("r", tools=tools)
+        list(output.chunk(chunk(tool_calls=(call(name, [text[:end]])[0],))))
+        list(output.close("incomplete"))
+        (item,) = output.items
+        assert item["status"] != "completed"
+        assert item[next(iter(held))].keys() >= held[next(iter(held))].keys() - {"timeout_ms"}
+        assert to_messages(read_items([item]))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_calls_of_built_in_tools_and_texts_of_custom_ones_follow_a_grammar_in_every_format(format_name: str) -> None:
+    tools = [{"type": name} for name in ("local_shell", "shell", "apply_patch")]
+    asked = read_response({**BODY, "tools": [*tools, {**DIGITS, "format": LF_LARK}]})
+    for tool in asked.request(SAYS, CARD).tools:
+        function = tool["function"]
+        assert function["strict"]
+        shown = Tool(function["name"], json.dumps(function["parameters"]), strict=True)
+        source = reply_grammar(ResponseSpec(format=format_name, tools=(shown,)), calls=CallRule(required=True))
+        assert source is not None
+        assert LLMatcher.validate_grammar(source) == ""
+
+
+def test_what_a_server_has_run_is_left_out_of_the_history_and_said() -> None:
+    items: list[Document] = [
+        {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "mcp_list_tools", "server_label": "a", "tools": []},
+        {"type": "next_months_call", "id": "n"},
+        {"role": "user", "content": "hi"},
+    ]
+    with reading_fields(is_strict=False) as notes:
+        assert to_messages(read_items(items)) == SAYS
+    assert notes.said == "input.web_search_call, input.mcp_list_tools, input.next_months_call"
+    for kind in ("compaction", "functon_call"):
+        with pytest.raises(ApiError, match=kind):
+            read_items([{"type": kind}])
+
+
+async def test_tools_that_items_add_are_offered_and_their_calls_known(redis: RedisClient, redis_url: str) -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, {**SHELL, "type": "shell"}]}
+    async with asking(redis, redis_url) as asked:
+        answer = (await asked.post([added, {"role": "user", "content": "call agents__add"}], tools=[ADD])).json()
+        assert [tool["type"] for tool in answer["tools"]] == ["function", "namespace", "shell"]
+        assert [each["namespace"] for each in answer["output"] if each["type"] == "function_call"] == ["agents"] * 2
+        items = (await asked.http.get(f"/v1/responses/{answer['id']}/input_items?order=asc")).json()["data"]
+        assert items[0]["type"] == "additional_tools"
+        wrong = await asked.post([{**added, "tools": [{"type": "functon"}]}, *SAYS])
+        assert wrong.json()["error"]["param"] == "input[0].tools[0].type"
+
+
+CONTAINER = {"type": "shell", "environment": {"type": "container_auto"}}
+
+
+def test_a_shell_in_a_container_is_no_tool_of_the_clients() -> None:
+    with reading_fields(is_strict=False) as notes:
+        assert read_response({**BODY, "tools": [CONTAINER]}).tools == []
+    assert notes.said == "tools.shell"
 
 
 def test_a_call_in_a_namespace_has_the_names_of_its_client() -> None:
@@ -145,7 +266,13 @@ async def test_a_whole_answer_with_such_tools(redis: RedisClient, redis_url: str
         answer = await asked.post("call agents__add", tools=TOOLS)
         document = answer.json()
         assert answer.headers["x-penstock-ignored"] == "tools.web_search, tools.format"
-        assert [tool["type"] for tool in document["tools"]] == ["function", "namespace", "custom", "custom"]
+        assert [tool["type"] for tool in document["tools"]] == [
+            "function",
+            "namespace",
+            "custom",
+            "custom",
+            "local_shell",
+        ]
         _, first, _ = document["output"]
         assert (first["name"], first["namespace"], first["arguments"]) == ("add", "agents", '{"city": "Oslo"}')
         again = (await asked.http.get(f"/v1/responses/{document['id']}")).json()
