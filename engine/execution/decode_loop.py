@@ -18,6 +18,7 @@ from penstock.engine.attention import AttentionBackend, GroupedBatch, attend_in_
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling.extended import sample_extended
 from penstock.engine.execution.sampling.logprobs import Logprobs, no_logprobs
+from penstock.engine.execution.sampling.sampling import Form
 from penstock.engine.execution.sampling.sampling_state import SamplingState
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
 from penstock.engine.models.decoder import Decoder
@@ -32,6 +33,7 @@ def decode_loop(
     num_rows: int,
     num_steps: int,
     placement: Placement | None,
+    form: Form,
     cache: Any,
     state: SamplingState,
     last_tokens: jax.Array,  # i32 [max_rows]: what the step before sampled
@@ -65,7 +67,9 @@ def decode_loop(
         held = _unpacked_after(token_ids, model)
         hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths, states=states)
         rows = replace(sampling, output_index=sampling.output_index + step)
-        sampled, of_step, state = sample_extended(held.logits(hidden), rows, extended, state, placement=placement)
+        sampled, of_step, state = sample_extended(
+            held.logits(hidden), rows, extended, state, placement=placement, form=form
+        )
         logprobs = jax.tree.map(partial(_put, step=step), logprobs, of_step)
         has_ended = _has_ended(sampled, step, ends)
         tokens = tokens.at[step, :num_rows].set(sampled)

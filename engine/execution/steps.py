@@ -16,6 +16,7 @@ from penstock.engine.execution.decode_loop import decode_loop
 from penstock.engine.execution.geometry import NUM_SAMPLING_WORDS, Geometry
 from penstock.engine.execution.sampling.extended import sample_extended
 from penstock.engine.execution.sampling.logprobs import Logprobs
+from penstock.engine.execution.sampling.sampling import Form
 from penstock.engine.execution.sampling.sampling_state import SamplingState, filled, sampling_state
 from penstock.engine.execution.sampling.vocab_shares import sample_shares
 from penstock.engine.execution.unpacking import lengths_at, unpack_extended, unpack_sampling, unpack_step
@@ -45,6 +46,7 @@ class Steps:
         self._placement = placement
         self._sharding = None if placement is None else placement.sharding()
         self._device = jax.devices()[0] if placement is None else placement.mesh.devices.flat[0]
+        self._form = Form.on(self._device.platform, is_native=model.unembedding.is_native)
         self._has_places = placement is not None or self._device.platform == "tpu"
 
     def backbone(self, num_tokens: int, cache: LayerCaches) -> jax.stages.Lowered:
@@ -65,7 +67,7 @@ class Steps:
         """
         function = _sample_extended_rows if is_extended else _sample_rows
         step = jax.jit(
-            partial(function, self._rebuild_head, self._geometry, num_rows, self._placement),
+            partial(function, self._rebuild_head, self._geometry, num_rows, self._placement, self._form),
             donate_argnames=("state",) if is_extended else None,
             out_shardings=self._sharding,
         )
@@ -78,7 +80,8 @@ class Steps:
 
     def loop(self, num_rows: int, num_steps: int, cache: LayerCaches) -> jax.stages.Lowered:
         """Lowers several decode steps of a row bucket; `cache` and the sampling state are donated."""
-        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, self._placement)
+        sampling = self._placement, self._form
+        step = partial(_decode, self._rebuild, self._attention, self._geometry, num_rows, num_steps, *sampling)
         shardings = None
         if self._has_places:
             shardings = (self._sharding, self._sharding, self._sharding, self._places(cache), self._sharding)
@@ -157,19 +160,14 @@ def _sample_rows(
     geometry: Geometry,
     num_rows: int,
     placement: Placement | None,
+    form: Form,
     params: Params,
     rows: jax.Array,  # [max_rows, hidden]
     sampling: jax.Array,  # i32 [max_rows, words]
 ) -> jax.Array:
     """Samples the first `num_rows` rows. Returns i32 `[max_rows]`, so that the next step has one shape for all."""
-    unembedding = rebuild(params)
-    token_ids = sample_shares(
-        unembedding(rows[:num_rows]),
-        unpack_sampling(sampling[:num_rows]),
-        placement,
-        geometry.vocab_size,
-        is_native=unembedding.is_native,
-    )
+    logits = rebuild(params)(rows[:num_rows])
+    token_ids = sample_shares(logits, unpack_sampling(sampling[:num_rows]), placement, geometry.vocab_size, form)
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows))
 
 
@@ -178,6 +176,7 @@ def _sample_extended_rows(
     geometry: Geometry,
     num_rows: int,
     placement: Placement | None,
+    form: Form,
     params: Params,
     rows: jax.Array,
     sampling: jax.Array,
@@ -186,15 +185,14 @@ def _sample_extended_rows(
     masks: jax.Array,  # i32 [num_rows, mask_words]
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """Samples rows like `_sample_rows`, with all options."""
-    unembedding = rebuild(params)
     token_ids, logprobs, state = sample_extended(
-        unembedding(rows[:num_rows]),
+        rebuild(params)(rows[:num_rows]),
         unpack_sampling(sampling[:num_rows]),
         unpack_extended(geometry.extended_layout(num_rows), options),
         state,
         masks,
         placement=placement,
-        is_native=unembedding.is_native,
+        form=form,
     )
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state
 
@@ -206,6 +204,7 @@ def _decode(
     num_rows: int,
     num_steps: int,
     placement: Placement | None,
+    form: Form,
     params: Params,
     cache: LayerCaches,
     state: SamplingState,
@@ -214,5 +213,5 @@ def _decode(
     stops: jax.Array,
     options: jax.Array,
 ) -> tuple[jax.Array, Logprobs, jax.Array, LayerCaches, SamplingState]:
-    loop = partial(decode_loop, rebuild(params), attention, geometry, num_rows, num_steps, placement)
+    loop = partial(decode_loop, rebuild(params), attention, geometry, num_rows, num_steps, placement, form)
     return loop(cache, state, last_tokens, flat, stops, options)

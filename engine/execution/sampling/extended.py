@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.engine.execution.sampling.logprobs import Logprobs, logprobs_of
-from penstock.engine.execution.sampling.sampling import joined, sample, survey
+from penstock.engine.execution.sampling.sampling import Form, joined, sample, survey
 from penstock.engine.execution.sampling.sampling_rows import NEVER, SamplingRows
 from penstock.engine.execution.sampling.sampling_state import GENERATED, IN_PROMPT, STOPS, SamplingState, counted
 from penstock.engine.execution.sampling.vocab_shares import apply_by_rows
@@ -72,7 +72,7 @@ def sample_extended(
     masks: jax.Array | None = None,  # i32 [num_rows, mask_words]: which tokens may be drawn; -1 for all
     *,
     placement: Placement | None = None,  # how the vocabulary is split
-    is_native: bool = False,  # as in `survey`
+    form: Form = Form.XLA,
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target returns that.
 
@@ -82,7 +82,7 @@ def sample_extended(
     """
     drafts = seen_drafts(rows)
     asked = _Asked(sampling, rows, drafts.is_seen, masks)
-    work = partial(_sample_whole_rows, is_native=is_native)
+    work = partial(_sample_whole_rows, form=form)
     token_ids, logprobs = apply_by_rows(work, logits, asked, (state, drafts.ids), placement)
     is_drawn = rows.is_penalised
     if masks is not None:
@@ -93,20 +93,20 @@ def sample_extended(
 
 
 def _sample_whole_rows(
-    shares: jax.Array, asked: _Asked, common: tuple[SamplingState, jax.Array], *, is_native: bool
+    shares: jax.Array, asked: _Asked, common: tuple[SamplingState, jax.Array], *, form: Form
 ) -> tuple[jax.Array, Logprobs]:
     sampling, rows, sees, masks = asked
     state, draft_ids = common
     vocab_size = state.tokens.shape[1]
     logits = joined(shares, vocab_size)
-    is_sound = survey(logits, is_native=is_native).is_sound
+    is_sound = survey(logits, form).is_sound
     drafts = SeenDrafts(draft_ids, sees)
     logits = jax.lax.cond(
         jnp.any(rows.is_adjusted), adjust, lambda logits, *_: logits, logits, rows, state, sampling.output_index, drafts
     )
     if masks is not None:
         logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
-    token_ids = sample(logits[None], sampling, vocab_size, is_sound=is_sound, is_native=is_native)
+    token_ids = sample(logits[None], sampling, vocab_size, form, is_sound=is_sound)
     token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
     return token_ids, logprobs_of(logits, token_ids, rows.is_scored)
 

@@ -6,6 +6,7 @@ index). So a row's token does not depend on what else is in the batch, and one r
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +28,24 @@ from penstock.engine.kernels.cpu import SURVEY
 _ARGMAX_BLOCK = 64
 
 
+class Form(enum.Enum):
+    """What samples rows: a TPU's own kernel, XLA after the CPU's survey of the logits, or XLA alone.
+
+    It is known before a program is traced: tracing the kernel takes longer than all else in a head, on any device.
+    """
+
+    TPU = "tpu"
+    NATIVE = "native"
+    XLA = "xla"
+
+    @classmethod
+    def on(cls, platform: str, *, is_native: bool) -> Form:
+        """Returns the form for JAX's `platform`, where the CPU's kernels compute the logits if `is_native`."""
+        if platform == "tpu":
+            return cls.TPU
+        return cls.NATIVE if is_native else cls.XLA
+
+
 class Survey(NamedTuple):
     """Facts about each row of logits, whatever its parameters."""
 
@@ -34,12 +53,12 @@ class Survey(NamedTuple):
     is_sound: jax.Array  # bool [num_rows]: no logit is NaN or plus infinity; minus infinity has no chance
 
 
-def survey(logits: jax.Array, *, is_native: bool = False) -> Survey:
-    """Surveys f32 logits `[num_rows, vocab]`; with `is_native`, the CPU's kernel reads them once.
+def survey(logits: jax.Array, form: Form = Form.XLA) -> Survey:
+    """Surveys f32 logits `[num_rows, vocab]`; if NATIVE, the CPU's kernel reads them once.
 
     Soundness is checked per logit, not by their maximum: XLA's maximum on CPU drops a NaN in some shapes.
     """
-    if is_native:
+    if form is Form.NATIVE:
         shape = logits.shape[:1]
         places, are_sound = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_))
         return Survey(*SURVEY({"logits": logits}, {"places": places, "are_sound": are_sound}))
@@ -51,9 +70,9 @@ def sample(
     shares: jax.Array,
     rows: SamplingRows,
     vocab_size: int,
+    form: Form = Form.XLA,
     *,
     is_sound: jax.Array | None = None,  # bool [num_rows]: of the model's own logits; None: `shares` are its own
-    is_native: bool = False,  # as in `survey`
 ) -> jax.Array:
     """Draws one token per row, i32 `[num_rows]`, from f32 logits `[num_shares, num_rows, share]`.
 
@@ -63,9 +82,10 @@ def sample(
     filter's edge are all kept; among equal maxima, greedy takes the first. A row with unsound logits gives NOT_A_TOKEN,
     and a row without any allowed token gives NOTHING_LEFT.
     """
-    on_tpu = partial(_sample_on_tpu, vocab_size=vocab_size)
-    by_xla = partial(_sample_by_xla, vocab_size=vocab_size, is_native=is_native)
-    sampled: jax.Array = jax.lax.platform_dependent(shares, rows, tpu=on_tpu, default=by_xla)
+    if form is Form.TPU:
+        sampled = _sample_on_tpu(shares, rows, vocab_size)
+    else:
+        sampled = _sample_by_xla(shares, rows, vocab_size, form)
     return sampled if is_sound is None else jnp.where(is_sound, sampled, NOT_A_TOKEN)
 
 
@@ -81,7 +101,7 @@ def greedy_tokens(top: jax.Array, found: Survey) -> jax.Array:
     return jnp.where(found.is_sound, jnp.where(top > NEVER, found.greedy, NOTHING_LEFT), NOT_A_TOKEN)
 
 
-def _sample_on_tpu(shares: jax.Array, rows: SamplingRows, *, vocab_size: int) -> jax.Array:
+def _sample_on_tpu(shares: jax.Array, rows: SamplingRows, vocab_size: int) -> jax.Array:
     def greedily(shares: jax.Array, _: SamplingRows) -> jax.Array:
         logits = joined(shares, vocab_size)
         return greedy_tokens(jnp.max(logits, axis=-1), survey(logits))
@@ -91,9 +111,9 @@ def _sample_on_tpu(shares: jax.Array, rows: SamplingRows, *, vocab_size: int) ->
     return sampled
 
 
-def _sample_by_xla(shares: jax.Array, rows: SamplingRows, *, vocab_size: int, is_native: bool) -> jax.Array:
+def _sample_by_xla(shares: jax.Array, rows: SamplingRows, vocab_size: int, form: Form = Form.XLA) -> jax.Array:
     logits = joined(shares, vocab_size)
-    found = survey(logits, is_native=is_native)
+    found = survey(logits, form)
     greedy = found.greedy
     drawn = jax.lax.cond(
         jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from penstock.engine.execution.sampling.sampling import Survey, greedy_tokens, sample, survey
+from penstock.engine.execution.sampling.sampling import Form, Survey, greedy_tokens, sample, survey
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.sharding.placement import Placement
 
@@ -29,14 +29,14 @@ _WHOLE: Any = PartitionSpec()
 
 
 def sample_shares(
-    logits: jax.Array, rows: SamplingRows, placement: Placement | None, vocab_size: int, *, is_native: bool = False
+    logits: jax.Array, rows: SamplingRows, placement: Placement | None, vocab_size: int, form: Form
 ) -> jax.Array:
     """Samples like `sampling.sample` from logits `[num_rows, vocab_rows]` whose vocabulary `placement` splits."""
     if placement is None:
-        return sample(logits[None], rows, vocab_size, is_native=is_native)
+        return sample(logits[None], rows, vocab_size, form)
 
     def draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-        work = partial(_sample, vocab_size=vocab_size)
+        work = partial(_sample, vocab_size=vocab_size, form=form)
         return apply_by_rows(work, logits, rows, None, placement)
 
     def greedily(logits: jax.Array, _: SamplingRows) -> jax.Array:
@@ -46,8 +46,8 @@ def sample_shares(
     return token_ids
 
 
-def _sample(shares: jax.Array, rows: SamplingRows, _: None, *, vocab_size: int) -> jax.Array:
-    return sample(shares, rows, vocab_size)
+def _sample(shares: jax.Array, rows: SamplingRows, _: None, *, vocab_size: int, form: Form) -> jax.Array:
+    return sample(shares, rows, vocab_size, form)
 
 
 def apply_by_rows(

@@ -39,7 +39,7 @@ def by_kernel(
 
 
 def by_xla(scores: np.ndarray, of_rows: SamplingRows) -> np.ndarray:
-    drawing = partial(_sample_by_xla, vocab_size=scores.shape[1], is_native=False)
+    drawing = partial(_sample_by_xla, vocab_size=scores.shape[1])
     return np.asarray(jax.jit(drawing)(scores[None], of_rows))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from penstock.engine.execution.sampling.extended import (
     seen_drafts,
 )
 from penstock.engine.execution.sampling.logprobs import Logprobs, logprobs_of
+from penstock.engine.execution.sampling.sampling import Form
 from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT
 from penstock.engine.execution.sampling.sampling_state import (
     GENERATED,
@@ -233,6 +235,7 @@ def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: 
         sharding = SingleDeviceSharding(devices_of("v5e:1x1")[0])
         arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
         platforms = ()
-    text = jax.jit(sample_extended).trace(*arguments).lower(lowering_platforms=platforms or None).as_text()
+    sample = partial(sample_extended, form=Form.on(platform, is_native=False))
+    text = jax.jit(sample).trace(*arguments).lower(lowering_platforms=platforms or None).as_text()
     assert ("stablehlo.while" in text) == (platform != "cuda")
     assert text.count('"stablehlo.scatter"(') == 1

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from penstock.engine.deployment.deployment import DEFAULT_BUILD_DIR
-from penstock.engine.execution.sampling.sampling import _filter, _first_past, sample, survey
+from penstock.engine.execution.sampling.sampling import Form, _filter, _first_past, sample, survey
 from penstock.engine.execution.sampling.sampling_rows import NEVER, NOT_A_TOKEN, NOTHING_LEFT, SamplingRows
 from penstock.engine.kernels.cpu import NativeLibrary
 
@@ -192,7 +192,7 @@ def test_the_kernel_finds_what_xla_finds(vocab: int) -> None:
     for row, value in enumerate((np.nan, np.inf, -np.inf), 7):
         scores[row, rng.integers(vocab)] = value
     expected = jax.jit(survey)(jnp.asarray(scores))
-    found = jax.jit(partial(survey, is_native=True))(jnp.asarray(scores))
+    found = jax.jit(partial(survey, form=Form.NATIVE))(jnp.asarray(scores))
     np.testing.assert_array_equal(found.is_sound, expected.is_sound)
     sound = np.asarray(expected.is_sound)
     assert list(np.flatnonzero(~sound)) == [7, 8]
