@@ -35,6 +35,7 @@ from penstock.cli import (
     plan,
     requests,
     send,
+    serve,
     tenants,
     top,
     version,
@@ -58,6 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 for command in (
+    serve.serve,
     worker.worker,
     gateway.gateway,
     send.send,

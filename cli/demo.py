@@ -20,9 +20,8 @@ from penstock.cli.shared.options import takes_settings
 from penstock.local.console import console as console_of
 from penstock.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.local.gateway_process import GatewayEnded, local_gateway
-from penstock.local.worker_process import WorkerEnded, local_worker, wait_joined
+from penstock.local.worker_process import DEMO_SIZES, WorkerEnded, local_worker, wait_joined
 from penstock.producer import AsyncClient, Reply
-from penstock.protocol import keys
 from penstock.worker.settings import DEMO_MODEL, Settings
 
 PROMPTS = (
@@ -38,10 +37,8 @@ HTTP_TIMEOUT_S = 120.0
 
 _Result = TypeVar("_Result")
 
-# Small, so that there is little to compile: the first start takes seconds.
 _WORKER_SETTINGS: dict[str, Any] = {
-    "queue": "default", "name": "demo", "model": DEMO_MODEL,
-    "max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520,
+    **DEMO_SIZES, "queue": "default", "name": "demo", "model": DEMO_MODEL,
     "health_port": 0, "drain_timeout_s": 5, "log_level": "warning",
 }  # fmt: skip
 
@@ -50,7 +47,6 @@ _WORKER_SETTINGS: dict[str, Any] = {
 def demo(
     *,
     settings: Settings,
-    stay: Annotated[bool, typer.Option("--stay", help="Keep server and worker running until Ctrl-C.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of one answer.", min=1)] = 160,
 ) -> None:
     """Try the whole path here: a Redis server, a worker with the demo model, a gateway, a few prompts.
@@ -64,19 +60,14 @@ def demo(
     try:
         with EmbeddedServer() as server:
             console.print(f"A Redis server runs at {server.url}; a worker loads the demo model ...")
-            asyncio.run(_run(console, server, settings, started, stay, max_tokens))
+            asyncio.run(_run(console, server, settings, started, max_tokens))
     except (EmbeddedServerError, WorkerEnded, GatewayEnded) as error:
         raise CommandFailed(str(error)) from error
-    except KeyboardInterrupt:
-        if not stay:
-            raise
     finally:
         console.print("[dim]stopped what was started[/]")
 
 
-async def _run(
-    console: Console, server: EmbeddedServer, settings: Settings, started: float, stay: bool, max_tokens: int
-) -> None:
+async def _run(console: Console, server: EmbeddedServer, settings: Settings, started: float, max_tokens: int) -> None:
     values = {**_WORKER_SETTINGS, "compile_cache_dir": settings.compile_cache_dir}
     async with local_worker(server.url, values) as worker:
         await wait_joined(worker, server.url, values["queue"], values["name"])
@@ -84,18 +75,12 @@ async def _run(
             for prompt in PROMPTS:
                 reply = await _unless_ended(worker, _ask(console, client, prompt, started, max_tokens))
                 _summarise(console, reply)
-        async with contextlib.AsyncExitStack() as stack:
-            if missing := missing_gateway_extra():
-                console.print(f"\nOver HTTP: not without {missing[0]}; pip install 'penstock[gateway]'", markup=False)
-            else:
-                gateway_url = await stack.enter_async_context(local_gateway(server.url))
+        if missing := missing_gateway_extra():
+            console.print(f"\nOver HTTP: not without {missing[0]}; pip install 'penstock[gateway]'", markup=False)
+        else:
+            async with local_gateway(server.url) as gateway_url:
                 await _unless_ended(worker, _ask_over_http(console, gateway_url))
-                if stay:
-                    console.print(f"In a browser, a page to try it: {gateway_url}/", markup=False)
-            _show_ways_in(console, server)
-            if stay:
-                console.print("Ctrl-C stops it.")
-                await _unless_ended(worker, asyncio.Event().wait())
+        console.print("\n`penstock serve demo` does the same and stays up, with a page to try it.", markup=False)
 
 
 async def _ask(console: Console, client: AsyncClient, prompt: str, started: float, max_tokens: int) -> Reply:
@@ -138,14 +123,6 @@ def _post(gateway_url: str, body: str) -> str:
 def _summarise(console: Console, reply: Reply) -> None:
     ttft_ms, total_ms = reply.timings.ttft_ms, reply.timings.total_ms
     console.print(f"[dim]{reply.usage.completion_tokens} tokens, first after {ttft_ms} ms, all after {total_ms} ms[/]")
-
-
-def _show_ways_in(console: Console, server: EmbeddedServer) -> None:
-    enqueue = f"redis-cli -p {server.port} XADD '{keys.requests('default')}' '*' id my-1 prompt 'What is 12 + 30?'"
-    follow = f"redis-cli -p {server.port} XREAD BLOCK 5000 STREAMS '{keys.reply('default', 'my-1')}' 0"
-    console.print("\nThe same from any language; while the demo runs (--stay), with redis-cli:")
-    console.print(f"  {enqueue}\n  {follow}", markup=False)
-    console.print(f"  penstock send --redis-url {server.url} 'What is 12 + 30?'")
 
 
 async def _unless_ended(worker: asyncio.subprocess.Process, work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.shared.errors import CommandFailed
+from penstock.cli.shared.new_key import add_key
 from penstock.cli.shared.options import takes_settings
 from penstock.cli.shared.redis import connected, visible
 from penstock.cli.shared.times import moment, seconds
@@ -21,7 +21,6 @@ from penstock.gateway.keys.records import ApiKey, KeyLimits
 from penstock.gateway.keys.secrets import new_secret
 from penstock.gateway.keys.store import FoundKey, KeyStore
 from penstock.local.console import console
-from penstock.protocol.wire import explain
 from penstock.worker.settings import Settings
 
 keys = typer.Typer(
@@ -110,22 +109,7 @@ async def _opened(settings: Settings) -> AsyncIterator[KeyStore]:
 async def _create(settings: Settings, wanted: dict[str, Any], ttl_s: float | None) -> tuple[str, ApiKey]:
     secret = new_secret()
     async with _opened(settings) as store:
-        now_ms = (await store.find(secret.key_id)).now_ms
-        expires_ms = None if ttl_s is None else now_ms + round(ttl_s * 1000)
-        try:
-            key = ApiKey.model_validate(
-                {
-                    **wanted,
-                    "id": secret.key_id,
-                    "name": wanted["name"] or secret.key_id,
-                    "digest": secret.digest,
-                    "created_ms": now_ms,
-                    "expires_ms": expires_ms,
-                }
-            )
-        except ValidationError as error:
-            raise CommandFailed(explain(error), exit_status=2) from None
-        await store.add(key)
+        key = await add_key(store, secret, wanted, ttl_s)
     return secret.text, key
 
 

@@ -13,6 +13,9 @@ from penstock.local.processes import running
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import connect
 
+DEMO_SIZES: Mapping[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520}
+"""Settings for the demo model, so small that there is little to compile: the first start takes seconds."""
+
 _POLL_S = 0.1
 
 

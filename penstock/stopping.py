@@ -1,4 +1,4 @@
-"""What signals mean to `penstock worker` and `penstock gateway`, from the first line of Python to the last.
+"""What signals mean to `penstock worker`, `gateway` and `serve`, from the first line of Python to the last.
 
 SIGTERM and SIGINT stop: the first one drains, what comes within `SAME_STOP_S` of it is the same stop (npm, GNU
 `timeout`, a terminal's group send twice), and a later one aborts. SIGHUP stops too where the terminal that the process
@@ -24,7 +24,7 @@ SAME_STOP_S = 1.0
 """Time within which a second stop counts as the first one, arriving twice."""
 
 _HANG_UP_S = 0.25  # what it may take until a terminal that hangs up can be seen to
-_SERVICES = ("worker", "gateway")
+_SERVICES = ("worker", "gateway", "serve")
 
 Act = Callable[[], object]
 

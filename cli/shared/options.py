@@ -26,14 +26,19 @@ def takes_settings(names: Iterable[str], program: Program[Any] = WORKER) -> Deco
 
     Values stay text: `load` reads them as it reads the environment.
     """
-    options = [_setting_option(name, program.settings.model_fields[name]) for name in names]
+    options = settings_options(names, program)
 
     def build(given: dict[str, Any]) -> Rereadable:
         config = given.pop("config", None)
         loaded: Rereadable = load(program, PROGRAMS, given, config)
         return loaded
 
-    return gathers("settings", [*options, _CONFIG], build)
+    return gathers("settings", [*options, CONFIG], build)
+
+
+def settings_options(names: Iterable[str], program: Program[Any]) -> list[inspect.Parameter]:
+    """Makes an option for each of these settings."""
+    return [_setting_option(name, program.settings.model_fields[name]) for name in names]
 
 
 def gathers(
@@ -90,7 +95,7 @@ def _metavar(field: FieldInfo) -> str:
 
 _METAVARS: dict[type, str] = {int: "NUMBER", float: "NUMBER", bool: "on|off", Path: "PATH", ByteSize: "BYTES"}
 
-_CONFIG = option(
+CONFIG = option(
     "config",
     Path,
     "--config",

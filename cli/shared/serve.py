@@ -17,8 +17,10 @@ from penstock import stopping
 from penstock.cli.shared.errors import CommandFailed, exit_status_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.demo import MODEL_DIR
-from penstock.engine.loading.checkpoint import resolve
+from penstock.engine.errors import EngineError
+from penstock.engine.loading.checkpoint import local, resolve
 from penstock.engine.loading.identity import identify
+from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.progress import BYTES
 from penstock.engine.text.bridges.limits import rules_of
 from penstock.local.progress import Say, shown
@@ -43,7 +45,7 @@ def serve(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
     Raises:
-        SettingsError: a setting is missing or out of range.
+        SettingsError: a setting is missing or out of range, or the model's files can't be read.
         TelemetryUnavailable: `otel` is set, and can't be provided.
         WorkerError: the service could not start, or ended other than by a drain.
         CommandFailed: the health port is taken.
@@ -54,11 +56,29 @@ def serve(settings: Settings) -> None:
             raise SettingsError(
                 f"no model is set: give {flag('model')} or {variable('model')}; `demo` ships with Penstock"
             )
+        _look_at(settings.model)
         load = partial(load_model, settings.model, settings.engine_config())
         config = settings.worker_config()
         telemetry = load_telemetry("penstock-worker", config.name) if settings.otel else None
         with stopping.current() as signals:
             asyncio.run(_run(WorkerService(config, settings.address(), load, telemetry), signals))
+
+
+def _look_at(model: str) -> None:
+    """Refuses a path that no model can be loaded from, before Redis is waited for. What is fetched is judged later.
+
+    Raises:
+        SettingsError: there is no such model.
+    """
+    is_path = model.startswith((".", "/", "~"))
+    try:
+        path = MODEL_DIR if model == DEMO_MODEL else local(model)
+        if path is not None:
+            _ = open_checkpoint(path).fields
+        elif is_path:
+            resolve(model)
+    except EngineError as error:
+        raise SettingsError(f"{flag('model')} {model}: {error}") from error
 
 
 @contextmanager

@@ -27,8 +27,9 @@ A setting has one name in three places: `max_num_seqs` in a TOML file, `PENSTOCK
   `enableServiceLinks: false`, or a Service called `penstock` adds such variables.
 - `{FALLBACK_URL_VARIABLE}` is taken where `redis_url` is set nowhere else.
 - Sizes may have a unit, as in `512MiB`. `none` stands for no value. A TOML file has `true` and `false` for on and off.
-- `penstock worker` and `penstock gateway` have an option for every setting. `penstock send` has `--redis-url` and
-  `--queue`, `penstock doctor` also `--model` and `--dtype`, `penstock demo` `--compile-cache-dir`.
+- `penstock worker` and `penstock gateway` have an option for every setting; `penstock serve` for most of a worker's.
+  `penstock send` has `--redis-url` and `--queue`, `penstock doctor` also `--model` and `--dtype`, `penstock demo`
+  `--compile-cache-dir`.
 
 ```toml
 # penstock.toml

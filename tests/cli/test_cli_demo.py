@@ -35,7 +35,7 @@ async def test_answers_and_leaves_nothing_behind(compile_cache: Path) -> None:
     assert (outcome.status, outcome.err) == (0, "")
     assert "> What is 347 + 85?\n347 + 85 = 432\n" in outcome.out
     assert re.search(r"first token \d+\.\d s after the start", outcome.out)
-    found = re.search(r"redis-cli -p (\d+) XADD 'penstock:\{default\}:requests'", outcome.out)
+    found = re.search(r"redis://127\.0\.0\.1:(\d+)", outcome.out)
     assert found
     assert not is_open(int(found[1]))
     asked = re.search(r"\n  curl http://127\.0\.0\.1:(\d+)/v1/chat/completions .*\n(.*)\n", outcome.out)
