@@ -154,8 +154,8 @@ class EngineConfig:
     chat_format: Annotated[
         str,
         Setting(
-            "How answers in chats are read, for reasoning and tool calls: auto (by the chat template), none, or one of "
-            "the formats."
+            "How answers in chats are read, for reasoning and tool calls: auto (by the chat template), none, or a "
+            "format of docs/chat.md."
         ),
     ] = "auto"
     compile_cache_dir: Annotated[

@@ -17,7 +17,7 @@ from pydantic import ByteSize, ConfigDict, Field, create_model, field_validator
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.setting import declared
-from penstock.engine.text.response.formats import FORMATS, why_no_format
+from penstock.engine.text.response.choice import why_no_format
 from penstock.protocol.redis.address import check_files, parse_url
 from penstock.protocol.redis.credentials import Rereadable
 from penstock.protocol.wire import ID_PATTERN
@@ -86,7 +86,7 @@ class Settings(_Declared):
 
     chat_format: str = setting(
         "Engine",
-        declared(EngineConfig)["chat_format"].setting.text.replace("the formats", ", ".join(FORMATS)),
+        declared(EngineConfig)["chat_format"].setting.text,
         declared(EngineConfig)["chat_format"].default,
     )
     compile_cache_dir: Annotated[Path | None, OrNone] = Field(  # a service keeps what it compiles

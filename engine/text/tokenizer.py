@@ -17,7 +17,7 @@ from penstock.engine.text.conversation import Conversation, ConversationTemplate
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.fewest_tokens import Check, fewest_tokens, let_pass
-from penstock.engine.text.response.formats import AUTO, reply_prefix, resolve_format, shows_reasoning
+from penstock.engine.text.response.choice import AUTO, reply_prefix, resolve_format, shows_reasoning
 from penstock.engine.text.spelling import Spelling, bytes_of
 from penstock.engine.text.unlocked import token_ids
 

@@ -36,12 +36,25 @@ def call_body(writer: GrammarWriter, format_: ReplyFormat, tool: Tool) -> str:
     schema = _parameters(tool)
     syntax = format_.calls
     if syntax.arguments is Arguments.OBJECT:
-        head = f'{{"name": {json.dumps(tool.name)}, "{syntax.arguments_key}": '
-        return sequence([literal(head), _object(writer, tool, schema), literal("}")])
-    name = sequence([literal(tool.name), writer.spell(format_.pieces(syntax.after_name))])
+        head = f'"{syntax.name_key}": {json.dumps(tool.name)}, "{syntax.arguments_key}": '
+        parts = [literal("{"), _id(writer, format_), literal(head), _object(writer, tool, schema), literal("}")]
+        return sequence(parts)
+    named = [_id(writer, format_), literal(tool.name)]
+    if syntax.id is not None and syntax.id.is_behind_name:
+        named.reverse()
+    name = sequence([*named, writer.spell(format_.pieces(syntax.after_name))])
     if syntax.arguments is Arguments.JSON:
         return sequence([name, _object(writer, tool, schema)])
     return sequence([name, _Members(writer, format_, tool, schema).all()])
+
+
+def _id(writer: GrammarWriter, format_: ReplyFormat) -> str:
+    marks = format_.calls.id
+    if marks is None:
+        return ""
+    before, after = (writer.spell(format_.pieces(syntax)) for syntax in (marks.before, marks.after))
+    written = sequence([before, f"/{marks.pattern}/", after])
+    return f"({written})?" if marks.is_optional else written
 
 
 def _object(writer: GrammarWriter, tool: Tool, schema: Schema) -> str:
@@ -126,7 +139,14 @@ class _Members:
         return sequence([self._spell(parameter.before_key), key, self._spell(parameter.before_value), value])
 
     def _other(self, rule: str) -> str:
-        return sequence([rule, self._spell(self._syntax.parameter.end)]) if self._syntax.parameter else rule
+        """Returns a value with what ends it. llguidance panics where a long number may be followed by nothing but a
+        special token, so a line break may come between.
+        """
+        if self._syntax.parameter is None:
+            return rule
+        end = self._syntax.parameter.end
+        gap = "/\\n?/" if self._writer.is_special(self._format.pieces(end)[0]) else ""
+        return sequence([rule, gap, self._spell(end)])
 
     def _lexeme(self, text: str) -> str:
         """Returns a value with what ends it. Between tags, all kinds end with the tag: lexers prefer longer matches."""

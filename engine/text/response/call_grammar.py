@@ -16,7 +16,7 @@ class CallGrammar:
         self._writer = writer
         self._format = format_
         self._syntax = format_.calls
-        self._is_single = rule.at_most_one or bool(format_.next_part)  # with parts, a call ends the turn
+        self._is_single = rule.at_most_one or format_.has_messages  # of which a call is the last
         opening = format_.pieces(self._syntax.group_begin or self._syntax.begin)
         self._trigger = opening[0] if opening and opening[0] in format_.delimiters else ""
         self._behind_trigger = opening[1:]
@@ -42,14 +42,22 @@ class CallGrammar:
     def _anywhere(self, unlike: str) -> str:
         """Returns text up to a delimiter, which can only begin a call."""
         first = _unlike(unlike) if unlike else ANY
-        calls = [self._writer.until(self._trigger, first), self._behind()]
+        calls = [self._until_trigger(first), self._behind()]
         has_end = bool(self._syntax.end or self._syntax.group_end)  # otherwise nothing says where text continues
         if not self._is_single:
-            again = self._writer.until(self._trigger) if has_end else self._spell(self._trigger)
+            again = self._until_trigger(ANY) if has_end else self._spell(self._trigger)
             calls.append(f"({sequence([again, self._behind()])})*")
         if has_end:
-            calls.append(self._writer.terminal(without(self._trigger) if self._is_single else ANY))
-        return either([self._writer.terminal(first), sequence(calls)])
+            calls.append(self._text(without(self._trigger) if self._is_single else ANY))
+        return either([self._text(first), sequence(calls)])
+
+    def _text(self, text: str) -> str:
+        return between_marks(self._writer, self._format, self._writer.terminal(text))
+
+    def _until_trigger(self, text: str) -> str:
+        if self._writer.is_special(self._trigger):
+            return sequence([self._text(text), self._spell(self._trigger)])
+        return self._writer.until(self._trigger, text)
 
     def _behind(self) -> str:
         """Returns what follows the trigger, to the end of a call or of a group of calls."""
@@ -76,10 +84,17 @@ class CallGrammar:
     def _end(self) -> str:
         """Returns the end of a call; optional if it ends the turn, as it may then be a token that ends the reply."""
         end = self._spell(self._syntax.end)
-        return f"({end})?" if end and self._format.next_part else end
+        return f"({end})?" if end and self._format.has_messages else end
 
     def _spell(self, syntax: str) -> str:
         return self._writer.spell(self._format.pieces(syntax))
+
+
+def between_marks(writer: GrammarWriter, format_: ReplyFormat, text: str) -> str:
+    """Returns `text` with or without the marks around it. Marks that are ordinary text are part of any text."""
+    pieces = [format_.pieces(mark) for mark in (format_.text_begin, format_.text_end)]
+    begin, end = (f"({writer.spell(mark)})?" if mark and writer.is_special(mark[0]) else "" for mark in pieces)
+    return sequence([begin, text, end])
 
 
 def _unlike(beginning: str) -> str:

@@ -4,23 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from penstock.engine.errors import ConfigError, InvalidRequest
 from penstock.engine.text.response.syntax import (
     Arguments,
     Calls,
+    IdMarks,
     ParameterMarks,
     ReasoningMarks,
     ReplyFormat,
     TurnMarks,
 )
 
-MAX_PREFIX_TAGS = 256
-AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
-
 _THINK = ReasoningMarks("<think>\n", "\n</think>\n\n")
+_BARE_THINK = ReasoningMarks("<think>", "</think>")
 _THINK_TAGS = ("<think>", "</think>")
 _CALL_TAGS = ("<tool_call>", "</tool_call>")
 _CHATML = TurnMarks(("<|im_start|>assistant\n",), "<|im_end|>")
@@ -41,7 +39,35 @@ _LLAMA_ANCHORS = (
     "<|header_start|>assistant<|header_end|>\n\n",
 )
 
-# The first format whose marks a template has is chosen, so special cases come before general ones.
+
+def _hy_v3(name: str, suffix: str) -> ReplyFormat:
+    """Returns the format of Hunyuan 3, whose open checkpoints have a suffix in each tag."""
+
+    def tag(word: str) -> str:
+        return f"<{word}{suffix}>"
+
+    words = ("think", "/think", "tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep", "arg_key",
+             "/arg_key", "arg_value", "/arg_value")  # fmt: skip
+    return ReplyFormat(
+        name,
+        Calls(
+            Arguments.PARAMETERS,
+            group_begin=tag("tool_calls") + "\n",
+            begin=tag("tool_call"),
+            after_name=tag("tool_sep") + "\n",
+            parameter=ParameterMarks(
+                tag("arg_key"), f"{tag('/arg_key')}\n{tag('arg_value')}", tag("/arg_value") + "\n"
+            ),
+            end=tag("/tool_call") + "\n",
+            group_end=tag("/tool_calls"),
+        ),
+        ReasoningMarks(tag("think"), tag("/think")),
+        delimiters=tuple(map(tag, words)),
+        marks=(tag("tool_sep"), tag("arg_key")),
+    )
+
+
+# A template that prints no calls has the first format whose marks it has, so special cases come before general ones.
 _ALL = (
     ReplyFormat(  # gpt-oss; a reply is a row of messages, each with a channel
         "gpt_oss",
@@ -101,6 +127,8 @@ _ALL = (
         marks=("<｜tool▁calls▁begin｜>",),
         turn=_DEEPSEEK_TURN,
     ),
+    _hy_v3("hy_v3", ""),
+    _hy_v3("hy_v3_opensource", ":opensource"),
     ReplyFormat(  # GLM 4.5 and later
         "glm",
         Calls(
@@ -115,6 +143,130 @@ _ALL = (
         delimiters=(*_THINK_TAGS, *_CALL_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         turn=TurnMarks(("<|assistant|>",), "<|user|>"),
         marks=("<arg_key>",),
+    ),
+    ReplyFormat(
+        "seed_oss",
+        Calls(
+            Arguments.PARAMETERS,
+            begin="<seed:tool_call>\n<function=",
+            after_name=">\n",
+            parameter=ParameterMarks("<parameter=", ">", "</parameter>\n"),
+            end="</function>\n</seed:tool_call>",
+            separator="\n",
+        ),
+        ReasoningMarks("<seed:think>", "</seed:think>"),
+        delimiters=("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+        turn=TurnMarks(("<seed:bos>assistant\n",), "<seed:eos>"),
+        marks=("<seed:tool_call>",),
+    ),
+    ReplyFormat(
+        "minimax_m2",
+        Calls(
+            Arguments.PARAMETERS,
+            group_begin="<minimax:tool_call>\n",
+            begin='<invoke name="',
+            after_name='">\n',
+            parameter=ParameterMarks('<parameter name="', '">', "</parameter>\n"),
+            end="</invoke>\n",
+            group_end="</minimax:tool_call>",
+        ),
+        _THINK,
+        delimiters=(*_THINK_TAGS, "<minimax:tool_call>", "</minimax:tool_call>"),
+        turn=TurnMarks(("]~b]ai\n",), "[e~["),
+        marks=("<minimax:tool_call>",),
+    ),
+    ReplyFormat(  # Command R7B, Command A
+        "command_r7b",
+        Calls(
+            Arguments.OBJECT,
+            group_begin="<|START_ACTION|>[\n    ",
+            separator=",\n    ",
+            group_end="\n]<|END_ACTION|>",
+            name_key="tool_name",
+            arguments_key="parameters",
+            id=IdMarks('"tool_call_id": "', "[0-9]{1,4}", '", '),
+        ),
+        ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+        text_begin="<|START_RESPONSE|>",
+        text_end="<|END_RESPONSE|>",
+        delimiters=(
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+        ),
+        turn=TurnMarks(("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",), "<|END_OF_TURN_TOKEN|>"),
+        marks=("<|START_ACTION|>",),
+    ),
+    ReplyFormat(  # Phi-4-mini
+        "phi4_mini",
+        Calls(Arguments.OBJECT, group_begin="<|tool_call|>[", separator=", ", group_end="]<|/tool_call|>"),
+        _BARE_THINK,
+        delimiters=(*_THINK_TAGS, "<|tool_call|>", "<|/tool_call|>"),
+        turn=TurnMarks(("<|assistant|>",), "<|end|>"),
+        marks=("<|tool|>", "<|/tool|>"),
+    ),
+    ReplyFormat(  # Granite 3
+        "granite",
+        Calls(Arguments.OBJECT, group_begin="<|tool_call|>[", separator=", ", group_end="]"),
+        _BARE_THINK,
+        delimiters=(*_THINK_TAGS, "<|tool_call|>"),
+        turn=TurnMarks(("<|start_of_role|>assistant<|end_of_role|>",), "<|end_of_text|>"),
+        marks=("<|tool_call|>", "<|start_of_role|>"),
+    ),
+    ReplyFormat(  # LFM2
+        "lfm2",
+        Calls(Arguments.PYTHON, group_begin="<|tool_call_start|>[", separator=", ", group_end="]<|tool_call_end|>"),
+        _BARE_THINK,
+        delimiters=(*_THINK_TAGS, "<|tool_call_start|>", "<|tool_call_end|>"),
+        turn=_CHATML,
+        marks=("<|tool_list_start|>",),
+    ),
+    ReplyFormat(  # Solar Open; a reply is a row of messages, of which each but the last ends with `<|end|>`
+        "solar_open",
+        Calls(
+            Arguments.JSON,
+            group_begin="<|tool_calls|>",
+            begin="<|tool_call:begin|>",
+            id=IdMarks("", "[a-z0-9]{1,10}", "<|tool_call:name|>"),
+            after_name="<|tool_call:args|>",
+            end="<|tool_call:end|>",
+            group_end="<|calls|>",
+        ),
+        ReasoningMarks("<|think|>", "<|end|><|begin|>assistant"),
+        text_begin="<|content|>",
+        text_end="<|end|><|begin|>assistant",
+        delimiters=(
+            "<|think|>",
+            "<|content|>",
+            "<|begin|>",
+            "<|end|>",
+            "<|tool_calls|>",
+            "<|tool_call:begin|>",
+            "<|tool_call:name|>",
+            "<|tool_call:args|>",
+            "<|tool_call:end|>",
+            "<|calls|>",
+        ),
+        turn=TurnMarks(("<|begin|>assistant",), "<|flush|>"),
+        marks=("<|tool_call:begin|>",),
+    ),
+    ReplyFormat(  # Llama-Nemotron
+        "nemotron",
+        Calls(Arguments.OBJECT, group_begin="<TOOLCALL>[", separator=", ", group_end="]</TOOLCALL>"),
+        _THINK,
+        delimiters=(*_THINK_TAGS, "<TOOLCALL>", "</TOOLCALL>"),
+        turn=TurnMarks(_LLAMA_ANCHORS, "<|eot_id|>"),
+        marks=("<TOOLCALL>",),
+    ),
+    ReplyFormat(  # Apriel, Jamba, Hunyuan A13B
+        "tool_calls_list",
+        Calls(Arguments.OBJECT, group_begin="<tool_calls>[", separator=", ", group_end="]</tool_calls>"),
+        _THINK,
+        delimiters=(*_THINK_TAGS, "<tool_calls>", "</tool_calls>"),
+        marks=("<tool_calls>[",),
     ),
     ReplyFormat(  # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
         "qwen3_coder",
@@ -141,9 +293,14 @@ _ALL = (
     ),
     ReplyFormat(  # Mistral since version 11 of its tokenizers, Magistral
         "mistral",
-        Calls(Arguments.JSON, begin="[TOOL_CALLS]", after_name="[ARGS]"),
+        Calls(
+            Arguments.JSON,
+            begin="[TOOL_CALLS]",
+            id=IdMarks("[CALL_ID]", "[a-zA-Z0-9]{9}", is_behind_name=True, is_optional=True),
+            after_name="[ARGS]",
+        ),
         ReasoningMarks("[THINK]", "[/THINK]"),
-        delimiters=("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+        delimiters=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
         turn=TurnMarks(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         marks=("[TOOL_CALLS]", "[ARGS]"),
     ),
@@ -179,71 +336,3 @@ _ALL = (
 )
 
 FORMATS: Mapping[str, ReplyFormat] = {format_.name: format_ for format_ in _ALL}
-
-
-def detect_format(template: str | None) -> str | None:
-    """Returns the format of a chat template, by the tags in its text; None if it shows none."""
-    if template is None:
-        return None
-    for format_ in _ALL:
-        if _has(template, format_.marks):
-            return format_.name
-    return "hermes" if _has(template, _THINK_TAGS[1:]) else None  # reasons, and calls no tools
-
-
-def resolve_format(setting: str, template: str | None) -> str | None:
-    """Returns the format of a model with this chat template, unless `setting` names another.
-
-    Raises:
-        ConfigError: `setting` is neither `auto`, `none` nor a format.
-    """
-    if (why := why_no_format(setting)) is not None:
-        raise ConfigError(f"chat_format {why}, not {setting!r}")
-    if setting == AUTO:
-        return detect_format(template)
-    return None if setting == NONE else setting
-
-
-def why_no_format(setting: str) -> str | None:
-    """Returns what the setting `chat_format` must be, or None if it is that."""
-    if setting in (AUTO, NONE) or setting in FORMATS:
-        return None
-    return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}"
-
-
-def reply_prefix(format_name: str, prompt: str) -> str:
-    """Returns the part of the reply that a prompt already has: the text after the last anchor, such as `<think>`.
-
-    A prompt that ends with another turn than the model's has nothing of its reply.
-
-    Raises:
-        InvalidRequest: it has more tags than the engine's thread has time for.
-    """
-    format_ = FORMATS[format_name]
-    found = [(prompt.rfind(anchor), len(anchor)) for anchor in format_.turn.anchors]
-    place, length = max(found, default=(-1, 0))
-    if place < 0:
-        return _open_reasoning(format_, prompt)
-    prefix = prompt[place + length :]
-    if format_.turn.end and format_.turn.end in prefix:
-        return ""
-    num_tags = sum(map(prefix.count, format_.delimiters))
-    if num_tags > MAX_PREFIX_TAGS:
-        raise InvalidRequest(f"the message that is continued has {num_tags} tags, at most {MAX_PREFIX_TAGS} can be")
-    return prefix
-
-
-def shows_reasoning(format_name: str, template: str) -> bool:
-    """Whether a chat template of this format has a reasoning tag: not all models that use the format reason."""
-    reasoning = FORMATS[format_name].reasoning
-    return reasoning is not None and any(tag.strip() in template for tag in (reasoning.begin, reasoning.end))
-
-
-def _open_reasoning(format_: ReplyFormat, prompt: str) -> str:
-    """Returns the reasoning tag at the end of a prompt that has none of the anchors."""
-    begin = format_.reasoning.begin.strip() if format_.reasoning else ""
-    return begin if begin and prompt.rstrip().endswith(begin) else ""
-
-
-def _has(template: str, marks: Iterable[str]) -> bool:
-    return all(mark in template for mark in marks)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec
-from penstock.engine.text.response.call_grammar import CallGrammar
+from penstock.engine.text.response.call_grammar import CallGrammar, between_marks
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.json_grammar import JsonGrammar
 from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, regex, sequence
@@ -84,25 +84,27 @@ class _Reply:
         self._calls = CallGrammar(writer, self._format, response.tools, rule) if response.tools else None
 
     def start(self) -> str:
-        return self._messages() if self._format.text_begin else self._plain()
+        return self._messages() if self._format.has_messages else self._plain()
 
     def _plain(self) -> str:
         begin, end = self._tags()
         if self._reasoning is _Reasoning.NONE:
             return self._body("")
-        rest = sequence([self._writer.until(end), self._body(_optional(_GAP))])
+        last, *more = self._format.pieces(end)
+        rest = sequence([self._writer.until(last), self._writer.spell(more), self._body(_optional(_GAP))])
         if self._reasoning is _Reasoning.OPEN:
             return rest
         return either([sequence([self._spell(begin), rest]), self._body("", unlike=begin)])
 
     def _body(self, gap: str, unlike: str = "") -> str:
         """Returns what follows the reasoning. It may not begin like `unlike`, the beginning of reasoning."""
+        text = between_marks(self._writer, self._format, self._text or "")
         if self._calls is None:
-            return sequence([gap, self._text or ""])
+            return sequence([gap, text])
         if self._rule.required:
             return self._required_calls(self._calls)
         if self._text is not None:
-            return either([sequence([gap, self._text]), sequence([gap, self._calls.marked_run()])])
+            return either([sequence([gap, text]), sequence([gap, self._calls.marked_run()])])
         return self._calls.within_text(unlike)
 
     def _required_calls(self, calls: CallGrammar) -> str:

@@ -10,7 +10,7 @@ from enum import Enum
 class Arguments(Enum):
     """How a call spells its arguments, and with them its name."""
 
-    OBJECT = "object"  # one JSON object: {"name": NAME, arguments_key: {...}}
+    OBJECT = "object"  # one JSON object: {name_key: NAME, arguments_key: {...}}
     JSON = "json"  # NAME, then a JSON object
     PARAMETERS = "parameters"  # NAME, then each value between tags; strings are bare, all others JSON
     PYTHON = "python"  # NAME(key=value, ...), values as Python writes them
@@ -35,19 +35,31 @@ class ParameterMarks:
 
 
 @dataclass(frozen=True, slots=True)
+class IdMarks:
+    """`before` ID `after`: what a model writes for its own bookkeeping, and no client gets."""
+
+    before: str
+    pattern: str  # of an id, as a regular expression
+    after: str = ""
+    is_behind_name: bool = False  # otherwise it comes before the name; in an OBJECT, as its first key
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """Tool calls: `group_begin` CALL `separator` CALL ... `group_end`.
 
     A CALL is `begin` BODY `end`; BODY depends on `arguments`:
 
-        OBJECT      {"name": NAME, `arguments_key`: {...}}
+        OBJECT      {`name_key`: NAME, `arguments_key`: {...}}
         JSON        NAME `after_name` {...}
         PARAMETERS  NAME `after_name` PARAMETER PARAMETER ...
         PYTHON      NAME(key=value, ...)
         BARE_KEYS   NAME {key:value, ...}
 
-    If a model writes white space in these, the parser takes any, or none. It also takes calls without `end` or
-    `group_end`, except for PARAMETERS, where only `end` says that no other parameter follows.
+    An `id` stands before a NAME or behind it. If a model writes white space in these, the parser takes any, or none. It
+    also takes calls without `end` or `group_end`, except for PARAMETERS, where only `end` says that no other parameter
+    follows.
     """
 
     arguments: Arguments
@@ -57,7 +69,9 @@ class Calls:
     group_end: str = ""
     separator: str = ""
     after_name: str = ""
+    name_key: str = "name"
     arguments_key: str = "arguments"
+    id: IdMarks | None = None
     parameter: ParameterMarks | None = None
     quote: str = ""
     group_mark: str = ""  # may stand before `group_begin`; then calls count anywhere
@@ -82,11 +96,16 @@ class ReplyFormat:
     calls: Calls
     reasoning: ReasoningMarks | None = None
     text_begin: str = ""  # before text, if even that has a delimiter
-    text_end: str = ""  # after text, if another part follows
-    next_part: str = ""  # between the end of a part and the beginning of the next
+    text_end: str = ""  # after text; in a format of messages, if another one follows
+    next_part: str = ""  # between two parts, if each is a message with a header
     delimiters: tuple[str, ...] = ()  # pieces of syntax that may be one token, often a special one
     turn: TurnMarks = TurnMarks()
-    marks: tuple[str, ...] = ()  # a chat template has this format if it has all of them
+    marks: tuple[str, ...] = ()  # a chat template that prints no calls has this format if it has all of them
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether a reply is a row of messages, each with a header."""
+        return bool(self.next_part)
 
     def pieces(self, syntax: str) -> tuple[str, ...]:
         """Splits `syntax` into delimiters and ordinary text. Joined, the pieces are `syntax`."""

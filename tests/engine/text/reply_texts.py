@@ -87,7 +87,7 @@ def write(name: str, message: Message, *, call_arguments: list[dict[str, object]
     if message.reasoning and format_.reasoning is not None:
         parts.append(format_.reasoning.begin + message.reasoning + format_.reasoning.end)
     if message.text:
-        end = format_.text_end if message.calls else ""
+        end = format_.text_end if message.calls or not format_.has_messages else ""
         parts.append(format_.text_begin + message.text + end)
     written = [
         _call(format_.calls, call, arguments)
@@ -101,7 +101,7 @@ def write(name: str, message: Message, *, call_arguments: list[dict[str, object]
 
 
 def _joined(format_: ReplyFormat, parts: list[str]) -> str:
-    if format_.next_part:
+    if format_.has_messages:
         return format_.next_part.join(parts)
     return "".join(parts)
 
@@ -112,9 +112,10 @@ def _call(calls: Calls, name: str, arguments: dict[str, object]) -> str:
 
 def _body(calls: Calls, name: str, arguments: dict[str, object]) -> str:
     if calls.arguments is Arguments.OBJECT:
-        return json.dumps({"name": name, calls.arguments_key: arguments}, ensure_ascii=False)
+        ids = {"tool_call_id": "7"} if calls.id else {}
+        return json.dumps({**ids, calls.name_key: name, calls.arguments_key: arguments}, ensure_ascii=False)
     if calls.arguments is Arguments.JSON:
-        return name + calls.after_name + json.dumps(arguments, ensure_ascii=False)
+        return _named(calls, name) + calls.after_name + json.dumps(arguments, ensure_ascii=False)
     if calls.arguments is Arguments.PYTHON:
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
     if calls.arguments is Arguments.BARE_KEYS:
@@ -126,6 +127,14 @@ def _body(calls: Calls, name: str, arguments: dict[str, object]) -> str:
         for key, value in arguments.items()
     )
     return name + calls.after_name + "".join(parameters)
+
+
+def _named(calls: Calls, name: str) -> str:
+    marks = calls.id
+    if marks is None:
+        return name
+    written = marks.before + "a1b2c3d4e" + marks.after
+    return name + written if marks.is_behind_name else written + name
 
 
 def _bare(value: object, quote: str) -> str:

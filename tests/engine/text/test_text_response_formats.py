@@ -9,13 +9,8 @@ import re
 import pytest
 
 from penstock.engine.errors import ConfigError, InvalidRequest
-from penstock.engine.text.response.formats import (
-    FORMATS,
-    MAX_PREFIX_TAGS,
-    detect_format,
-    reply_prefix,
-    resolve_format,
-)
+from penstock.engine.text.response.choice import MAX_PREFIX_TAGS, detect_format, reply_prefix, resolve_format
+from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.syntax import ReplyFormat
 from tests.support.packages import ROOT
 
@@ -30,6 +25,17 @@ TEMPLATES = {
     "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\\n```json\\n",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>",
     "gpt_oss": "<|start|>assistant<|channel|>final<|message|>",
+    "hy_v3": "<tool_calls>\\n<tool_call>{{ name }}<tool_sep>\\n<arg_key>",
+    "hy_v3_opensource": "<tool_call:opensource>{{ name }}<tool_sep:opensource>\\n<arg_key:opensource>",
+    "seed_oss": "<seed:tool_call>\\n<function=' + name + '>\\n<parameter=' + key + '>",
+    "minimax_m2": "<minimax:tool_call>\\n<invoke name=",
+    "command_r7b": "<|START_ACTION|>[{{ calls }}]<|END_ACTION|>",
+    "phi4_mini": "<|system|><|tool|>{{ tools }}<|/tool|>",
+    "granite": "<|start_of_role|>Answer with <|tool_call|> and a list",
+    "lfm2": "<|tool_list_start|>{{ tools }}<|tool_list_end|>",
+    "solar_open": "<|tool_calls|><|tool_call:begin|>{{ id }}<|tool_call:name|>{{ name }}",
+    "nemotron": "<TOOLCALL>[{{ calls }}]</TOOLCALL>",
+    "tool_calls_list": "<tool_calls>[{{ calls }}]</tool_calls>",
     "olmo3": "<function_calls>{{ calls }}</function_calls>",
     "gemma": "<|tool_call>call:{{ name }}",
     "function_gemma": "<start_function_call>call:{{ name }}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -91,9 +92,69 @@ CALLS = {
     ),
     "llama3_json": ('{"name": "set", "parameters": {"v": true}}', '{"name": "stop", "parameters": {}}'),
     "llama_pythonic": ("[set(v=True)]", "[stop()]"),
+    "hy_v3": (
+        (
+            "<tool_calls>\n<tool_call>set<tool_sep>\n<arg_key>v</arg_key>\n<arg_value>true</arg_value>\n"
+            "</tool_call>\n</tool_calls>"
+        ),
+        "<tool_calls>\n<tool_call>stop<tool_sep>\n</tool_call>\n</tool_calls>",
+    ),
+    "hy_v3_opensource": (
+        (
+            "<tool_calls:opensource>\n<tool_call:opensource>set<tool_sep:opensource>\n<arg_key:opensource>v"
+            "</arg_key:opensource>\n<arg_value:opensource>true</arg_value:opensource>\n</tool_call:opensource>\n"
+            "</tool_calls:opensource>"
+        ),
+        (
+            "<tool_calls:opensource>\n<tool_call:opensource>stop<tool_sep:opensource>\n</tool_call:opensource>\n"
+            "</tool_calls:opensource>"
+        ),
+    ),
+    "seed_oss": (
+        ("<seed:tool_call>\n<function=set>\n<parameter=v>true</parameter>\n</function>\n</seed:tool_call>"),
+        "<seed:tool_call>\n<function=stop>\n</function>\n</seed:tool_call>",
+    ),
+    "minimax_m2": (
+        (
+            '<minimax:tool_call>\n<invoke name="set">\n<parameter name="v">true</parameter>\n</invoke>\n'
+            "</minimax:tool_call>"
+        ),
+        '<minimax:tool_call>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
+    ),
+    "command_r7b": (
+        (
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "set", "parameters": {"v": true}}\n]'
+            "<|END_ACTION|>"
+        ),
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>',
+    ),
+    "phi4_mini": (
+        '<|tool_call|>[{"name": "set", "arguments": {"v": true}}]<|/tool_call|>',
+        '<|tool_call|>[{"name": "stop", "arguments": {}}]<|/tool_call|>',
+    ),
+    "granite": (
+        '<|tool_call|>[{"name": "set", "arguments": {"v": true}}]',
+        '<|tool_call|>[{"name": "stop", "arguments": {}}]',
+    ),
+    "lfm2": ("<|tool_call_start|>[set(v=True)]<|tool_call_end|>", "<|tool_call_start|>[stop()]<|tool_call_end|>"),
+    "solar_open": (
+        (
+            "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>set<|tool_call:args|>"
+            '{"v": true}<|tool_call:end|><|calls|>'
+        ),
+        ("<|tool_calls|><|tool_call:begin|>b2<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"),
+    ),
+    "nemotron": (
+        '<TOOLCALL>[{"name": "set", "arguments": {"v": true}}]</TOOLCALL>',
+        '<TOOLCALL>[{"name": "stop", "arguments": {}}]</TOOLCALL>',
+    ),
+    "tool_calls_list": (
+        '<tool_calls>[{"name": "set", "arguments": {"v": true}}]</tool_calls>',
+        '<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>',
+    ),
     "olmo3": ("<function_calls>\nset(v=True)\n</function_calls>", "<function_calls>\nstop()\n</function_calls>"),
 }
-THINKERS = sorted(name for name, format_ in FORMATS.items() if format_.reasoning and not format_.text_begin)
+THINKERS = sorted(name for name, format_ in FORMATS.items() if format_.reasoning and not format_.has_messages)
 
 
 def grammar(
@@ -146,7 +207,7 @@ def test_calls_follow_each_other_unless_only_one_may_be(format_: str) -> None:
         both = first[: len(first) - end] + syntax.separator + second[head:]
     else:
         both = first + syntax.separator + second
-    is_one_per_turn = bool(FORMATS[format_].next_part)
+    is_one_per_turn = FORMATS[format_].has_messages
     assert accepts(grammar(format_, REQUIRED), both) == (not is_one_per_turn)
     assert not accepts(grammar(format_, ONE), both)
     assert not accepts(grammar(format_, CallRule(at_most_one=True)), both)
@@ -306,7 +367,7 @@ def test_the_parser_reads_what_the_grammar_allows(format_: str, calls: CallRule,
     assert num_whole >= 4
 
 
-@pytest.mark.parametrize("format_", [name for name in FORMATS if not FORMATS[name].text_begin])
+@pytest.mark.parametrize("format_", [name for name in FORMATS if not FORMATS[name].has_messages])
 @pytest.mark.parametrize("prefix", ["Well, ", "\n"])
 def test_a_required_call_is_one_behind_what_the_prompt_has_of_the_reply_too(format_: str, prefix: str) -> None:
     source = grammar(format_, REQUIRED, prefix=prefix)
@@ -327,8 +388,8 @@ def test_a_bare_string_of_several_kinds_does_not_read_like_another_kind(format_:
     source = grammar(format_, ONE, tools=tools)
     parameter = FORMATS[format_].calls.parameter
     assert parameter is not None
-    opening, _, closing = (
-        CALLS[format_][0].replace("set", "f").replace(">v<", ">x<").replace("=v>", "=x>").partition("true")
+    opening, _, closing = re.sub(r"(>|=|\")v(<|>|\")", r"\1x\2", CALLS[format_][0].replace("set", "f")).partition(
+        "true"
     )
     for text, is_allowed in (
         ("word", True),

@@ -83,10 +83,21 @@ class CallReader:
         if self._calls.arguments is Arguments.OBJECT:
             yield from self._object(source, is_marked)
         else:
+            yield from self._skip_id(source, is_behind_name=False)
             name = yield from source.name()
             self._check(name, is_marked)
+            yield from self._skip_id(source, is_behind_name=True)
             yield from self._named(source, name)
         source.settle()
+
+    def _skip_id(self, source: TextCursor, *, is_behind_name: bool) -> Reading[None]:
+        marks = self._calls.id
+        if marks is None or marks.is_behind_name != is_behind_name:
+            return
+        if marks.before and not (yield from source.accept(marks.before)):
+            return
+        yield from source.name()
+        yield from source.expect(marks.after)
 
     def _named(self, source: TextCursor, name: str) -> Reading[None]:
         calls = self._calls
@@ -102,7 +113,7 @@ class CallReader:
             yield from self._literals(source, name, ("{", ":", "}"))
 
     def _object(self, source: TextCursor, is_marked: bool) -> Reading[None]:
-        """Reads {"name": NAME, "arguments": {...}}, in any order and among other keys; arguments may be missing."""
+        """Reads an object with a name and arguments, in any order and among other keys; arguments may be missing."""
         name = ""
         held: list[str] | None = None  # arguments that come before the name
         has_begun = False
@@ -111,7 +122,7 @@ class CallReader:
             key = yield from self._key(source)
             if not (is_marked or name or key in _FIRST_KEYS):
                 raise Malformed  # an answer in JSON
-            if key == "name" and not name:
+            if key == self._calls.name_key and not name:
                 name = yield from read_text(source)
                 self._check(name, is_marked)
             elif key in _ARGUMENTS_KEYS and name and not has_begun:

@@ -21,7 +21,7 @@ class MessageHeader:
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """The delimiters around messages, taken from a format that has `text_begin`."""
+    """The delimiters around messages, taken from a format of messages."""
 
     begins: tuple[str, ...]  # of a header
     end_of_header: str
@@ -31,7 +31,7 @@ class Framing:
 
 
 def framing(format_: ReplyFormat) -> Framing | None:
-    if not format_.text_begin or format_.reasoning is None:
+    if not format_.has_messages or format_.reasoning is None:
         return None
     channel, _, end_of_header = format_.pieces(format_.text_begin)
     return Framing(

@@ -53,6 +53,8 @@ def modes(format_: ReplyFormat, *, has_tools: bool) -> Modes:
         tags = {HEADER: frame.begins, TEXT: frame.ends}
         return Modes(_mode(tags, {HEADER: "to="}), _mode(tags), _mode(tags, is_reasoning=True), frame)
     anywhere, at_start, ends = _reasoning_tags(format_.reasoning)
+    if format_.text_begin:
+        anywhere[TEXT] = (format_.text_begin, format_.text_end)
     if has_tools:
         anywhere |= _call_tags(format_)
         at_start |= _unmarked_calls(format_)

@@ -1,0 +1,80 @@
+"""The format of a model's replies, and what of a reply its prompt already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.engine.errors import ConfigError, InvalidRequest
+from penstock.engine.text.response.formats import FORMATS
+from penstock.engine.text.response.syntax import ReplyFormat
+
+MAX_PREFIX_TAGS = 256
+AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
+
+
+def detect_format(template: str | None) -> str | None:
+    """Returns the format of a chat template, by the tags in its text; None if it shows none."""
+    if template is None:
+        return None
+    for format_ in FORMATS.values():
+        if _has(template, format_.marks):
+            return format_.name
+    return "hermes" if "</think>" in template else None  # reasons, and calls no tools
+
+
+def resolve_format(setting: str, template: str | None) -> str | None:
+    """Returns the format of a model with this chat template, unless `setting` names another.
+
+    Raises:
+        ConfigError: `setting` is neither `auto`, `none` nor a format.
+    """
+    if (why := why_no_format(setting)) is not None:
+        raise ConfigError(f"chat_format {why}, not {setting!r}")
+    if setting == AUTO:
+        return detect_format(template)
+    return None if setting == NONE else setting
+
+
+def why_no_format(setting: str) -> str | None:
+    """Returns what the setting `chat_format` must be, or None if it is that."""
+    if setting in (AUTO, NONE) or setting in FORMATS:
+        return None
+    return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}"
+
+
+def reply_prefix(format_name: str, prompt: str) -> str:
+    """Returns the part of the reply that a prompt already has: the text after the last anchor, such as `<think>`.
+
+    A prompt that ends with another turn than the model's has nothing of its reply.
+
+    Raises:
+        InvalidRequest: it has more tags than the engine's thread has time for.
+    """
+    format_ = FORMATS[format_name]
+    found = [(prompt.rfind(anchor), len(anchor)) for anchor in format_.turn.anchors]
+    place, length = max(found, default=(-1, 0))
+    if place < 0:
+        return _open_reasoning(format_, prompt)
+    prefix = prompt[place + length :]
+    if format_.turn.end and format_.turn.end in prefix:
+        return ""
+    num_tags = sum(map(prefix.count, format_.delimiters))
+    if num_tags > MAX_PREFIX_TAGS:
+        raise InvalidRequest(f"the message that is continued has {num_tags} tags, at most {MAX_PREFIX_TAGS} can be")
+    return prefix
+
+
+def shows_reasoning(format_name: str, template: str) -> bool:
+    """Whether a chat template of this format has a reasoning tag: not all models that use the format reason."""
+    reasoning = FORMATS[format_name].reasoning
+    return reasoning is not None and any(tag.strip() in template for tag in (reasoning.begin, reasoning.end))
+
+
+def _open_reasoning(format_: ReplyFormat, prompt: str) -> str:
+    """Returns the reasoning tag at the end of a prompt that has none of the anchors."""
+    begin = format_.reasoning.begin.strip() if format_.reasoning else ""
+    return begin if begin and prompt.rstrip().endswith(begin) else ""
+
+
+def _has(template: str, marks: Iterable[str]) -> bool:
+    return all(mark in template for mark in marks)
