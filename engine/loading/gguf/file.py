@@ -59,6 +59,10 @@ class GgufFile:
     def generation(self) -> Mapping[str, Any]:
         return {**sampling_fields(self._header), "eos_token_id": list(end_token_ids(self._header))}
 
+    @property
+    def generation_source(self) -> str:
+        return "metadata of the GGUF file"
+
     @cached_property
     def stored(self) -> dict[str, Stored]:
         return {name: Stored(self.path, view.shape, view.tensor.kind) for name, view in self._views.items()}

@@ -52,6 +52,11 @@ BEGINS_TEXT = ("llama-bpe", "llama3", "llama-v3", "tekken")  # with BOS, unless 
 # Control tokens that end a turn, whether or not the file names them so.
 TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 HARMONY_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")  # for gpt-oss, where <|end|> only ends a part of the answer
+# llama.cpp has in its code which tokens swallow the white space beside them, by the model's name: all added ones of
+# Phi-3 but these. Files of Phi-3 come with other names too. The other models with such tokens are embedders.
+SWALLOWS = ("phi-3", "phi3")
+SWALLOWS_NOT = ("<unk>", "<s>", "<|endoftext|>")
+
 SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -274,9 +279,27 @@ def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
         raise CheckpointError(
             f"{vocabulary.header.file.name} has {num_added} special and added tokens, at most {MAX_ADDED} may be"
         )
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for _, token in special])
+    swallows = _swallows_space(vocabulary.header)
+    backend.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False, rstrip=swallows and token not in SWALLOWS_NOT)
+            for _, token in special
+        ]
+    )
     users = [(pieces[id_], token) for id_, token in vocabulary.tokens_of_type(TokenType.USER_DEFINED)]
-    backend.add_tokens([AddedToken(piece, normalized=piece != token) for piece, token in users])
+    backend.add_tokens(
+        [
+            AddedToken(piece, normalized=piece != token, rstrip=swallows and token not in SWALLOWS_NOT)
+            for piece, token in users
+        ]
+    )
+
+
+def _swallows_space(header: GGUFHeader) -> bool:
+    """Whether added tokens swallow the white space behind them. Phi-4 has Phi-3's architecture, and byte-level BPE."""
+    name = str(header.metadata.get("general.name", "")).lower()
+    is_phi3 = header.architecture == "phi3" and header.metadata.get(f"{KEY}model") == "llama"
+    return is_phi3 or any(part in name for part in SWALLOWS)
 
 
 def _begin_and_end(backend: Tokenizer, vocabulary: _Vocabulary, kind: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gguf import GGUFWriter
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import CohereTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -17,7 +17,7 @@ from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.loading.gguf.header import GGUFHeader, read_header
 from penstock.engine.loading.gguf.tokenizer import SPLITS, end_token_ids, sampling_fields, tokenizer_of
 from tests.engine.loading.gguf_files import add_tokenizer
-from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
+from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level, llama2
 
 CORPUS = [
     "The 1234567 quick brown foxes' tails, they'll jump over 12 lazy dogs; I'VE seen them jumping!  \n\n  Really?\r\n",
@@ -28,8 +28,17 @@ TEXTS = [*CORPUS, "", " ", " leading", "trailing ", "a  b   c", "zzz\x00\x7f", "
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-def header_of(path: Path, tokenizer: Any, vocab_size: int = 0, pre: str = "gpt-2", **flags: bool) -> GGUFHeader:
-    writer = GGUFWriter(path, "llama")
+def header_of(
+    path: Path,
+    tokenizer: Any,
+    vocab_size: int = 0,
+    pre: str = "gpt-2",
+    architecture: str = "llama",
+    name: str = "",
+    **flags: bool,
+) -> GGUFHeader:
+    writer = GGUFWriter(path, architecture)
+    writer.add_name(name)
     add_tokenizer(writer, tokenizer, vocab_size, pre, **flags)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -128,6 +137,30 @@ def test_special_and_users_tokens_are_found_whole_and_the_template_comes_along(t
     assert found.chat_template == CHAT_TEMPLATE
     assert set(found.all_special_tokens) >= {"<|end|>"}
     assert found.decode([264, 265], skip_special_tokens=True) == original.decode([264, 265], skip_special_tokens=True)
+
+
+PHI3 = "<s><|system|>\nthe a<|end|>\n<|user|>\n a <unk> b<|end|>\n\n<|assistant|>\n</s> the"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "swallows"),
+    [("phi3", "", True), ("phi3", "Phi 3 mini", True), ("llama", "Phi-3-mini, llamafied", True), ("llama", "x", False)],
+)
+def test_the_added_tokens_of_phi3_swallow_the_space_behind_them(
+    tmp_path: Path, architecture: str, name: str, swallows: bool
+) -> None:
+    """Otherwise each turn would have three more tokens. A GGUF file does not say so."""
+    original = llama2()
+    backend = original.backend_tokenizer
+    tokens = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+    backend.add_special_tokens(
+        [AddedToken(token, rstrip=swallows and token != tokens[0], normalized=False) for token in tokens]
+    )
+    backend.add_tokens([AddedToken("</s>", rstrip=swallows, normalized=False)])
+    header = header_of(tmp_path / "model.gguf", original, architecture=architecture, name=name)
+    found = tokenizer_of(header)
+    for text in (PHI3, "the a", " <|end|> \t b <|endoftext|> a"):
+        assert found(text)["input_ids"] == original(text)["input_ids"], text
 
 
 def test_templates_for_special_cases_come_along_too(tmp_path: Path) -> None:
