@@ -125,8 +125,9 @@ def _choice(reply: Reply, choice: Choice, part: PartShown) -> Document:
 def _logprobs(reply: Reply, choice: Choice, shown: Shown, text: str) -> Document:
     writer = LegacyLogprobs(shown)
     if not text or reply.prompt_logprobs is None:
-        return writer.part(choice.logprobs or ())
-    return joined(writer.prompt(reply.prompt_logprobs, text), writer.part(choice.logprobs or ()))
+        return writer.part(choice.logprobs or (), choice.text, is_last=True)
+    prompt = writer.prompt(reply.prompt_logprobs, text)
+    return joined(prompt, writer.part(choice.logprobs or (), choice.text, is_last=True))
 
 
 class CompletionEvents(ChoiceEvents):
@@ -155,5 +156,6 @@ class CompletionEvents(ChoiceEvents):
         writer = self._logprobs.setdefault(chunk.index, LegacyLogprobs(self._shown))
         if self._prompt_text and chunk.prompt_logprobs:
             prompt = writer.prompt(chunk.prompt_logprobs, self._prompt_text)
-            return joined(prompt, writer.part(chunk.logprobs or ()))
-        return writer.part(chunk.logprobs) if chunk.logprobs else None
+            return joined(prompt, writer.part(chunk.logprobs or (), chunk.text))
+        part = writer.part(chunk.logprobs or (), chunk.text, is_last=chunk.finish_reason is not None)
+        return part if part["tokens"] else None

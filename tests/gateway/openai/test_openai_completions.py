@@ -156,7 +156,7 @@ async def test_log_probabilities_have_their_old_form(redis: RedisClient, redis_u
         completion = await asked.body(COMPLETIONS, SCORED, Completion)
         logprobs = completion.choices[0].logprobs
         assert logprobs is not None
-        assert logprobs.tokens == ["\ufffd", "\ufffd", "!"]
+        assert logprobs.tokens == [r"bytes:\xe6\x97", r"bytes:\xa5", "!"]
         assert logprobs.text_offset == [0, 0, 1]
         assert logprobs.token_logprobs == [-0.5, -0.5, -9999.0]
         assert logprobs.top_logprobs is not None
@@ -169,7 +169,7 @@ async def test_an_echoed_prompt_is_scored_too(redis: RedisClient, redis_url: str
         assert asked.request.prompt_logprobs == 2
         assert completion["text"] == "hi日!"
         assert completion["logprobs"] == {
-            "tokens": ["h", "i", "\ufffd", "\ufffd", "!"],
+            "tokens": ["h", "i", r"bytes:\xe6\x97", r"bytes:\xa5", "!"],
             "token_logprobs": [None, -0.5, -0.5, -0.5, -9999.0],
             "top_logprobs": [None, *completion["logprobs"]["top_logprobs"][1:]],
             "text_offset": [0, 1, 2, 2, 3],
