@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -38,16 +39,23 @@ class GenerationDefaults:
     """Defaults for parameters that a request leaves out.
 
     `ignored` lists, as `name=value`, the fields of generation_config.json that would change the output and are not
-    honoured. The worker logs them after loading the model.
+    honoured. The worker logs them after loading the model. `source` is where the checkpoint states defaults, and which
+    parameters it states.
     """
 
     eos_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     ignored: tuple[str, ...] = ()
+    source: str | None = field(default=None, compare=False)
 
     def within(self, vocab_size: int) -> GenerationDefaults:
         """Drops ids that the model never samples: some checkpoints name one beyond their vocabulary."""
         return replace(self, eos_token_ids=tuple(id_ for id_ in self.eos_token_ids if id_ < vocab_size))
+
+    def spelled(self) -> str:
+        """Returns as JSON all values that hold: equal ones generate the same for a request that leaves them open."""
+        values = {name: getattr(self.sampling, name) for name in _with_a_default()}
+        return json.dumps({**values, "eos_token_ids": self.eos_token_ids}, sort_keys=True)
 
 
 class Stated(Protocol):
@@ -57,15 +65,19 @@ class Stated(Protocol):
     def generation(self) -> Mapping[str, Any]: ...
 
     @property
+    def generation_source(self) -> str | None: ...
+
+    @property
     def fields(self) -> Mapping[str, Any]: ...
 
 
 def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
     """Reads generation_config.json, with config.json's `eos_token_id` if it has none, or a GGUF file's metadata.
 
-    Without the file the defaults are plain sampling at temperature 1. With it, `do_sample` means what it means in
-    transformers: unless it is true, decoding is greedy (temperature 0). A field that is absent or null filters nothing;
-    in particular there is no implied `top_k` of 50.
+    Without the file the defaults are plain sampling at temperature 1. With it, a `do_sample` that is written as false
+    is greedy (temperature 0), as in transformers. Where it is absent or null, sampling is what the other fields say:
+    files that only name token ids ask for nothing. A field that is absent or null filters nothing; in particular there
+    is no implied `top_k` of 50.
 
     Raises:
         CheckpointError: a file is malformed, or a value in it is out of range.
@@ -74,12 +86,14 @@ def read_generation_defaults(checkpoint: Stated) -> GenerationDefaults:
     eos = fields.get("eos_token_id")
     if eos is None:
         eos = _config_field(checkpoint.fields, "eos_token_id")
+    stated = _stated(fields)
     return GenerationDefaults(
         eos_token_ids=_token_ids(eos),
-        sampling=_sampling(fields),
+        sampling=_sampling(stated),
         ignored=tuple(
             f"{name}={shown(fields[name])}" for name, off in NOT_HONOURED.items() if fields.get(name) not in (None, off)
         ),
+        source=_source(checkpoint.generation_source, stated),
     )
 
 
@@ -98,16 +112,29 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
+def _stated(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the file says of the parameters that a model has defaults for."""
-    stated: dict[str, Any] = {} if _field(fields, "do_sample", bool) else {"temperature": 0.0}
-    for name, each in declared(SamplingParameters).items():
-        if each.otherwise == MODEL and name not in stated and (value := _field(fields, name, each.type)) is not None:
+    stated: dict[str, Any] = {"temperature": 0.0} if _field(fields, "do_sample", bool) is False else {}
+    for name, kind in _with_a_default().items():
+        if name not in stated and (value := _field(fields, name, kind)) is not None:
             stated[name] = value
+    return stated
+
+
+def _with_a_default() -> dict[str, type]:
+    """Returns the parameters that a model has defaults for, and their types."""
+    return {name: each.type for name, each in declared(SamplingParameters).items() if each.otherwise == MODEL}
+
+
+def _sampling(stated: Mapping[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**stated)
     except InvalidRequest as error:
         raise CheckpointError(f"{GENERATION_FILE}: {error}") from error
+
+
+def _source(file: str | None, stated: Mapping[str, Any]) -> str | None:
+    return f"{file}: {', '.join(stated)}" if file and stated else file
 
 
 def _field(fields: Mapping[str, Any], name: str, kind: type) -> Any:

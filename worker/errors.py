@@ -24,6 +24,8 @@ _CARD_WORDS = {
     "template": "the chat template",
     "chat_format": "the chat format",
     "vocab_size": "a vocabulary of size",
+    "text_rules": "the rules of text",
+    "generation_defaults": "the generation defaults",
 }
 
 

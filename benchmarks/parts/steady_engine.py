@@ -97,6 +97,8 @@ class SteadyText:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "." * len(token_ids)
 
+    decode_prompt = decode
+
 
 def steady_model(engine: StepEngine) -> Model:
     return Model(engine, SteadyText(), GenerationDefaults(eos_token_ids=()))

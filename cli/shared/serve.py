@@ -23,6 +23,7 @@ from penstock.engine.loading.identity import identify
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.progress import BYTES
 from penstock.engine.text.bridges.limits import rules_of
+from penstock.engine.text.reply import TEXT_RULES
 from penstock.local.progress import Say, shown
 from penstock.protocol.redis import tls
 from penstock.protocol.redis.renewal import keep_looking
@@ -112,6 +113,9 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         tokenizer.rules(),
         limits=limits,
         template_rules=rules_of(limits),
+        text_rules=TEXT_RULES,
+        generation_defaults=engine.defaults.spelled(),
+        generation_source=engine.defaults.source,
         held_as=config.weights,
         activations=config.activations,
     )

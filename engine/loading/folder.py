@@ -43,9 +43,12 @@ class Folder:
 
     @property
     def generation(self) -> Mapping[str, Any]:
-        """The fields of generation_config.json; without the file, plain sampling."""
-        file = self.path / GENERATION_FILE
-        return read_json(file) if file.exists() else {"do_sample": True}
+        """The fields of generation_config.json; without the file, none."""
+        return {} if self.generation_source is None else read_json(self.path / GENERATION_FILE)
+
+    @property
+    def generation_source(self) -> str | None:
+        return GENERATION_FILE if (self.path / GENERATION_FILE).exists() else None
 
     @cached_property
     def stored(self) -> dict[str, Stored]:

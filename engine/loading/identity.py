@@ -13,6 +13,9 @@ from penstock.engine.loading.source import Checkpoint, open_checkpoint
 DIGEST_CHARS = 32
 AS_STORED = "auto"
 
+# What decides on tokens and on their text, besides the format of chats. A field that is None takes no part.
+DECISIVE = ("weights", "tokenizer", "template", "template_rules", "text_rules", "generation_defaults")
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -24,13 +27,16 @@ class Identity:
     template: str | None  # of the chat templates, if there is one
     template_limits: str | None = None  # what these cannot do, by the names in `text/bridges/limits.py`
     template_rules: str | None = None  # by which conversations are made to fit them; None: none are
+    text_rules: str | None = None  # version of the rules by which tokens become text
+    generation_defaults: str | None = None  # as JSON, what holds for parameters that a request leaves open
+    generation_source: str | None = None  # where the checkpoint states them
 
     def digest(self, chat_format: str | None) -> str:
         """Returns a digest of everything, and of how replies are parsed: workers with equal ones can continue each
         other's replies.
         """
-        rules = [] if self.template_rules is None else [self.template_rules]
-        return _digest(json.dumps([self.weights, self.tokenizer, self.template, chat_format, *rules]))
+        decisive = {"chat_format": chat_format, **{name: getattr(self, name) for name in DECISIVE}}
+        return _digest(json.dumps({name: value for name, value in sorted(decisive.items()) if value is not None}))
 
 
 def identify(
@@ -40,6 +46,9 @@ def identify(
     *,
     limits: Sequence[str] = (),
     template_rules: str | None = None,
+    text_rules: str | None = None,
+    generation_defaults: str | None = None,
+    generation_source: str | None = None,
     held_as: str = AS_STORED,
     activations: str = AS_STORED,
 ) -> Identity:
@@ -51,6 +60,9 @@ def identify(
         token_rules: as `Tokenizer.rules` gives them.
         limits: of the templates, as `Tokenizer.limits` gives them.
         template_rules: as `rules_of` gives them for these limits.
+        text_rules: version of the rules by which tokens become text.
+        generation_defaults: as `GenerationDefaults.spelled` gives them.
+        generation_source: where the checkpoint states them.
         held_as: the setting `weights`: quantized weights differ from those they are made from.
         activations: the setting of that name: other activations make another model of the same weights.
 
@@ -65,6 +77,9 @@ def identify(
         template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
         template_limits=" ".join(limits) or None,
         template_rules=template_rules,
+        text_rules=text_rules,
+        generation_defaults=generation_defaults,
+        generation_source=generation_source,
     )
 
 

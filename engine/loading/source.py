@@ -46,6 +46,10 @@ class Checkpoint(Protocol):
         """The fields of generation_config.json."""
 
     @property
+    def generation_source(self) -> str | None:
+        """Where these fields are stated; None: nowhere."""
+
+    @property
     def stored(self) -> dict[str, Stored]:
         """The description of each tensor, by name."""
 

@@ -8,18 +8,21 @@ earlier ones invalid.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
+from penstock.engine.text.prompt_end import PromptEnd
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+BEGINNING = PromptEnd()
 
 
 class Detokenizer(Protocol):
     """Detokenizes one growing sequence of tokens.
 
     All pushes and the flush joined equal decoding all ids at once, whatever the ids: special tokens and unknown ids
-    have no text, invalid UTF-8 becomes U+FFFD. Everything is a function of the ids alone, so pushing the same ids again
-    leads to the same state.
+    have no text, invalid UTF-8 becomes U+FFFD. Behind a prompt they equal what these ids add to the decoded prompt.
+    Everything is a function of the prompt and the ids alone, so pushing the same ids again leads to the same state.
     """
 
     def push(self, token_id: int) -> str:
@@ -38,10 +41,11 @@ class ByteDetokenizer:
     the Unicode Standard.
     """
 
-    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
-        """Starts a new text. `token_bytes` lacks the ids that have no text."""
+    def __init__(self, token_bytes: Mapping[int, bytes], unfinished: bytes = b"") -> None:
+        """Starts a new text, with the unfinished character of a prompt. `token_bytes` lacks the ids without text."""
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder.decode(unfinished)
 
     def push(self, token_id: int) -> str:
         return self._decoder.decode(self._token_bytes.get(token_id, b""))
@@ -55,6 +59,7 @@ class TokenTexts(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
     def is_visible(self, token_id: int) -> bool: ...
+    def has_text(self, token_id: int) -> bool: ...
     def byte_of(self, token_id: int) -> bytes | None: ...
 
 
@@ -67,18 +72,37 @@ class ContextDetokenizer:
 
     A run of byte tokens decodes as a whole: if it is valid UTF-8 it is that text, and if not, each of its bytes is
     U+FFFD. So a run is held back until it ends or becomes invalid. Nothing else is ever held back.
+
+    A run that a prompt began, and that is UTF-8 so far, begins anew behind the prompt: what the client has of it stays.
     """
 
-    def __init__(self, vocabulary: TokenTexts, context: Sequence[int] = ()) -> None:
-        """Starts a new text. With `context`, a token with text, this text follows it and keeps its first space."""
+    def __init__(self, vocabulary: TokenTexts, behind: PromptEnd = BEGINNING, no_opening: Container[int] = ()) -> None:
+        """Starts a text behind a prompt. Tokens of `no_opening` may have text, but the first space is decided as if
+        they had none.
+        """
         self._vocabulary = vocabulary
-        self._context = [*context]  # at most one token with text, and one without text after it
-        self._context_text = vocabulary.decode(self._context) if context else ""
+        self._no_opening = no_opening
+        self._context = [*behind.context]  # at most one token with text, and one without text after it
+        self._context_text = vocabulary.decode(self._context) if self._context else ""
         self._run: list[int] = []  # byte tokens held back: so far a prefix of valid UTF-8
         self._run_decoder = codecs.getincrementaldecoder("utf-8")()
-        self._in_invalid_run = False
+        self._in_invalid_run = behind.is_run_invalid
+        self._of_prompt = "".join(self._text_behind(id_) for id_ in behind.byte_tokens)  # goes out with the first push
 
     def push(self, token_id: int) -> str:
+        if not self._of_prompt:
+            return self._text_behind(token_id)
+        of_prompt, self._of_prompt = self._of_prompt, ""
+        return of_prompt + self._text_behind(token_id)
+
+    def flush(self) -> str:
+        text = self._of_prompt + (self._text_of(self._run) if self._run else "")
+        self._of_prompt = ""
+        self._end_run()
+        return text
+
+    def _text_behind(self, token_id: int) -> str:
+        """Returns the text that this token makes certain."""
         if not self._vocabulary.is_visible(token_id):
             return ""
         byte = self._vocabulary.byte_of(token_id)
@@ -88,11 +112,6 @@ class ContextDetokenizer:
         text = self._text_of([*self._run, token_id])
         for released in (*self._run[-1:], token_id):
             self._move_context(released)
-        self._end_run()
-        return text
-
-    def flush(self) -> str:
-        text = self._text_of(self._run) if self._run else ""
         self._end_run()
         return text
 
@@ -118,8 +137,8 @@ class ContextDetokenizer:
         self._run_decoder.reset()
 
     def _move_context(self, token_id: int) -> None:
-        decode = self._vocabulary.decode
-        # Twice, since a leading space is dropped once: a token that is one space does have text.
-        has_text = decode([token_id, token_id]) != ""
+        if not self._context and token_id in self._no_opening:
+            return
+        has_text = self._vocabulary.has_text(token_id)
         self._context = [token_id] if has_text else [*self._context[:1], token_id]
-        self._context_text = decode(self._context)
+        self._context_text = self._vocabulary.decode(self._context)

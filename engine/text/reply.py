@@ -11,12 +11,15 @@ from penstock.engine.text.response.reading.replies import ReplyFormats
 from penstock.engine.text.stream import TextStream
 from penstock.engine.text.tokenizer import Tokenizer
 
+TEXT_RULES = "1"
+"""Version of the rules by which tokens become text. No worker continues a reply whose text other rules made."""
+
 
 class ReplyDecoder:
     """The reply of one choice: its text and, if there is a parser, its reasoning and tool calls separately.
 
-    It is a function of the token ids alone, which are pushed one by one whatever steps they come from. Stop strings are
-    matched in the text as the model wrote it, tags and reasoning included.
+    It is a function of the prompt and the token ids alone, which are pushed one by one whatever steps they come from.
+    Stop strings are matched in the text as the model wrote it, tags and reasoning included.
     """
 
     def __init__(self, text: TextStream, parser: ReplyParser | None = None) -> None:
@@ -73,6 +76,7 @@ class ReplyStreams:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             delimiters={} if spec is None else self._formats.dialect(spec.format).special,
+            prompt=None if request.begins_turn else request.prompt_token_ids,
             goes_on=request.grammar is not None,  # the grammar decides on each space
         )
         if spec is None:

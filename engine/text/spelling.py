@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import islice
 
 import tokenizers
 
 from penstock.engine.text.decoders import DecoderKind
-from penstock.engine.text.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+from penstock.engine.text.detokenizer import BEGINNING, ByteDetokenizer, ContextDetokenizer, Detokenizer
+from penstock.engine.text.prompt_end import PromptEnd, byte_level_end, end_of, without_byte_tokens
 from penstock.engine.text.unlocked import text_of
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -49,17 +50,39 @@ class Spelling:
         """Returns the bytes of a token, or None if it stands for text rather than bytes."""
         return self._bytes.get(token_id)
 
-    def detokenizer(self, *, goes_on: bool = False) -> Detokenizer:
-        """Returns a detokenizer. With `goes_on`, even the first token has the text that `spell` returns."""
+    def has_text(self, token_id: int) -> bool:
+        # Twice, since a leading space is dropped once: a token that is one space does have text.
+        return self.decode([token_id, token_id]) != ""
+
+    def detokenizer(self, behind: PromptEnd = BEGINNING, no_opening: Container[int] = ()) -> Detokenizer:
+        """Returns a detokenizer for the text behind a prompt. The first space is decided as if the tokens of
+        `no_opening` had no text.
+        """
         if self._kind is DecoderKind.BYTES:
-            return ByteDetokenizer(self._bytes)
-        return ContextDetokenizer(self, self._some_token if goes_on else ())
+            return ByteDetokenizer(self._bytes, behind.unfinished)
+        return ContextDetokenizer(self, behind, no_opening)
 
     @cached_property
-    def _some_token(self) -> tuple[int, ...]:
-        """One token with text, if there is one."""
-        texts = (id_ for id_ in self._tokens if id_ not in self._bytes and self.decode([id_, id_]))
-        return tuple(islice(texts, 1))
+    def inside(self) -> PromptEnd:
+        """The end of some text. Behind it, even the first token has the text that `spell` returns."""
+        if self._kind is DecoderKind.BYTES:
+            return BEGINNING
+        texts = (id_ for id_ in self._tokens if id_ not in self._bytes and self.has_text(id_))
+        return PromptEnd(context=tuple(islice(texts, 1)))
+
+    def end_of(self, prompt: Sequence[int]) -> PromptEnd:
+        """Returns the end of a prompt of any ids."""
+        if self._kind is DecoderKind.BYTES:
+            return byte_level_end(self, prompt)
+        return end_of(self, prompt, self.inside.context)
+
+    def decode_prompt(self, prompt: Sequence[int]) -> str:
+        """Returns the text of a prompt without the unfinished character at its end."""
+        end = self.end_of(prompt)
+        if end.byte_tokens:
+            return self.decode(without_byte_tokens(self, prompt, len(end.byte_tokens)))
+        text = self.decode(prompt)
+        return text[:-1] if end.unfinished else text  # it ends in one U+FFFD
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
         """Returns the text of one token inside a text, a leading space included, and the bytes that it adds.

@@ -12,8 +12,8 @@ from penstock.engine.text.tokenizer import Tokenizer
 class TextStream:
     """The text of one choice: detokenized, and ended by the first stop string.
 
-    It is a function of the token ids alone. The engine handles token ids that end a sequence: it pushes them if their
-    text is wanted.
+    It is a function of the prompt and the token ids alone. The engine handles token ids that end a sequence: it pushes
+    them if their text is wanted.
     """
 
     def __init__(
@@ -24,6 +24,7 @@ class TextStream:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         delimiters: Mapping[int, str] | None = None,
+        prompt: Sequence[int] | None = None,
         goes_on: bool = False,
     ) -> None:
         """Starts a new text.
@@ -34,13 +35,14 @@ class TextStream:
             include_stop: whether the text includes the stop string that ends it.
             skip_special_tokens: whether special tokens have no text.
             delimiters: the characters that stand in the text for tokens that delimit parts of a reply.
+            prompt: as in `Tokenizer.detokenizer`; no part behind a delimiter continues it.
             goes_on: as in `Tokenizer.detokenizer`.
 
         Raises:
             InvalidRequest: a stop string is empty.
         """
         self._new_detokenizer = partial(tokenizer.detokenizer, skip_special_tokens=skip_special_tokens, goes_on=goes_on)
-        self._detokenizer = self._new_detokenizer()
+        self._detokenizer = self._new_detokenizer(prompt=prompt)
         self._delimiters = delimiters or {}
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 

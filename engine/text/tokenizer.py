@@ -66,6 +66,7 @@ class Tokenizer:
         found = ((id_, self._backend.id_to_token(id_)) for id_ in ids)
         tokens = {id_: token for id_, token in found if token is not None}
         token_bytes = bytes_of(tokens, kind)
+        self._special_ids = frozenset(self.special_token_ids.values())
         self._last_own = max((id_ for id_ in tokens if id_ not in added), default=-1)
         ordinary = {id_: token for id_, token in tokens.items() if token not in self.special_token_ids}
         if not any(ordinary.values()):
@@ -181,12 +182,28 @@ class Tokenizer:
         """
         return self._spelling.decode(token_ids)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, goes_on: bool = False) -> Detokenizer:
+    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of a prompt, without an unfinished character at its end: that is of the text behind it."""
+        return self._spelling.decode_prompt(token_ids)
+
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, prompt: Sequence[int] | None = None, goes_on: bool = False
+    ) -> Detokenizer:
         """Returns a detokenizer for a new sequence of tokens. Special tokens have no text, or else their spelling.
 
-        With a SentencePiece vocabulary there is no space before a text's first word, unless the text `goes_on`.
+        With a SentencePiece vocabulary there is no space before a text's first word.
+
+        Args:
+            skip_special_tokens: whether special tokens have no text.
+            prompt: tokens that the sequence continues; None: it is decoded by itself.
+            goes_on: whether even the first token has the text that `spell` returns, whatever the prompt is.
         """
-        return (self._spelling if skip_special_tokens else self._full_spelling).detokenizer(goes_on=goes_on)
+        spelling = self._spelling if skip_special_tokens else self._full_spelling
+        if goes_on:
+            return spelling.detokenizer(self._spelling.inside)
+        if prompt is None:
+            return spelling.detokenizer()
+        return spelling.detokenizer(self._spelling.end_of(prompt), self._special_ids)
 
     def spell(self, token_id: int) -> tuple[str, bytes]:
         """Returns text and bytes of one token inside a text, as `Spelling` does, with special tokens spelled out."""

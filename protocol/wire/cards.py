@@ -27,8 +27,11 @@ class ModelCard(BaseModel):
     template: str | None = None  # digest of the chat template; None: the model takes no messages
     template_limits: str | None = None  # what the template cannot do: names, with spaces between
     template_rules: str | None = None  # version and limits by which messages are made to fit the template
+    text_rules: str | None = None  # version of the rules by which tokens become text
+    generation_defaults: str | None = None  # as JSON, what holds for parameters that a request leaves open
+    generation_source: str | None = None  # where the checkpoint states them, and which; None: nowhere
     chat_format: str | None = None  # how replies to messages are read; None: as plain text
-    digest: str | None = None  # of weights, tokenizer, template and its rules, and chat format; `own` entries name it
+    digest: str | None = None  # of all that decides on tokens and their text; `own` entries name it
     vocab_size: int | None = None  # token ids are below it
     max_model_len: int | None = None  # prompt and generated tokens of one sequence
     dtype: str | None = None

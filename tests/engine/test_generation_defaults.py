@@ -37,9 +37,27 @@ def test_what_the_file_states_is_kept(tmp_path: Path) -> None:
     assert defaults == GenerationDefaults((3, 4), SamplingParams(**stated))
 
 
-@pytest.mark.parametrize("fields", [{}, {"do_sample": False}, {"do_sample": False, "temperature": 0.7}])
-def test_a_file_that_does_not_sample_is_greedy(fields: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{"do_sample": False}, {"do_sample": False, "temperature": 0.7}])
+def test_a_file_that_says_not_to_sample_is_greedy(fields: dict[str, Any], tmp_path: Path) -> None:
     assert read(tmp_path, fields).sampling == SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize("do_sample", [{}, {"do_sample": None}, {"do_sample": True}])
+def test_a_file_that_does_not_say_so_samples(do_sample: dict[str, Any], tmp_path: Path) -> None:
+    """Many files hold nothing but token ids."""
+    ids = {"bos_token_id": 1, "eos_token_id": 2, **do_sample}
+    assert read(tmp_path, ids).sampling == SamplingParams(temperature=1.0)
+    assert read(tmp_path, {**ids, "temperature": 0.7, "top_k": 9}).sampling == SamplingParams(temperature=0.7, top_k=9)
+
+
+def test_defaults_say_what_holds_and_where_it_is_stated(tmp_path: Path) -> None:
+    assert read(tmp_path, None).source is None
+    assert read(tmp_path, {"eos_token_id": 2}).source == "generation_config.json"
+    defaults = read(tmp_path, {"top_p": 0.5, "temperature": None, "eos_token_id": 2})
+    assert defaults.source == "generation_config.json: top_p"
+    assert json.loads(defaults.spelled()) == {
+        "temperature": 1.0, "top_p": 0.5, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "eos_token_ids": [2],
+    }  # fmt: skip
 
 
 def test_absent_and_null_fields_filter_nothing(tmp_path: Path) -> None:

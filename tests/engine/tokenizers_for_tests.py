@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -47,12 +47,26 @@ def llama2(**kwargs: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **kwargs)
 
 
+def gemma(**kwargs: Any) -> PreTrainedTokenizerFast:
+    """Builds SentencePiece-style BPE without a leading space, as of Gemma."""
+    tokenizer = llama2(**kwargs)
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
 def metaspace() -> PreTrainedTokenizerFast:
+    return metaspace_that_prepends("always")
+
+
+def metaspace_that_prepends(scheme: Literal["always", "first", "never"]) -> PreTrainedTokenizerFast:
     pieces = ["<unk>", "</s>", "▁", "▁a", "▁b", "a", "b▁c", "é"]
     backend = Tokenizer(
         models.BPE(vocab={piece: id_ for id_, piece in enumerate(pieces)}, merges=[], unk_token="<unk>")
     )
-    backend.decoder = decoders.Metaspace()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     backend.add_special_tokens(["</s>"])
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
@@ -75,3 +89,11 @@ def word_level(decoder: Any = None) -> PreTrainedTokenizerFast:
         backend.decoder = decoder
     backend.add_special_tokens(["[EOS]"])
     return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def with_stripping(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Adds tokens that swallow white space beside them."""
+    backend = tokenizer.backend_tokenizer
+    backend.add_tokens([AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True, normalized=False)])
+    backend.add_special_tokens([AddedToken("<|user|>", rstrip=True, normalized=False), AddedToken("<m>", lstrip=True)])
+    return tokenizer

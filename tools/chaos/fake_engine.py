@@ -63,6 +63,8 @@ class FakeText:
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
 
+    decode_prompt = decode
+
 
 @dataclass(slots=True)
 class _Row:

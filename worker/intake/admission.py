@@ -52,6 +52,7 @@ def to_engine_request(
         priority=request.priority,
         generated=generated,
         response=preparation.response,
+        begins_turn=request.messages is not None and not request.continue_final_message,
         echo=preparation.echo,
         grammar=preparation.grammar,
         cache_salt=request.cache_salt or "",

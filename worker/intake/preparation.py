@@ -43,6 +43,9 @@ class TextEncoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens; special tokens have none."""
 
+    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of a prompt, without an unfinished character at its end."""
+
     @property
     def special_token_ids(self) -> Mapping[str, int]:
         """Tokens that are not text, and their ids."""
@@ -157,18 +160,22 @@ class Preparer:
         )
 
     def _read_prompt(self, asked: GenerateRequest, check: Check) -> Preparation:
+        source = self._grammar_source(asked, None, has_reasoning=False)
         if asked.prompt_token_ids is not None:
             token_ids = asked.prompt_token_ids
-            text = self._decode(token_ids) if asked.echo else ""
+            text = self._echo_of(token_ids, is_constrained=source is not None) if asked.echo else ""
         else:
             text = asked.prompt or ""
             token_ids = tuple(self.text.encode(text, check))
-        source = self._grammar_source(asked, None, has_reasoning=False)
         return Preparation(token_ids, None, text if asked.echo else "", source)
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        """Decodes ids that have text: a model's vocabulary may be padded. The engine refuses ids beyond that."""
-        return self.text.decode([id_ for id_ in token_ids if id_ < self.text.vocab_size])
+    def _echo_of(self, token_ids: Sequence[int], *, is_constrained: bool) -> str:
+        """Decodes ids that have text: a model's vocabulary may be padded. The engine refuses ids beyond that.
+
+        An unfinished character belongs to the answer, unless a grammar says how that begins.
+        """
+        known = [id_ for id_ in token_ids if id_ < self.text.vocab_size]
+        return self.text.decode(known) if is_constrained else self.text.decode_prompt(known)
 
     def _grammar_source(
         self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool

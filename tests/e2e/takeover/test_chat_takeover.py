@@ -5,36 +5,23 @@ changed.
 from __future__ import annotations
 
 import shutil
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cli.shared.serve import load_model
-from penstock.engine import Engine, EngineConfig, Output, ToolCallDelta
+from penstock.engine import Engine, EngineConfig
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.scheduling.pace import Pace
 from penstock.engine.text.response.call_ids import call_id
-from penstock.producer import GenerateRequest, Reply
-from penstock.producer.reading.assembly import Assembler
-from penstock.protocol import keys
+from penstock.producer import GenerateRequest
 from penstock.protocol.redis.connection import RedisClient
-from penstock.worker.config import WorkerConfig
-from penstock.worker.intake.admission import to_engine_request
-from penstock.worker.intake.preparation import Preparer
-from penstock.worker.publish.chunks import chunk_fields
-from penstock.worker.run.choices import ChoiceBuffer
-from penstock.worker.service import WorkerService
+from tests.e2e.takeover.left_replies import SIZES, assembled, generate, guessing_worker, leave, told
 from tests.support.packages import ROOT
 from tests.support.patience import eventually, slow
-from tests.support.programs.worker_harness import is_queue_empty, read_reply, serving, take_and_claim
-from tests.support.redis_servers.streams import add_entry
+from tests.support.programs.worker_harness import is_queue_empty
 
 TEMPLATE = ROOT / "tests/chat_templates/hermes.jinja"
-SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
 ARGUMENTS = {
     "type": "object",
     "properties": {"at": {"type": "string", "maxLength": 3}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -84,68 +71,6 @@ def request(kind: str, cut: int) -> GenerateRequest:
     return GenerateRequest.model_validate({**BASE, **ASKED[kind], "id": f"{kind}-{cut}"})
 
 
-def generate(engine: Engine, asked: GenerateRequest) -> list[Output]:
-    """Returns the outputs of all steps of an undisturbed request."""
-    preparation = Preparer(engine.tokenizer, WorkerConfig(), engine.grammars).prepare(asked)
-    engine.add(to_engine_request(asked, preparation, engine.defaults))
-    outputs = []
-    while engine.has_work():
-        outputs += engine.step()
-    return outputs
-
-
-async def leave(redis: RedisClient, kind: str, outputs: list[Output], cut: int) -> None:
-    """Leaves a request whose worker died after publishing its first `cut` outputs, each as a chunk of its own."""
-    asked = request(kind, cut)
-    await add_entry(redis, keys.requests("q"), asked.to_entry())
-    claim = await take_and_claim(redis, "victim", str(asked.id))
-    choices = [ChoiceBuffer(index) for index in range(asked.n)]
-    for number, output in enumerate(outputs[:cut], start=1):
-        choice = choices[output.index]
-        calls = [rename(delta, str(asked.id), output.index) for delta in output.tool_calls]
-        choice.add(replace(output, tool_calls=tuple(calls)))
-        fields = chunk_fields(choice, choice.take(), num_choices=asked.n)
-        choice.num_published += len(output.token_ids)
-        await redis.execute_command("XADD", keys.reply("q", str(asked.id)), f"{claim.epoch}-{number}", *fields)
-
-
-def rename(delta: ToolCallDelta, request_id: str, index: int) -> ToolCallDelta:
-    return delta if delta.id is None else replace(delta, id=call_id(request_id, index, delta.index))
-
-
-async def assembled(redis: RedisClient, request_id: str) -> Reply:
-    """Reads a reply as the client library does."""
-    assembler = Assembler(request_id)
-    reply = await read_reply(redis, request_id)
-    for entry_id, entry in zip(reply.ids, reply.entries, strict=True):
-        assembler.feed(entry_id, entry)
-    assert assembler.reply is not None
-    return assembler.reply
-
-
-def told(reply: Reply) -> list[tuple[Any, ...]]:
-    """Returns all that does not depend on the request's id or on rounding."""
-    return [
-        (
-            choice.index,
-            choice.text,
-            choice.reasoning,
-            [(call.name, call.arguments) for call in choice.tool_calls],
-            choice.tokens,
-            choice.finish_reason,
-            choice.stop_reason,
-            [(logprob.id, logprob.token, logprob.bytes) for logprob in choice.logprobs or ()],
-        )
-        for choice in reply.choices
-    ]
-
-
-def guessing_worker(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:
-    return serving(
-        WorkerService(WorkerConfig(queue="q", health_port=None), url, partial(load_model, str(model), config))
-    )
-
-
 @pytest.mark.parametrize("every", [4, slow(1)])  # token, behind which a worker died
 async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch, every: int
@@ -157,7 +82,7 @@ async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
     cuts = [(kind, cut) for kind in ASKED for cut in (*range(0, len(outputs[kind]), every), len(outputs[kind]))]
     for kind, cut in cuts:
-        await leave(redis, kind, outputs[kind], cut)
+        await leave(redis, request(kind, cut), outputs[kind], cut)
     async with guessing_worker(redis_url, model, EngineConfig(**settings)):
         replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
         await eventually(lambda: is_queue_empty(redis))

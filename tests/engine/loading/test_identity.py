@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ def test_rules_of_rendering_are_of_the_digest_but_not_of_the_template() -> None:
     assert len({identity.digest(None) for identity in found}) == len(rules)
     assert len({identity.template for identity in found}) == 1
     assert found[0].digest(None) == identify(MODEL_DIR, TEMPLATES, RULES).digest(None)
+
+
+def test_each_rule_and_each_default_is_of_the_digest() -> None:
+    """A worker of other rules, or of other values for what a request leaves open, continues no reply of this one."""
+    plain = identify(MODEL_DIR, TEMPLATES, RULES)
+    others = [replace(plain, **{name: "other"}).digest(None) for name in (field.name for field in fields(Identity))]
+    decisive = {
+        field.name for field, other in zip(fields(Identity), others, strict=True) if other != plain.digest(None)
+    }
+    assert decisive == {field.name for field in fields(Identity)} - {"revision", "template_limits", "generation_source"}
+    assert len(set(others)) == len(decisive) + 1
 
 
 def test_the_templates_of_a_tokenizer_are_those_that_render() -> None:

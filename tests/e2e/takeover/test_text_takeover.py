@@ -1,0 +1,80 @@
+"""When the worker of a completion dies after any chunk, its text goes on as one text behind the prompt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine import Engine, EngineConfig
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.scheduling.pace import Pace
+from penstock.producer import GenerateRequest
+from penstock.protocol.redis.connection import RedisClient
+from tests.e2e.takeover.left_replies import SIZES, assembled, generate, guessing_worker, leave, told
+from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, LLAMA2_PIECES, llama2
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty
+
+NUM_SPECIAL, NUM_BYTES = 3, 256
+PIECES = range(NUM_SPECIAL + NUM_BYTES, NUM_SPECIAL + NUM_BYTES + len(LLAMA2_PIECES))
+THE, HALF = PIECES[2], NUM_SPECIAL + "é".encode()[0]
+BASE: dict[str, Any] = {
+    "n": 2, "temperature": 1.5, "max_tokens": 8, "logprobs": 1, "ignore_eos": True,
+    "allowed_token_ids": (*PIECES, *(NUM_SPECIAL + byte for byte in "é😀".encode())),
+}  # fmt: skip
+SAID = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "the a"})
+ASKED: dict[str, dict[str, Any]] = {
+    "text": {"prompt": "the", "seed": 1},
+    "echo": {"prompt": "the", "echo": True, "seed": 2},
+    "stop": {"prompt": "the", "stop": (" the", "b."), "seed": 3},
+    "character": {"prompt_token_ids": (THE, HALF), "echo": True, "seed": 4},
+    "special": {"prompt_token_ids": (1,), "skip_special_tokens": False, "seed": 5},
+    "continued": {"messages": SAID, "continue_final_message": True, "echo": True, "seed": 6},
+    "turn": {"messages": SAID[:1], "seed": 7},
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The demo's weights with a vocabulary whose decoder strips a leading space."""
+    directory = Path(shutil.copytree(MODEL_DIR, tmp_path / "model"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (directory / name).unlink()
+    llama2(chat_template=CHAT_TEMPLATE).save_pretrained(directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    return directory
+
+
+def request(kind: str, cut: int) -> GenerateRequest:
+    return GenerateRequest.model_validate({**BASE, **ASKED[kind], "id": f"{kind}-{cut}"})
+
+
+async def test_the_text_is_one_behind_the_prompt_wherever_its_worker_died(
+    redis_url: str, redis: RedisClient, model: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "num_drafts", lambda pace, num_rows, num_pairs, chances, host_s: len(chances))
+    settings: dict[str, Any] = {**SIZES, "compile_cache_dir": compile_cache}
+    engine = Engine.from_checkpoint(model, EngineConfig(**settings, speculation="off"))
+    outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
+    cuts = [(kind, cut) for kind in ASKED for cut in range(0, len(outputs[kind]) + 1, 3)]
+    for kind, cut in cuts:
+        await leave(redis, request(kind, cut), outputs[kind], cut)
+    async with guessing_worker(redis_url, model, EngineConfig(**settings)):
+        replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
+        await eventually(lambda: is_queue_empty(redis))
+    for (kind, cut), reply in replies.items():
+        assert told(reply) == told(replies[kind, 0]), (kind, cut)
+    decode = engine.tokenizer.decode
+    for kind in ("text", "echo", "continued", "character"):
+        prompt = (THE, HALF) if kind == "character" else engine.tokenizer.encode("the")
+        before = {"echo": "the", "continued": "the a", "character": "the"}.get(kind, "")
+        for choice in replies[kind, 0].choices:
+            head = engine.tokenizer.decode_prompt(prompt)
+            said = decode((*prompt, *choice.tokens))
+            assert choice.text == before + said[len(head) :], kind
+    for choice in replies["turn", 0].choices:
+        assert choice.text == decode(choice.tokens)
