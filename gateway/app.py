@@ -40,6 +40,8 @@ from penstock.gateway.keys.manager import KeyManager
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.routes import ROUTES as OPENAI_ROUTES
 from penstock.gateway.openai.unserved import ROUTES as UNSERVED_ROUTES
+from penstock.gateway.openapi.routes import PAGE_ROUTES as DOCS_ROUTES
+from penstock.gateway.openapi.routes import ROUTES as OPENAPI_ROUTES
 from penstock.gateway.operations.queue_admin import QueueAdmin
 from penstock.gateway.operations.routes import ROUTES as OPERATIONS_ROUTES
 from penstock.gateway.page.routes import page_routes
@@ -72,7 +74,8 @@ def create_app(
     """
     routes = [*health.ROUTES, *OPENAI_ROUTES, *UNSERVED_ROUTES]  # before routes whose parameter would match them
     routes += [*RESPONSES_ROUTES, *FILES_ROUTES, *BATCHES_ROUTES, *ANTHROPIC_ROUTES, *OPERATIONS_ROUTES]
-    routes += page_routes() if settings.page else []
+    routes += OPENAPI_ROUTES
+    routes += [*DOCS_ROUTES, *page_routes()] if settings.page else []
     middleware = [
         Middleware(TrailingSlashes),
         *_tracing(provider),

@@ -114,7 +114,7 @@ class Directory:
         """Returns the cards that the caller may use."""
         if self._allowed is None:
             return cards
-        return {queue: card for queue, card in cards.items() if self._allowed & {queue, card.model}}
+        return {queue: card for queue, card in cards.items() if self._allowed & {queue, *card.names}}
 
     def _is_to_be_served(self, queue: str) -> bool:
         return queue in self._served.only and (self._allowed is None or queue in self._allowed)
@@ -124,7 +124,7 @@ def _named(model: str, cards: Mapping[str, ModelCard]) -> Mapping[str, ModelCard
     """Returns the card of the queue with this name, or else those of the queues that serve the model."""
     if model in cards:
         return {model: cards[model]}
-    return {queue: card for queue, card in cards.items() if card.model == model}
+    return {queue: card for queue, card in cards.items() if model in card.names}
 
 
 class _ServedCards:

@@ -7,14 +7,14 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import ByteSize, ConfigDict, Field, field_validator, model_validator
 
 from penstock.protocol import keys
 from penstock.protocol.redis.address import check_files, parse_url
 from penstock.protocol.redis.credentials import Rereadable
 from penstock.protocol.redis.hosts import is_host
 from penstock.protocol.wire import ID_PATTERN, MIN_KEEP_S
-from penstock.serving.setting_fields import OrNone, setting
+from penstock.serving.setting_fields import Names, OrNone, setting
 
 PREFIX = "PENSTOCK_GATEWAY_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -24,14 +24,6 @@ MIN_FILE_S = 3600
 MAX_FILE_S = 30 * 86_400
 
 
-def _names(value: object) -> object:
-    """Splits a comma-separated list."""
-    if not isinstance(value, str):
-        return value
-    return tuple(name for part in value.split(",") if (name := part.strip()))
-
-
-_Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 LAST_PORT = 65_535
 _Port = Annotated[int, Field(ge=0, le=LAST_PORT)]
 _Seconds = Annotated[float, Field(gt=0.0)]
@@ -64,7 +56,7 @@ class GatewaySettings(Rereadable):
         None,
         repr=False,
     )
-    queues: _Names = setting(
+    queues: Names = setting(
         "Redis", "Queues to serve, separated by commas; by default all that have a card.", (), "all"
     )
     max_queue_length: Annotated[int, Field(ge=1)] = setting(
@@ -104,7 +96,7 @@ class GatewaySettings(Rereadable):
         "Refuse every unknown field of a request; else only those are refused that look like a misspelled one.",
         False,
     )
-    trusted_proxies: _Names = setting(
+    trusted_proxies: Names = setting(
         "Server",
         "Addresses or networks of proxies, separated by commas, whose X-Forwarded-For names the client.",
         (),
@@ -122,8 +114,8 @@ class GatewaySettings(Rereadable):
         "`cache_salt`.",
         False,
     )
-    page: bool = setting("Server", "Serve a page at / to try it in a browser.", True)
-    cors_origins: _Names = setting(
+    page: bool = setting("Server", "Serve pages: at / to try it in a browser, at /docs about the API.", True)
+    cors_origins: Names = setting(
         "Server",
         "Origins whose pages in a browser may ask, separated by commas; * for any. By default no other origin.",
         (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 from pydantic.config import JsonDict
@@ -15,6 +15,16 @@ def _none(value: object) -> object:
 
 OrNone = BeforeValidator(_none)
 """Takes `none` for None."""
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return tuple(name for part in value.split(",") if (name := part.strip()))
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""A list, which may be written with commas between."""
 
 
 def setting(group: str, text: str, default: Any, shown: str | None = None, **more: Any) -> Any:
@@ -30,6 +40,8 @@ def default_text(field: FieldInfo) -> str:
         return str(extra["default"])
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
+    if isinstance(field.default, tuple):
+        return ",".join(field.default)
     if isinstance(field.default, float):
         return f"{field.default:.15g}"
     return "none" if field.default is None else str(field.default)

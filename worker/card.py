@@ -20,7 +20,7 @@ def make_card(
     """Makes the card of a worker with these settings and this model.
 
     Args:
-        model: its name.
+        model: as it was set.
         config: of the worker.
         info: of the engine; None: unknown.
         identity: of the checkpoint; None if there is none.
@@ -30,5 +30,6 @@ def make_card(
     of_checkpoint = {} if identity is None else {**dataclasses.asdict(identity), "digest": digest}
     of_engine = {} if info is None else {name: getattr(info, name) for name in _OF_ENGINE}
     limits = {name: getattr(config, name) for name in _LIMITS}
-    fields = {**of_checkpoint, **of_engine, **limits}
-    return ModelCard(model=model, worker=config.name, version=__version__, chat_format=chat_format, **fields)
+    first, *others = config.names_of(model)
+    fields = {**of_checkpoint, **of_engine, **limits, "aliases": " ".join(others) or None}
+    return ModelCard(model=first, worker=config.name, version=__version__, chat_format=chat_format, **fields)

@@ -15,6 +15,7 @@ from penstock.protocol.redis.hosts import is_host
 from penstock.protocol.wire import ID_PATTERN, MAX_KEEP_S, MIN_KEEP_S
 from penstock.worker.errors import BadWorkerConfig
 
+_MODEL_NAME = re.compile(r"[^\s,]{1,256}")
 MAX_DEAD_TTL_S = 10 * 365 * 86_400  # far below Redis's limit for a time to live
 
 
@@ -42,6 +43,13 @@ class WorkerConfig:
             "Name of this worker, unique in its queue; none: the host's name, the process id and a random part.",
         ),
     ] = field(default_factory=default_name)
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Names by which requests ask for the model, separated by commas, instead of what `model` says. The first "
+            "is in metrics and reports. Set it alike for all workers of a queue.",
+        ),
+    ] = ()
     flush_interval_ms: Annotated[
         int,
         Setting("How long tokens are gathered into one chunk; a reply's first text is not held.", least=0),
@@ -194,9 +202,15 @@ class WorkerConfig:
             self.name not in keys.HOLDERS, "name", self.name, "another one: this stands for entries without a worker"
         )
         _require(self.queue != keys.GATEWAY, "queue", self.queue, "another one: the gateway's own keys are called so")
+        for name in self.served_model_name:
+            _require(bool(_MODEL_NAME.fullmatch(name)), "served_model_name", name, _MODEL_NAME.pattern)
         _require(is_host(self.health_host), "health_host", self.health_host, "an address")  # "" would be all addresses
         for name, fault in faults(self):
             raise BadWorkerConfig(f"{name} {fault}", name)
+
+    def names_of(self, model: str) -> tuple[str, ...]:
+        """Returns the names by which requests ask for the worker's model."""
+        return self.served_model_name or (model,)
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

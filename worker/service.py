@@ -159,7 +159,8 @@ class WorkerService:
             return None
         from penstock.worker.run.spans import RequestSpans  # needs the extra `otel`
 
-        return RequestSpans(self._telemetry.provider, self.config.queue, self.config.name, model.name)
+        name, *_ = self.config.names_of(model.name)
+        return RequestSpans(self._telemetry.provider, self.config.queue, self.config.name, name)
 
     async def _start_health(self) -> None:
         if self.config.health_port is None:
@@ -248,7 +249,7 @@ class WorkerService:
         await driver.start()
         self._redis, self._driver = redis, driver
         self._memory = model.memory
-        self.metrics.set_model(model.name, model.info)
+        self.metrics.set_model(self.config.names_of(model.name)[0], model.info)
         grammars = None if model.grammars is None else MeasuredGrammars(model.grammars, self.metrics)
         max_model_len = None if model.info is None else model.info.max_model_len
         preparer = Preparer(model.text, self.config, grammars, max_model_len)

@@ -21,7 +21,7 @@ from penstock.engine.text.response.choice import why_no_format
 from penstock.protocol.redis.address import check_files, parse_url
 from penstock.protocol.redis.credentials import Rereadable
 from penstock.protocol.wire import ID_PATTERN
-from penstock.serving.setting_fields import OrNone, setting
+from penstock.serving.setting_fields import Names, OrNone, setting
 from penstock.worker.config import WorkerConfig
 from penstock.worker.settings_loading import Program
 
@@ -69,6 +69,8 @@ class _Queue(Rereadable):
 def _as_written(name: str, kind: Any) -> Any:
     """Widens a type: `none` is written for None, and a number of bytes may have a unit."""
     may_be_none = type(None) in get_args(kind)
+    if kind == tuple[str, ...]:
+        return Names
     if name.endswith("_bytes"):
         kind = ByteSize | None if may_be_none else ByteSize
     return Annotated[kind, OrNone] if may_be_none else kind

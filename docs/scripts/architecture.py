@@ -64,6 +64,7 @@ GATEWAY = Package(
         ("batches", "files of requests, under leases"),
         ("operations", "the operators' routes"),
         ("page", "the pages for browsers"),
+        ("openapi", "the API, described"),
         ("generation", "starts a request, or joins it"),
         ("abandonment", "ends what nobody reads"),
         ("admission", "who asks, and how much it may"),

@@ -15,28 +15,9 @@ from tokenizers import Tokenizer
 
 from examples.demo_model.config import CONFIG_JSON, QWEN3
 from examples.demo_model.tokenizer import END, PAD, SPECIAL_TOKENS
+from penstock.engine.demo import MODEL_DIR
 from penstock.engine.models.axes import ParamPath
 from penstock.engine.models.decoder import Decoder
-
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-    {%- if message.content is string -%}
-        {%- set text = message.content -%}
-    {%- else -%}
-        {%- set text = message.content | map(attribute='text') | join('') -%}
-    {%- endif -%}
-    {%- if message.role == 'assistant' -%}
-        {{- '<|assistant|>' + text + '<|end|>' -}}
-    {%- elif message.role in ('system', 'user') -%}
-        {{- '<|' + message.role + '|>' + text -}}
-    {%- else -%}
-        {{- raise_exception('this model knows the roles system, user and assistant; got ' + message.role) -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|assistant|>' -}}
-{%- endif -%}
-"""
 
 
 def export(model: Decoder, tokenizer: Tokenizer, folder: Path, config_json: Mapping[str, Any] = CONFIG_JSON) -> None:
@@ -44,7 +25,7 @@ def export(model: Decoder, tokenizer: Tokenizer, folder: Path, config_json: Mapp
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(save(_tensors(model), metadata={"format": "pt"}))
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text((MODEL_DIR / "chat_template.jinja").read_text())
     for name, content in (
         ("config.json", dict(config_json)),
         ("tokenizer_config.json", _tokenizer_config()),

@@ -25,8 +25,8 @@ from penstock.gateway.keys.records import KeyLimits
 from penstock.gateway.page import routes as page
 from penstock.producer import PenstockError
 
-OPEN_PATHS = page.PATHS | PROBES
-"""Paths answered without a key: the page, which is the same for everybody, and probes."""
+OPEN_PATHS = page.PATHS | page.MADE_PATHS | PROBES
+"""Paths answered without a key: pages, which are the same for everybody, and probes."""
 
 
 class KeyGuard:

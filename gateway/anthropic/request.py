@@ -126,7 +126,7 @@ REFUSED: Mapping[str, Refusal] = {
     "stop": Refusal("is another API's name for stop_sequences"),
 }
 
-_COUNT_POLICY = Policy(frozenset(MessagesPrompt.model_fields), IGNORED, REFUSED, forms_of(MessagesPrompt))
+COUNT_POLICY = Policy(frozenset(MessagesPrompt.model_fields), IGNORED, REFUSED, forms_of(MessagesPrompt))
 MESSAGE_POLICY = Policy(frozenset(MessageBody.model_fields), IGNORED, REFUSED, forms_of(MessageBody))
 
 
@@ -137,4 +137,4 @@ def read_message(body: Mapping[str, Any]) -> MessageBody:
 
 def read_count(body: Mapping[str, Any]) -> MessagesPrompt:
     """Raises ApiError naming the field that is wrong."""
-    return read_fields(_COUNT_POLICY, MessagesPrompt, body)
+    return read_fields(COUNT_POLICY, MessagesPrompt, body)

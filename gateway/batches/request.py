@@ -59,12 +59,12 @@ class BatchBody(Body):
         return window_s(self.completion_window)
 
 
-_POLICY = Policy(frozenset(BatchBody.model_fields), {}, {})
+BATCH_POLICY = Policy(frozenset(BatchBody.model_fields), {}, {})
 
 
 def read_batch(body: Mapping[str, Any]) -> BatchBody:
     """Raises ApiError naming the field that is wrong."""
-    asked = read_fields(_POLICY, BatchBody, body)
+    asked = read_fields(BATCH_POLICY, BatchBody, body)
     if asked.output_expires_after is not None:
         check_ttl(asked.output_expires_after.seconds, "output_expires_after.seconds")
     return asked

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha1
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
 
 from penstock.gateway.common.fields import Body, BodyT, Policy
 from penstock.gateway.errors import ApiError, invalid_value
@@ -17,7 +17,8 @@ from penstock.producer import GenerateRequest, ModelCard
 from penstock.protocol.wire import PARAMETERS, ResponseFormat
 from penstock.protocol.wire.values import FAIL_FAST, texts_or_text
 
-_Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text)]
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_Texts = Annotated[list[str], FAIL_FAST, BeforeValidator(texts_or_text), WithJsonSchema(_TEXTS)]
 Count = Annotated[int, Field(lt=2**31)]
 """Larger than any count can be; JSON's numbers may have thousands of digits."""
 

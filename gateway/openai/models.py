@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -18,23 +18,24 @@ UNKNOWN_TIME = 0
 
 async def list_models(asked: Request) -> Response:
     cards = await gateway_of(asked).directory.cards()
-    names = _names(cards)
-    return JSONResponse({"object": "list", "data": [_model(names[queue], queue, cards[queue]) for queue in cards]})
+    data = [_model(name, queue, cards[queue]) for queue, names in _names(cards).items() for name in names]
+    return JSONResponse({"object": "list", "data": data})
 
 
 async def retrieve_model(asked: Request) -> Response:
-    """Returns a model by either of its names."""
+    """Returns a model by one of its names."""
     directory = gateway_of(asked).directory
     model: str = asked.path_params["model"]
     queue = await directory.queue_of(model)
     return JSONResponse(_model(model, queue, await directory.card_of(queue)))
 
 
-def _names(cards: Mapping[str, ModelCard]) -> Mapping[str, str]:
-    """Returns a name for each queue's model: its own, if that leads only to this queue."""
-    times = Counter(card.model for card in cards.values())
+def _names(cards: Mapping[str, ModelCard]) -> Mapping[str, Sequence[str]]:
+    """Returns the names of each queue's model: its own that lead only to this queue, or else the queue's."""
+    times = Counter(name for card in cards.values() for name in {*card.names})
     return {
-        queue: card.model if times[card.model] == 1 and card.model not in cards else queue
+        queue: [name for name in dict.fromkeys(card.names) if times[name] == 1 and cards.get(name, card) is card]
+        or [queue]
         for queue, card in cards.items()
     }
 

@@ -54,7 +54,7 @@ class TokensBody(Body):
     tokens: TokenIds
 
 
-_PROMPT_POLICY = Policy(
+PROMPT_POLICY = Policy(
     honoured=frozenset(TokenizeBody.model_fields),
     ignored={"user": "whom a request is for comes from its API key"},
     refused={
@@ -64,7 +64,7 @@ _PROMPT_POLICY = Policy(
         "mm_processor_kwargs": Refusal("prompts are text"),
     },
 )
-_TOKENS_POLICY = Policy(frozenset(TokensBody.model_fields), {}, {})
+TOKENS_POLICY = Policy(frozenset(TokensBody.model_fields), {}, {})
 
 
 async def count_tokens(asked: Request) -> Response:
@@ -87,7 +87,7 @@ async def tokenize(asked: Request) -> Response:
 
 
 async def detokenize(asked: Request) -> Response:
-    body = read_fields(_TOKENS_POLICY, TokensBody, await _json(asked))
+    body = read_fields(TOKENS_POLICY, TokensBody, await _json(asked))
     queue = await gateway_of(asked).directory.queue_of(body.model)
     client = gateway_of(asked).client.on(queue)
     return JSONResponse({"prompt": await while_asked(asked, client.detokenize(body.tokens))})
@@ -115,4 +115,4 @@ async def _json(asked: Request) -> dict[str, Any]:
 
 
 async def _prompt_body(asked: Request) -> TokenizeBody:
-    return read_fields(_PROMPT_POLICY, TokenizeBody, await _json(asked))
+    return read_fields(PROMPT_POLICY, TokenizeBody, await _json(asked))

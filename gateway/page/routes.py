@@ -22,8 +22,11 @@ _FILES: Mapping[str, str] = {
     "/operations": "operations.html",
     "/page/operations.mjs": "operations.mjs",
     "/page/tables.mjs": "tables.mjs",
+    "/page/docs.css": "docs.css",
 }
 PATHS = frozenset(_FILES)
+MADE_PATHS = frozenset({"/docs", "/openapi.json"})
+"""Those of `openapi/`, which makes them. They are the same for everybody, too."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (

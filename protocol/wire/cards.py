@@ -18,7 +18,8 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
 
-    model: str  # as the workers' setting names it: a folder, a hub id, `demo`
+    model: str  # its first name: that of `served_model_name`, or as `model` has it: a folder, a hub id, `demo`
+    aliases: str | None = None  # its other names, with spaces between
     worker: str  # the worker that wrote the card
     version: str  # of Penstock
     revision: str | None = None  # of a model from the hub
@@ -44,6 +45,11 @@ class ModelCard(BaseModel):
     max_stop_strings: int | None = None
     max_stop_chars: int | None = None
     max_keep_s: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that requests may give the model."""
+        return (self.model, *(self.aliases or "").split())
 
     @property
     def shows_tools(self) -> bool:

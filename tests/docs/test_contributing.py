@@ -140,9 +140,9 @@ def test_every_script_is_where_the_recipe_says() -> None:
 
 
 def routes() -> list[Route]:
-    """Returns the routes of the APIs: without probes, the page's files, and what is refused with an explanation."""
+    """Returns the routes of the APIs: without probes, pages, and what is refused with an explanation."""
     found = [route for route in create_app(GatewaySettings()).routes if isinstance(route, Route)]
-    apart = ("health", "openai.unserved", "page.routes")
+    apart = ("health", "openai.unserved", "openapi.routes", "page.routes")
     return [route for route in found if route.endpoint.__module__.removeprefix("penstock.gateway.") not in apart]
 
 

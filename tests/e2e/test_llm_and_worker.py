@@ -52,6 +52,7 @@ ASKED: list[dict[str, Any]] = [
     {"prompt": None, "messages": CHAT, "seed": 15, "tools": [TOOL], "reasoning_effort": "none"},
     {"seed": 16, "prompt_logprobs": 2, "n": 2, "max_tokens": 5, "repetition_penalty": 1.2},
     {"prompt": None, "messages": (Message(role="tool", content="of a call that nobody made"),), "seed": 17},
+    {"prompt": None, "messages": CHAT, "seed": 18, "tools": [TOOL], "tool_choice": "required"},
 ]
 REQUESTS = [request(number, **fields) for number, fields in enumerate(ASKED)]
 REFUSED = [
@@ -62,7 +63,6 @@ REFUSED = [
     request(104, n=9),
     request(106, grammar="start: ("),
     request(107, regex="(a"),
-    request(108, prompt=None, messages=CHAT, tools=[TOOL], tool_choice="required"),
     request(109, prompt=None, messages=CHAT, chat_template_kwargs={"eos_token": "x"}),
     request(110, regex="a+", min_tokens=5),
 ]

@@ -11,6 +11,7 @@ from penstock.engine.loading.identity import Identity
 from penstock.protocol.wire import ModelCard, decode_card
 from penstock.worker.card import make_card
 from penstock.worker.config import WorkerConfig
+from penstock.worker.errors import BadWorkerConfig
 from tests.worker.test_startup_report import INFO
 
 IDENTITY = Identity(revision="c0ffee", weights="1" * 32, tokenizer="2" * 32, template="3" * 32)
@@ -24,7 +25,7 @@ def encoded(card: ModelCard) -> dict[bytes, bytes]:
 def test_it_says_what_the_worker_knows() -> None:
     card = make_card("demo", CONFIG, INFO, IDENTITY, "hermes")
     assert card.model_dump() == {
-        "model": "demo", "worker": "w", "version": __version__, **dataclasses.asdict(IDENTITY),
+        "model": "demo", "aliases": None, "worker": "w", "version": __version__, **dataclasses.asdict(IDENTITY),
         "chat_format": "hermes", "digest": IDENTITY.digest("hermes"),
         "vocab_size": 512, "max_model_len": 1024, "dtype": "float32",
         "attention": INFO.attention, "matmul": INFO.matmul, "batch_invariant": True,
@@ -33,6 +34,19 @@ def test_it_says_what_the_worker_knows() -> None:
     }  # fmt: skip
     assert decode_card(encoded(card)) == card
     assert len({IDENTITY.digest(chat_format) for chat_format in ("hermes", "mistral", None)}) == 3
+
+
+def test_its_names_are_those_that_are_set_or_else_the_models_own() -> None:
+    card = make_card("/models/a b", WorkerConfig(served_model_name=("small", "gpt-4o", "x/y")), None, None, None)
+    assert (card.model, card.aliases, card.names) == ("small", "gpt-4o x/y", ("small", "gpt-4o", "x/y"))
+    assert decode_card(encoded(card)) == card
+    assert make_card("/models/a b", CONFIG, None, None, None).names == ("/models/a b",)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a,b", "x" * 257])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(BadWorkerConfig, match="served_model_name"):
+        WorkerConfig(served_model_name=("a", name))
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -77,4 +77,4 @@ async def _wait_until_unserved(client: AsyncClient) -> None:
 def _names(card: ModelCard | None) -> set[str | None]:
     if card is None:
         return set()
-    return {card.model, PurePath(card.model).name, card.weights, card.digest}
+    return {*card.names, PurePath(card.model).name, card.weights, card.digest}

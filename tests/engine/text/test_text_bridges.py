@@ -19,8 +19,8 @@ FOLDER = ROOT / "tests/chat_templates"
 SOURCES = {path.stem: path.read_text() for path in sorted(FOLDER.rglob("*.jinja"))}
 BY_TEMPLATE = pytest.mark.parametrize("name", SOURCES)
 
-WITHOUT_CALLS = {"no_system"}
-WITHOUT_TOOLS = {"no_system"}
+WITHOUT_CALLS = {"no_system", "roles_only"}
+WITHOUT_TOOLS = {"no_system", "roles_only"}
 
 LIMITS_OF = {
     "alternating": {"system", "later_system", "turns", "reasoning"},
@@ -34,6 +34,7 @@ LIMITS_OF = {
     "mistral": {"reasoning"},
     "no_empty": {"systems", "later_system", "empty", "tool_place", "reasoning"},
     "no_system": {"system", "later_system", "turns", "calls", "tools", "reasoning"},
+    "roles_only": {"calls", "tools", "reasoning"},
     "system_first": {"systems", "later_system", "turns", "reasoning"},
     "systems_dropped": {"systems", "later_system", "several_calls", "reasoning"},
     "tool_keys": {"tool_keys", "reasoning"},

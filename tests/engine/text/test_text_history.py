@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.demo_model.export import CHAT_TEMPLATE as ROLES_ONLY
 from penstock.engine.text.bridges.history import NO_RESULT, complete
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, RenderedChat
 from penstock.engine.text.template_needs import TemplateNeeds
@@ -19,7 +18,7 @@ from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE as NO_TOOLS
 from tests.support.packages import ROOT
 
 TEMPLATES = {path.stem: path.read_text() for path in (ROOT / "tests/chat_templates").rglob("*.jinja")}
-ALL = {**TEMPLATES, "roles only": ROLES_ONLY, "no tools": NO_TOOLS}
+ALL = {**TEMPLATES, "no tools": NO_TOOLS}
 BY_TEMPLATE = pytest.mark.parametrize("name", ALL)
 CUT_OFF = '{"city": "Osl'
 
@@ -192,12 +191,12 @@ def test_what_is_said_of_it_depends_on_what_the_template_shows() -> None:
     several = [Q, called(C1, C2, content="Both."), R1, R2, MORE]
     is_split, is_text = {"calls_split": 1}, {"calls_as_text": 1, "results_as_text": 2}
     expected: dict[str, dict[str, int]] = {name: {} for name in ("hermes", "mistral", "deepseek", "gemma", "xml_tools")}
-    expected |= {"llama3": is_split, "gpt_oss": is_split, "roles only": is_text, "no tools": is_text}
+    expected |= {"llama3": is_split, "gpt_oss": is_split, "roles_only": is_text, "no tools": is_text}
     for name, changes in expected.items():
         assert rendered(name, several).history_changes == changes, name
     lone = [R1, Q]
     assert {name for name in expected if rendered(name, lone).history_changes} == {
-        "gpt_oss", "gemma", "roles only", "no tools",
+        "gpt_oss", "gemma", "roles_only", "no tools",
     }  # fmt: skip
 
 
@@ -211,7 +210,7 @@ def test_nothing_changes_where_nothing_can_be_found_out() -> None:
 
 
 def test_text_stands_in_for_what_a_template_does_not_show() -> None:
-    text = rendered("roles only", [Q, called(C1, content="Wait."), MORE]).text
+    text = rendered("roles_only", [Q, called(C1, content="Wait."), MORE]).text
     assert text == (
         '<|user|>What?<|assistant|>Wait.[look {"at": "at-c1"}]<|end|>'
         f"<|user|>The result of look:{NO_RESULT}<|user|>And?<|assistant|>"

@@ -243,6 +243,8 @@ async def test_what_is_not_there_is_said_in_the_same_form(
     ("path", "says"),
     [
         ("/v1/embeddings", "embeddings are not served"),
+        ("/api/chat", "Ollama's own API is not spoken here"),
+        ("/v1beta/models/x:generateContent", "Gemini's API is not spoken here"),
         ("/v1/responses/input_tokens", "POST /v1/count_tokens"),
         ("/v1/responses/compact", "no conversation is compacted"),
     ],

@@ -33,6 +33,18 @@ async def test_names_that_lead_to_several_queues_are_not_listed(redis: RedisClie
             assert (await asked.openai.models.retrieve(name)).id == name
 
 
+async def test_a_model_has_all_names_that_its_workers_give_it(redis: RedisClient, redis_url: str) -> None:
+    await announce(redis, "other", CARD.model_copy(update={"model": "small", "aliases": "gpt-4o shared default"}))
+    await announce(redis, "third", CARD.model_copy(update={"model": "big", "aliases": "shared"}))
+    async with asking(redis, redis_url) as asked:
+        listed = {model.id: model for model in (await asked.openai.models.list()).data}
+        assert [*listed] == ["tiny", "small", "gpt-4o", "big"]
+        for name in ("small", "gpt-4o", "other"):
+            assert (await asked.http.get(f"/v1/models/{name}")).json()["queue"] == "other"
+        with pytest.raises(openai.BadRequestError, match="served by several queues"):
+            await asked.openai.models.retrieve("shared")
+
+
 async def test_only_the_queues_named_are_served(redis: RedisClient, redis_url: str) -> None:
     await announce(redis, "other")
     async with asking(redis, redis_url, queues=("default", "absent")) as asked:

@@ -97,6 +97,15 @@ def test_a_gateway_has_a_table_and_variables_of_its_own(monkeypatch: pytest.Monk
     assert load_settings({}).queue == "q"
 
 
+@pytest.mark.parametrize("written", ['"small, org/model"', '["small", "org/model"]'])
+def test_a_list_is_written_as_one_or_with_commas(written: str) -> None:
+    write_toml(f"served_model_name = {written}")
+    assert load_settings({}).worker_config().served_model_name == ("small", "org/model")
+    assert load_settings({"served_model_name": "a"}).worker_config().served_model_name == ("a",)
+    with pytest.raises(SettingsError, match=r"--served-model-name: must be .*, not 'a b'"):
+        load_settings({"served_model_name": "a b"})
+
+
 def test_a_gateway_shares_some_of_a_worker_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://common:1")
     write_toml('redis_url = "redis://file:2"\nlog_level = "error"\nmax_body_bytes = 5\n')

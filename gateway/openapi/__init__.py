@@ -1,0 +1,1 @@
+"""A description of the gateway's API, for programs and for people."""
