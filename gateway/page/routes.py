@@ -26,7 +26,7 @@ _FILES: Mapping[str, str] = {
 }
 PATHS = frozenset(_FILES)
 MADE_PATHS = frozenset({"/docs", "/openapi.json"})
-"""Those of `openapi/`, which makes them. They are the same for everybody, too."""
+"""Paths whose answers `openapi/` makes. They are the same for everybody, too."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
