@@ -26,6 +26,7 @@ from penstock import stopping
 from penstock.cli import (
     card,
     chaos,
+    chat,
     dead,
     demo,
     doctor,
@@ -62,6 +63,7 @@ for command in (
     serve.serve,
     worker.worker,
     gateway.gateway,
+    chat.chat,
     send.send,
     workers.workers,
     top.top,

@@ -224,7 +224,7 @@ def _say_ready(plan: _Plan, url: str, redis_url: str, *, has_keys: bool) -> None
         f"  curl{insecure} {url}{CHAT_PATH}{key} {sent}",
     ]
     if plan.folder is not None:
-        lines.append(f"  penstock top --redis-url {redis_url}")
+        lines += [f"  penstock {name} --redis-url {redis_url}" for name in ("chat", "top")]
     lines.append("Ctrl-C stops it.")
     screen = console(soft_wrap=True)
     screen.print("\n".join(lines), markup=False)

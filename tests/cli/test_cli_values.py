@@ -24,7 +24,7 @@ JUNK = (
     "nan", "-inf", "-1", "0", "1e400", "1" + "0" * 30, "a\nb", "", "x", "\udc80", "{}", "9" * 400 + "d", "@/no/file",
     "1.5",
 )  # fmt: skip
-ELSEWHERE = ("worker", "gateway", "demo", "chaos", "plan", "bench")
+ELSEWHERE = ("worker", "gateway", "serve", "chat", "demo", "chaos", "plan", "bench")
 """Commands that start something: only what is checked before the command itself is tried here."""
 
 

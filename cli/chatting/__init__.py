@@ -1,0 +1,1 @@
+"""The parts of `penstock chat`: the conversation and its commands, who answers, and what a person types."""
