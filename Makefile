@@ -102,11 +102,12 @@ tpu-ledger: $(VENV)/dev.stamp  ## compile the presets for TPU slices and write b
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: $(VENV)/docs.stamp  ## write docs/configuration.md, metrics.md, models.md, wire.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
+docs: $(VENV)/docs.stamp  ## write docs/chat.md, configuration.md, metrics.md, models.md, wire.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
 	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
 	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
 	@$(BIN)/python -m docs.scripts.parameters_table
 	@$(BIN)/python -m tests.engine.models.models_page
+	@$(BIN)/python -m tests.engine.text.formats_page
 	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
 	@$(BIN)/python -m docs.scripts.users_acl > deploy/redis/users.acl
 	@$(MAKE) --no-print-directory site

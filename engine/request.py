@@ -89,6 +89,7 @@ class ResponseSpec:
     format: str  # a name in `penstock.engine.text.response`
     prefix: str = ""  # start of the reply that the prompt already contains, such as `<think>`
     tools: tuple[Tool, ...] = ()  # if empty, tool calls are not parsed
+    reads_reasoning: bool = True  # otherwise it stays text
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ class Reply:
     `RequestFailed`).
 
     `prompt_logprobs` are those of the prompt's tokens, if requested; the first token has none. `entry_id` is the end's,
-    if the reply was read from a stream. `ignored` names fields of the request that the model was not shown:
-    `tools`, where its chat template has no place for them.
+    if the reply was read from a stream. `ignored` names fields of the request that had no effect: `tools`,
+    where the chat template has no place for them or its calls are not read.
     """
 
     request_id: str

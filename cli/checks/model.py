@@ -84,7 +84,10 @@ def _check_template(tokenizer: Tokenizer) -> Finding:
     except EngineError as error:
         return Finding(name, "fail", str(error), "correct the chat template, or take it out to serve plain prompts")
     told = "; ".join(LIMITS[limit].means for limit in limits) or "shows messages of all kinds as they are"
-    return Finding(name, "ok", f"the chat template {told}" if tokenizer.templates else "there is no chat template")
+    if not tokenizer.templates:
+        return Finding(name, "ok", "there is no chat template")
+    read = "text" if tokenizer.chat_format is None else f"`{tokenizer.chat_format}`"
+    return Finding(name, "ok", f"the chat template {told}; replies are read as {read}")
 
 
 def _tried(name: str, look: Callable[[], str], unsupported: str, damaged: str) -> Finding:

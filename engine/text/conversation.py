@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,10 @@ from penstock.engine.text.bridges.history import complete
 from penstock.engine.text.bridges.instructions import Instructions
 from penstock.engine.text.bridges.limits import Template
 from penstock.engine.text.bridges.probe import Probe
+from penstock.engine.text.bridges.round_trip import Readback, read_back
 from penstock.engine.text.bridges.tools import Tools
 from penstock.engine.text.bridges.turns import Turns
-from penstock.engine.text.chat_template import ChatTemplate
+from penstock.engine.text.chat_template import ChatTemplate, accepted
 from penstock.engine.text.template_needs import TemplateNeeds, shaped
 
 _END = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -43,6 +44,9 @@ class EncodedChat:
     reply_prefix: str = ""  # start of the answer that `text` already contains, such as `<think>`
     has_reasoning: bool = False  # whether the template uses this format's reasoning
     shows_tools: bool = True  # whether the template shows the tools, if there are any
+    reads_calls: bool = True  # whether calls come back as the template writes them, as far as is known
+    reads_several_calls: bool = True
+    reads_reasoning: bool = True
     history_changes: Mapping[str, int] = field(default_factory=dict)  # as in `bridges/history.py`
 
 
@@ -76,15 +80,24 @@ class ConversationTemplate:
         """Whether tools reach the prompt."""
         return self._tools.place is not None
 
-    def limits(self) -> list[str]:
-        """Returns what the template cannot do, by the names of `LIMITS`.
+    def limits(self, readback: Readback | None = None) -> list[str]:
+        """Returns what the template cannot do, and what of its replies cannot be read back, by the names of `LIMITS`.
 
         Raises:
             InvalidRequest: the template does not compile.
             RenderingEnded: it takes too much time or memory.
         """
         self._template.variables()
-        return Template(self._needs, self._probe, self._instructions, self._turns, self._tools).limits()
+        known = Template(self._needs, self._probe, self._instructions, self._turns, self._tools, readback)
+        return known.limits()
+
+    def read_back(self, special_tokens: Iterable[str], setting: str | None) -> Readback:
+        """Finds the format of the template's replies, as `round_trip.read_back` does.
+
+        Raises:
+            RenderingEnded: the template takes too much time or memory.
+        """
+        return read_back(self._render_turn, self.source, special_tokens, setting)
 
     def render(self, chat: Conversation) -> RenderedChat:
         """Renders a conversation. Blocks while the template runs.
@@ -131,6 +144,14 @@ class ConversationTemplate:
     def _render_shaped(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         made = [_with_reasoning(message) for message in shaped(messages, self._needs)]
         return self._rendered(made, variables, Conversation(made))
+
+    def _render_turn(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], has_head: bool
+    ) -> str | None:
+        """Renders with the head of an answer or without; None: the template does not accept it."""
+        known, variables = self._tools.put(messages, tools)
+        made = [_with_reasoning(message) for message in shaped(known, self._needs)]
+        return accepted(lambda: self._rendered(made, variables, Conversation(made, add_generation_prompt=has_head)))
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], chat: Conversation) -> str:
         every = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from transformers import PreTrainedTokenizerFast
 from penstock.engine.errors import CheckpointError, ConfigError, InvalidRequest, shown
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.text.bridges.limits import LIMITS, OF_TOOLS
+from penstock.engine.text.bridges.round_trip import Ability, Readback
 from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.fewest_tokens import Check, fewest_tokens, let_pass
-from penstock.engine.text.response.choice import AUTO, reply_prefix, resolve_format, shows_reasoning
+from penstock.engine.text.response.choice import AUTO, NONE, reply_prefix, shows_reasoning, why_no_format
 from penstock.engine.text.spelling import Spelling, bytes_of
 from penstock.engine.text.unlocked import token_ids
 
@@ -47,9 +49,11 @@ class Tokenizer:
         }
         self.templates = {name: template.source for name, template in self._templates.items()}
         """Texts of the chat templates by name; the one that is not for special cases is called `default`."""
-        names = ("default", *self.templates)
+        if (why := why_no_format(chat_format)) is not None:
+            raise ConfigError(f"chat_format {why}, not {chat_format!r}")
         self._special_tokens = special_tokens
-        self._formats = {name: resolve_format(chat_format, self.templates.get(name)) for name in names}
+        self._format_setting = chat_format
+        self._readbacks: dict[str, Readback] = {}
         self._backend = tokenizer.backend_tokenizer
         # `tokenizer(text)` would set these at every call, while other threads read them.
         self._backend.no_truncation()
@@ -88,8 +92,23 @@ class Tokenizer:
 
     @property
     def chat_format(self) -> str | None:
-        """Format in which chat replies are parsed; None: as plain text."""
-        return self._formats["default"]
+        """Format in which chat replies are parsed; None: as plain text. Found out on first use, as by `limits`."""
+        return self._readback("default").format
+
+    def _readback(self, name: str) -> Readback:
+        """Returns what is read of the replies to a template. What an operator's setting names is honoured as it is."""
+        if name not in self._readbacks:
+            self._readbacks[name] = self._found_readback(name)
+        return self._readbacks[name]
+
+    def _found_readback(self, name: str) -> Readback:
+        setting = None if self._format_setting in (AUTO, NONE) else self._format_setting
+        if self._format_setting == NONE or name not in self._templates:
+            return Readback(setting)
+        return self._templates[name].read_back(self.special_token_ids, setting)
+
+    def _is_read(self, readback: Readback, ability: Ability) -> bool:
+        return self._format_setting != AUTO or not readback.fails(ability)
 
     def limits(self) -> list[str]:
         """Returns what the chat templates cannot do, by the names in `bridges/limits.py`.
@@ -102,7 +121,7 @@ class Tokenizer:
         found: set[str] = set()
         for name, template in self._templates.items():
             try:
-                limits = set(template.limits())
+                limits = set(template.limits(self._readback(name)))
             except InvalidRequest as error:
                 raise CheckpointError(f"the chat template {name!r} cannot be used: {error}") from None
             is_for_tools = name == "tool_use" or "tool_use" not in self._templates
@@ -163,16 +182,25 @@ class Tokenizer:
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
-        template, reply_format = self._templates[name], self._formats[name]
+        template, readback = self._templates[name], self._readback(name)
         rendered = template.render(chat)
-        text, changes = rendered.text, rendered.history_changes
-        ids = self._encode(text, check, add_special_tokens=False)
-        shows_tools = not chat.tools or template.shows_tools
-        if reply_format is None:
-            return EncodedChat(ids, text, shows_tools=shows_tools, history_changes=changes)
-        has_reasoning = shows_reasoning(reply_format, template.source)
-        prefix = reply_prefix(reply_format, text)
-        return EncodedChat(ids, text, reply_format, prefix, has_reasoning, shows_tools, changes)
+        encoded = EncodedChat(
+            self._encode(rendered.text, check, add_special_tokens=False),
+            rendered.text,
+            shows_tools=not chat.tools or template.shows_tools,
+            reads_calls=self._is_read(readback, Ability.CALL),
+            reads_several_calls=self._is_read(readback, Ability.CALLS),
+            reads_reasoning=self._is_read(readback, Ability.REASONING),
+            history_changes=rendered.history_changes,
+        )
+        if readback.format is None:
+            return encoded
+        return replace(
+            encoded,
+            reply_format=readback.format,
+            reply_prefix=reply_prefix(readback.format, rendered.text),
+            has_reasoning=encoded.reads_reasoning and shows_reasoning(readback.format, template.source),
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`. Special tokens, and ids outside the vocabulary, have none.

@@ -53,8 +53,8 @@ class ModelCard(BaseModel):
 
     @property
     def shows_tools(self) -> bool:
-        """Whether tools reach the model's prompt, as far as the card says."""
-        return "tools" not in (self.template_limits or "").split()
+        """Whether tools reach the model's prompt and its calls are read, as far as the card says."""
+        return {"tools", "unread_calls"}.isdisjoint((self.template_limits or "").split())
 
     def to_fields(self) -> dict[str, str]:
         """Returns the fields of the hash, without those that are None."""

@@ -123,7 +123,7 @@ class EndEntry(_Stopped):
     queued_ms: int | None = None  # from the enqueue to the claim
     ttft_ms: int | None = None  # from the enqueue to the first token
     total_ms: int | None = None  # from the enqueue to this entry
-    ignored: tuple[str, ...] | None = None  # fields of the request that the model was not shown
+    ignored: tuple[str, ...] | None = None  # fields of the request that had no effect
     code: str | None = None
     message: str | None = None
 

@@ -13,7 +13,12 @@ from penstock.protocol.wire import GenerateRequest, NamedTool, ResponseFormat
 
 
 def grammar_source(
-    asked: GenerateRequest, response: ResponseSpec | None, special_token_ids: Mapping[str, int], *, has_reasoning: bool
+    asked: GenerateRequest,
+    response: ResponseSpec | None,
+    special_token_ids: Mapping[str, int],
+    *,
+    has_reasoning: bool,
+    reads_several: bool = True,
 ) -> str | None:
     """Returns the source for a `GrammarCompiler`; None: nothing constrains the reply.
 
@@ -22,6 +27,7 @@ def grammar_source(
         response: how its reply is parsed.
         special_token_ids: of the tokenizer's special tokens.
         has_reasoning: whether the model reasons at all.
+        reads_several: whether several calls of one reply are read.
 
     Raises:
         InvalidRequest: no reply could satisfy the request.
@@ -34,7 +40,7 @@ def grammar_source(
     return reply_grammar(
         response,
         text=text,
-        calls=call_rule(asked),
+        calls=call_rule(asked, reads_several=reads_several),
         has_reasoning=has_reasoning,
         special_token_ids=special_token_ids,
     )
@@ -50,11 +56,12 @@ def text_rule(asked: GenerateRequest) -> TextRule | None:
     return None if asked.response_format is None else _json_rule(asked.response_format)
 
 
-def call_rule(asked: GenerateRequest) -> CallRule:
+def call_rule(asked: GenerateRequest, *, reads_several: bool = True) -> CallRule:
     is_named = isinstance(asked.tool_choice, NamedTool)
+    is_held = asked.is_tool_required or any(tool.strict for tool in callable_tools(asked))  # by a grammar anyway
     return CallRule(
         required=asked.is_tool_required,
-        at_most_one=is_named or not asked.parallel_tool_calls,
+        at_most_one=is_named or not asked.parallel_tool_calls or (is_held and not reads_several),
         restricted=asked.chosen_tools() is not None,
     )
 

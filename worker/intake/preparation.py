@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
-from penstock.engine.request import ResponseSpec
+from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.protocol.redis.connection import Fields
@@ -71,7 +71,7 @@ class Preparation:
     echo: str = ""
     grammar_source: str | None = None
     grammar: Grammar | None = None  # compiled from the source
-    ignored: tuple[str, ...] = ()  # fields of the request that the prompt does not show
+    ignored: tuple[str, ...] = ()  # fields of the request without effect: not in the prompt, or not read of the reply
     history_changes: Mapping[str, int] = field(default_factory=dict)  # how often what had to be changed in the messages
 
 
@@ -145,16 +145,24 @@ class Preparer:
         chat = self.text.encode_chat(conversation(asked, now_s), check)
         if not chat.shows_tools and asked.is_tool_required:
             raise InvalidRequest("tool_choice: the model's chat template shows no tools, so no call can be required")
+        tools = callable_tools(asked)
+        if not chat.reads_calls:
+            _check_unread(asked, tools)
         response = None
         if chat.reply_format is not None:
-            response = ResponseSpec(chat.reply_format, chat.reply_prefix, callable_tools(asked))
-        source = self._grammar_source(asked, response, has_reasoning=chat.has_reasoning)
+            callable_ = tools if chat.reads_calls else ()
+            response = ResponseSpec(
+                chat.reply_format, chat.reply_prefix, callable_, reads_reasoning=chat.reads_reasoning
+            )
+        source = self._grammar_source(
+            asked, response, has_reasoning=chat.has_reasoning, reads_several=chat.reads_several_calls
+        )
         if source is not None and asked.add_generation_prompt is False and not asked.continue_final_message:
             raise InvalidRequest(
                 "add_generation_prompt false: the model then writes the head of its answer itself, "
                 "so the answer cannot be held to a form or to calls"
             )
-        ignored = () if chat.shows_tools else ("tools",)
+        ignored = () if chat.shows_tools and (chat.reads_calls or not tools) else ("tools",)
         return Preparation(
             chat.token_ids, response, _last_words(asked), source, ignored=ignored, history_changes=chat.history_changes
         )
@@ -178,9 +186,10 @@ class Preparer:
         return self.text.decode(known) if is_constrained else self.text.decode_prompt(known)
 
     def _grammar_source(
-        self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool
+        self, asked: GenerateRequest, response: ResponseSpec | None, *, has_reasoning: bool, reads_several: bool = True
     ) -> str | None:
-        return grammar_source(asked, response, self.text.special_token_ids, has_reasoning=has_reasoning)
+        special = self.text.special_token_ids
+        return grammar_source(asked, response, special, has_reasoning=has_reasoning, reads_several=reads_several)
 
 
 async def prepare(
@@ -214,6 +223,14 @@ def conversation(asked: GenerateRequest, now_s: float | None) -> Conversation:
         continue_final_message=asked.continue_final_message,
         now_s=now_s,
     )
+
+
+def _check_unread(asked: GenerateRequest, tools: Sequence[Tool]) -> None:
+    """Refuses what needs calls to be read where they are not."""
+    strict = next((f"tools: {tool.name} is strict" for tool in tools if tool.strict), None)
+    needs = "tool_choice requires a call" if asked.is_tool_required else strict
+    if needs:
+        raise InvalidRequest(f"{needs}, but no known format reads the calls that this model's chat template writes")
 
 
 def _variables(asked: GenerateRequest) -> Mapping[str, Any]:

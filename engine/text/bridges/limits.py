@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.engine.text.bridges.instructions import Instructions
 from penstock.engine.text.bridges.probe import Probe, conversation
+from penstock.engine.text.bridges.round_trip import Ability, Readback
 from penstock.engine.text.bridges.tools import Tools
 from penstock.engine.text.bridges.turns import Turns
 from penstock.engine.text.template_needs import TemplateNeeds
@@ -19,7 +20,9 @@ TOOLS = "tools"
 """The limit of a template that shows no tools."""
 MESSAGES = "messages"
 """The limit of a template that fails for a single question."""
-OF_TOOLS = frozenset({TOOLS, "tool_place", "tool_keys"})
+UNREAD_CALLS = "unread_calls"
+"""The limit of a template whose calls no format reads back."""
+OF_TOOLS = frozenset({TOOLS, "tool_place", "tool_keys", UNREAD_CALLS, "unread_several_calls", "unread_types"})
 
 _PLACES = ("user", "assistant", "tool")
 
@@ -33,6 +36,11 @@ class Template:
     instructions: Instructions
     turns: Turns
     tools: Tools
+    readback: Readback | None = None  # None: replies are text
+
+    def fails(self, ability: Ability) -> bool:
+        """Whether something that the template writes comes back wrong."""
+        return self.readback is not None and self.readback.fails(ability)
 
     def limits(self) -> list[str]:
         """Returns the names of its limits. A template that does not show a question has but one."""
@@ -88,6 +96,11 @@ def _loses_reasoning(template: Template) -> bool:
     return "penstock-thought" not in (template.probe.text(messages) or "")
 
 
+def _reads_one(template: Template, ability: Ability) -> bool:
+    """Checks that a call comes back, but not this kind of it."""
+    return template.fails(ability) and not template.fails(Ability.CALL)
+
+
 LIMITS: Mapping[str, Limit] = {
     MESSAGES: Limit("fails for a single question", lambda it: not it.probe.shows("user"), False),
     "system": Limit("takes no system message: it becomes a marked user turn", lambda it: not _leads(it, ["system"])),
@@ -115,5 +128,19 @@ LIMITS: Mapping[str, Limit] = {
     "tool_keys": Limit("fails for tools that lack what is optional: it is filled in", lambda it: bool(it.tools.lacks)),
     "parts": Limit("reads text alone: parts are joined", lambda it: not it.needs.reads_parts("user"), False),
     "reasoning": Limit("shows no earlier reasoning", _loses_reasoning, False),
+    "unread_reasoning": Limit(
+        "writes reasoning that no known format reads: it stays text", lambda it: it.fails(Ability.REASONING), False
+    ),
+    UNREAD_CALLS: Limit(
+        "writes calls that no known format reads: they stay text", lambda it: it.fails(Ability.CALL), False
+    ),
+    "unread_several_calls": Limit(
+        "writes several calls in a way that is not read: one is", lambda it: _reads_one(it, Ability.CALLS), False
+    ),
+    "unread_types": Limit(
+        "writes arguments of some types in a way that is not read: they are strings",
+        lambda it: _reads_one(it, Ability.TYPES),
+        False,
+    ),
 }
 """The limits by their names on the model card, in the order in which they are told."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.engine.errors import ConfigError, InvalidRequest
+from penstock.engine.errors import InvalidRequest
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.syntax import ReplyFormat
 
@@ -12,27 +12,9 @@ MAX_PREFIX_TAGS = 256
 AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
 
 
-def detect_format(template: str | None) -> str | None:
-    """Returns the format of a chat template, by the tags in its text; None if it shows none."""
-    if template is None:
-        return None
-    for format_ in FORMATS.values():
-        if _has(template, format_.marks):
-            return format_.name
-    return "hermes" if "</think>" in template else None  # reasons, and calls no tools
-
-
-def resolve_format(setting: str, template: str | None) -> str | None:
-    """Returns the format of a model with this chat template, unless `setting` names another.
-
-    Raises:
-        ConfigError: `setting` is neither `auto`, `none` nor a format.
-    """
-    if (why := why_no_format(setting)) is not None:
-        raise ConfigError(f"chat_format {why}, not {setting!r}")
-    if setting == AUTO:
-        return detect_format(template)
-    return None if setting == NONE else setting
+def named_in(template: str) -> list[str]:
+    """Returns the formats whose marks a chat template has, special cases first."""
+    return [format_.name for format_ in FORMATS.values() if format_.marks and _has(template, format_.marks)]
 
 
 def why_no_format(setting: str) -> str | None:

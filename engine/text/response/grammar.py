@@ -76,7 +76,8 @@ class _Reply:
         has_reasoning: bool,
     ) -> None:
         self._writer = writer
-        self._format = FORMATS[response.format]
+        format_ = FORMATS[response.format]
+        self._format = format_ if response.reads_reasoning else format_.without_reasoning()
         self._prefix = response.prefix
         self._reasoning = _reasoning(self._format, response.prefix, has_reasoning)
         self._text = None if text is None else _text(writer, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -101,6 +101,10 @@ class ReplyFormat:
     delimiters: tuple[str, ...] = ()  # pieces of syntax that may be one token, often a special one
     turn: TurnMarks = TurnMarks()
     marks: tuple[str, ...] = ()  # a chat template that prints no calls has this format if it has all of them
+
+    def without_reasoning(self) -> ReplyFormat:
+        """Returns the format that leaves reasoning in the text. Messages say of themselves what they are."""
+        return self if self.has_messages else replace(self, reasoning=None)
 
     @property
     def has_messages(self) -> bool:

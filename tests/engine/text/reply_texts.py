@@ -61,9 +61,15 @@ def formats(name: str, *, special: bool) -> ReplyFormats:
 
 
 def parser(
-    name: str, *, special: bool = False, prefix: str = "", tools: tuple[Tool, ...] = TOOLS, shows: bool = False
+    name: str,
+    *,
+    special: bool = False,
+    prefix: str = "",
+    tools: tuple[Tool, ...] = TOOLS,
+    shows: bool = False,
+    spec: ResponseSpec | None = None,
 ) -> ReplyParser:
-    spec = ResponseSpec(name, prefix=prefix, tools=tools)
+    spec = spec or ResponseSpec(name, prefix=prefix, tools=tools)
     return formats(name, special=special).parser(spec, "r", 0, shows_special=shows)
 
 

@@ -16,7 +16,7 @@ from penstock.engine.text.conversation import Conversation, ConversationTemplate
 from tests.support.packages import ROOT
 
 FOLDER = ROOT / "tests/chat_templates"
-SOURCES = {path.stem: path.read_text() for path in sorted(FOLDER.rglob("*.jinja"))}
+SOURCES = {path.stem: path.read_text() for path in sorted([*FOLDER.glob("*.jinja"), *FOLDER.glob("limited/*.jinja")])}
 BY_TEMPLATE = pytest.mark.parametrize("name", SOURCES)
 
 WITHOUT_CALLS = {"no_system", "roles_only"}

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from penstock.engine.text.response.reading.literals import whole_literal
+from penstock.engine.text.response.reading.source import Malformed
 from penstock.engine.text.response.schemas import pointed
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -18,6 +20,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _KIND_OF: Mapping[type, str] = {type_: kind for kind, types in reversed([*_KINDS.items()]) for type_ in types}
+_CONTAINERS = ("array", "object")
 _UNIONS = ("anyOf", "oneOf", "allOf")
 MAX_DEPTH = 8  # of consecutive references
 MAX_NODES = 256  # of one argument's schema, references included
@@ -50,8 +53,8 @@ class ArgumentsSchema:
         self._known: dict[str, _Allowed] = {}  # results by property
 
     def cast(self, name: str, text: str) -> object:
-        """Returns the value that `text` stands for as argument `name`: parsed as JSON if that is allowed, otherwise
-        `text`.
+        """Returns the value that `text` stands for as argument `name`: parsed as JSON if that is allowed, lists and
+        mappings also as Python spells them; otherwise `text`.
 
         A string that reads like an allowed value of another type is that value. An argument that the schema does not
         mention may be anything.
@@ -60,6 +63,8 @@ class ArgumentsSchema:
         if text in allowed.texts or allowed.kinds == {"string"}:
             return text
         value = _parsed(text)
+        if value is text and not allowed.kinds.isdisjoint(_CONTAINERS):
+            value = _spelled_by_python(text)
         if value is text or not allowed.kinds:
             return value
         return value if any(_is_a(value, kind) for kind in allowed.kinds) or value in allowed.values else text
@@ -128,6 +133,14 @@ def _parsed(text: str) -> object:
     except (ValueError, RecursionError):
         pass
     return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+
+
+def _spelled_by_python(text: str) -> object:
+    """Returns the list or mapping that some templates, and so their models, spell as Python does; else `text`."""
+    try:
+        return whole_literal(text)
+    except (Malformed, RecursionError):
+        return text
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -23,6 +23,22 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 }
 
 
+def whole_literal(text: str) -> object:
+    """Returns the value that a whole text spells as Python does. Raises Malformed if it spells none."""
+    source = TextCursor(text)
+    source.push("\n")  # behind which a number would end
+    source.end()
+    reading = read_literal(source)
+    try:
+        while True:
+            next(reading)
+    except StopIteration as ended:
+        if source.rest().strip():
+            raise Malformed from None
+        value: object = ended.value
+        return value
+
+
 def read_literal(source: TextCursor, quote: str = "", depth: int = 0) -> Reading[object]:
     """Reads a value: Python's or, with a `quote`, one with strings between two of these and words as strings."""
     if depth > MAX_DEPTH:

@@ -20,7 +20,7 @@ class ReplyFormats:
     def __init__(self, special_token_ids: Mapping[str, int]) -> None:
         self._special_token_ids = special_token_ids
         self._dialects: dict[str, Dialect] = {}
-        self._modes: dict[tuple[str, bool], Modes] = {}
+        self._modes: dict[tuple[str, bool, bool], Modes] = {}
 
     def dialect(self, name: str) -> Dialect:
         """Returns the format's dialect. Raises InvalidRequest if there is no such format."""
@@ -33,8 +33,9 @@ class ReplyFormats:
     def parser(self, spec: ResponseSpec, request_id: str, choice: int, *, shows_special: bool = False) -> ReplyParser:
         """Returns a parser for a new reply. `shows_special` keeps special tokens outside the syntax in its text."""
         spoken = self.dialect(spec.format)
-        key = (spec.format, bool(spec.tools))
+        key = (spec.format, bool(spec.tools), spec.reads_reasoning)
         if key not in self._modes:
-            self._modes[key] = modes(spoken.format, has_tools=bool(spec.tools))
+            read = spoken.format if spec.reads_reasoning else spoken.format.without_reasoning()
+            self._modes[key] = modes(read, has_tools=bool(spec.tools))
         name = partial(call_id, request_id, choice)
         return ReplyParser(spoken, self._modes[key], spec, name, shows_special=shows_special)

@@ -79,6 +79,12 @@ def test_which_calls_there_may_be(fields: dict[str, Any], rule: CallRule, names:
     assert [tool.name for tool in callable_tools(request)] == names
 
 
+def test_where_several_calls_are_not_read_a_grammar_allows_one() -> None:
+    assert call_rule(asked(tools=[tool("g")], tool_choice="required"), reads_several=False).at_most_one
+    assert call_rule(with_tools(), reads_several=False).at_most_one  # of a strict tool
+    assert call_rule(asked(tools=[tool("g")]), reads_several=False) == CallRule()
+
+
 def test_tools_come_with_their_schemas() -> None:
     assert callable_tools(with_tools()) == (Tool("f", json.dumps(SCHEMA), strict=True), Tool("g"))
 

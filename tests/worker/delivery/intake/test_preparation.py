@@ -119,6 +119,26 @@ def test_tools_that_the_model_cannot_see_are_not_required(tool_choice: Any) -> N
         Preparer(Toolless(), WorkerConfig()).prepare(asked)
 
 
+class Unread(FakeText):
+    """The tokenizer of a model whose calls no format reads."""
+
+    def encode_chat(self, chat: Conversation, check: Check = let_pass) -> EncodedChat:
+        return EncodedChat((1,), "x", "hermes", reads_calls=False, reads_several_calls=False, reads_reasoning=False)
+
+
+def test_calls_that_are_not_read_are_not_required_and_stay_text() -> None:
+    preparer = Preparer(Unread(), WorkerConfig())
+    with pytest.raises(InvalidRequest, match="tool_choice requires a call, but no known format reads the calls"):
+        preparer.prepare(GenerateRequest(messages=CHAT, tools=(TOOL,), tool_choice="required"))
+    strict = {"type": "function", "function": {"name": "look_up", "strict": True}}
+    with pytest.raises(InvalidRequest, match="tools: look_up is strict, but no known format reads the calls"):
+        preparer.prepare(GenerateRequest(messages=CHAT, tools=(strict,)))
+    preparation = preparer.prepare(GenerateRequest(messages=CHAT, tools=(TOOL,)))
+    assert preparation.ignored == ("tools",)
+    assert preparation.response == ResponseSpec("hermes", reads_reasoning=False)
+    assert preparer.prepare(GenerateRequest(messages=CHAT)).ignored == ()
+
+
 def test_tools_that_the_model_cannot_see_are_said_to_be_ignored() -> None:
     preparer = Preparer(Toolless(), WorkerConfig())
     assert preparer.prepare(GenerateRequest(messages=CHAT, tools=(TOOL,))).ignored == ("tools",)
