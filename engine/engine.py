@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from penstock.engine.arithmetic import arithmetic_of
 from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.cache_sizes import with_pages
@@ -78,7 +79,8 @@ class Engine:
         )
         spec = with_pages(deployment, deployment.free_bytes())
         is_invariant = deployment.attention.name == "native" and model.is_native
-        self._info = replace(deployment.describe(spec), batch_invariant=is_invariant)
+        info = replace(deployment.describe(spec), batch_invariant=is_invariant)
+        self._info = replace(info, arithmetic=arithmetic_of(info, config))
         self._limits = EngineLimits(
             model.config.vocab_size, self._info.max_model_len, config.max_num_seqs, defaults.eos_token_ids
         )

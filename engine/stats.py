@@ -27,6 +27,7 @@ class EngineInfo:
     state_cache_bytes: int = 0  # of all slots, over all devices
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
     batch_invariant: bool = False  # whether log-probabilities are the same to the bit in any batch (docs/guarantees.md)
+    arithmetic: str | None = None  # names how sums are rounded; None: it never matters
 
 
 class KindStats(NamedTuple):

@@ -17,6 +17,7 @@ class Chunk:
     complete yet) and text without tokens (text held back until the end). To continue after a chunk, call
     `stream(after=chunk.entry_id)`. `finish_reason` and `stop_reason` are set on the last chunk of a choice when there
     are several. `prompt_logprobs` come with the first chunk of choice 0.
+    `arithmetic` is its worker's (`ModelCard.arithmetic`), if the reader saw where that began.
     """
 
     text: str
@@ -30,6 +31,7 @@ class Chunk:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     stop_reason: str | int | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    arithmetic: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,9 @@ class Reply:
 
     `prompt_logprobs` are those of the prompt's tokens, if requested; the first token has none. `entry_id` is the end's,
     if the reply was read from a stream. `ignored` names fields of the request that had no effect: `tools`,
-    where the chat template has no place for them or its calls are not read.
+    where the chat template has no place for them or its calls are not read. `arithmetic` is that of the
+    worker that wrote the end; with `is_exact` false, workers of several generated it, and another run may give other
+    tokens (docs/guarantees.md).
     """
 
     request_id: str
@@ -110,6 +114,8 @@ class Reply:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     entry_id: str | None = None
     ignored: tuple[str, ...] = ()
+    arithmetic: str | None = None
+    is_exact: bool = True
 
     @property
     def text(self) -> str:

@@ -65,6 +65,9 @@ class WorkerMetrics:
             self.dropped.labels(reason=reason)
         self.claims = self._counter("claims", "Requests taken on.")
         self.resumed = self._counter("resumed_requests", "Requests taken on that another worker had begun.")
+        self.inexact = self._counter(
+            "inexact_requests", "Those that a worker of another arithmetic had begun, or continued."
+        )
         self.duplicates = self._counter("duplicate_entries", "Second entries of a request, dropped.")
         self.handed_back = self._counter(
             "handed_back_requests", "Requests given back, by a drain or to let others go first."

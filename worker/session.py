@@ -74,7 +74,7 @@ class Session:
         instance = scripts.new_instance(round(config.heartbeat_ttl_s * 1000))
         self._redis = redis
         self._config = config
-        self._digest = card.digest
+        self._card = card
         self._driver = driver
         self._readiness = readiness
         self._refusals = refusals
@@ -87,8 +87,10 @@ class Session:
         self._handing_back = HandingBack(redis, config, driver, self._outbox, self._publisher, metrics)
         self._heartbeat = Heartbeat(redis, config, instance, readiness, card)
         self._threads = Threads()
-        digest = card.digest or ""
-        self._claimer = Claimer(redis, config, instance, self._threads, self._outbox, metrics, digest, spans)
+        digest, arithmetic = card.digest or "", card.arithmetic or ""
+        self._claimer = Claimer(
+            redis, config, instance, self._threads, self._outbox, metrics, digest, arithmetic, spans
+        )
         restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
             EntryReader(redis, blocking, config, digest),
@@ -141,7 +143,13 @@ class Session:
                 self._start(work, name)
             self._heartbeat.set_serving(True)
             self._readiness.ready(_PART)
-            _log.info("joined", queue=self._config.queue, worker=self._config.name, digest=self._digest)
+            _log.info(
+                "joined",
+                queue=self._config.queue,
+                worker=self._config.name,
+                digest=self._card.digest,
+                arithmetic=self._card.arithmetic,
+            )
             await self._while_working(self._wait_until_told(stop))
             await self._drain_for(self._heartbeat.must_end or self._refused, intake)
         finally:

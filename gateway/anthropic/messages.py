@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.gateway.anthropic.documents import message
 from penstock.gateway.anthropic.events import MessageEvents
 from penstock.gateway.anthropic.request import read_count, read_message
+from penstock.gateway.common.documents import exactness
 from penstock.gateway.context import gateway_of
 from penstock.gateway.generation.jobs import start
 from penstock.gateway.http.answers import request_id_of
@@ -22,7 +23,8 @@ async def create_message(asked: Request) -> Response:
     [job] = await start(asked, queue, body.request())
     shows_thinking = body.shows_thinking
     if not body.stream:
-        return JSONResponse(message(await job.whole(asked), body.model, shows_thinking=shows_thinking))
+        reply = await job.whole(asked)
+        return JSONResponse(message(reply, body.model, shows_thinking=shows_thinking), headers=exactness(reply))
     http_request_id = request_id_of(asked.scope)
     writer = MessageEvents(job.id, body.model, shows_thinking=shows_thinking, http_request_id=http_request_id)
     return job.streamed(asked, writer)

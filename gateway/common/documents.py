@@ -12,6 +12,8 @@ from penstock.producer import Reply, TokenLogprob, TopLogprob, Usage
 
 Document = dict[str, Any]
 
+EXACT_HEADER = "x-penstock-exact"
+
 _MICROSECONDS = 1_000_000
 
 
@@ -26,6 +28,16 @@ def spell(document: object) -> str:
 def created_at(entry_id: str | None) -> int:
     """Returns the Unix time of a reply, from the id of one of its entries, so that all replicas agree."""
     return int((entry_id or "0").partition("-")[0]) // _MICROSECONDS
+
+
+def fingerprint(arithmetic: str | None) -> str | None:
+    """Returns the `system_fingerprint` of what a worker of this arithmetic wrote; None: it is not known."""
+    return None if arithmetic is None else f"fp_{arithmetic}"
+
+
+def exactness(*replies: Reply) -> dict[str, str]:
+    """Returns the header of an answer that workers of several arithmetics generated; none if one did."""
+    return {} if all(reply.is_exact for reply in replies) else {EXACT_HEADER: "0"}
 
 
 def check_ended(reply: Reply) -> None:

@@ -12,6 +12,8 @@ from penstock.gateway.common.documents import (
     chat_logprobs,
     check_ended,
     created_at,
+    exactness,
+    fingerprint,
     prompt_logprobs,
     usage,
 )
@@ -34,7 +36,8 @@ async def create_chat_completion(asked: Request) -> Response:
     [job] = await start(asked, queue, request)
     if chat.stream:
         return job.streamed(asked, ChatEvents(_id_of(job.id), chat.model, shown))
-    return JSONResponse(chat_completion(await job.whole(asked), chat.model, shown))
+    reply = await job.whole(asked)
+    return JSONResponse(chat_completion(reply, chat.model, shown), headers=exactness(reply))
 
 
 def _id_of(request_id: str) -> str:
@@ -53,6 +56,7 @@ def chat_completion(reply: Reply, model: str, shown: Shown) -> Document:
         "object": "chat.completion",
         "created": created_at(reply.entry_id),
         "model": model,
+        "system_fingerprint": fingerprint(reply.arithmetic),
         "choices": [_choice(choice, shown) for choice in reply.choices],
         "usage": usage(reply.usage),
     }

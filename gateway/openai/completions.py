@@ -10,7 +10,15 @@ from typing import ClassVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from penstock.gateway.common.documents import Document, check_ended, created_at, prompt_logprobs, usage
+from penstock.gateway.common.documents import (
+    Document,
+    check_ended,
+    created_at,
+    exactness,
+    fingerprint,
+    prompt_logprobs,
+    usage,
+)
 from penstock.gateway.common.options import Shown
 from penstock.gateway.context import gateway_of
 from penstock.gateway.errors import ApiError
@@ -36,7 +44,7 @@ async def create_completion(asked: Request) -> Response:
     if body.stream:
         return jobs[0].streamed(asked, CompletionEvents(_id_of(jobs[0].id), body.model, *parts[0]))
     replies = await _all(asked, jobs)
-    return JSONResponse(completion(replies, body.model, parts))
+    return JSONResponse(completion(replies, body.model, parts), headers=exactness(*replies))
 
 
 PartShown = tuple[Shown, str]
@@ -101,6 +109,7 @@ def completion(replies: Sequence[Reply], model: str, parts: Sequence[PartShown])
         "object": "text_completion",
         "created": created_at(replies[0].entry_id),
         "model": model,
+        "system_fingerprint": fingerprint(replies[0].arithmetic),
         "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
         "usage": usage(*(reply.usage for reply in replies)),
     }

@@ -9,7 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from penstock.gateway.common.documents import Document, check_ended, created_at, prompt_logprobs, spell, usage
+from penstock.gateway.common.documents import (
+    Document,
+    check_ended,
+    created_at,
+    fingerprint,
+    prompt_logprobs,
+    spell,
+    usage,
+)
 from penstock.gateway.common.options import Shown
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.events import ServerSentEvent
@@ -32,6 +40,7 @@ class ChoiceEvents(ABC):
         self._shown = shown
         self._is_text_only = not (shown.logprobs or shown.token_ids)
         self._created: int | None = None
+        self._fingerprint: str | None = None  # of the first chunk's worker
         self._frames: dict[int, tuple[str, str]] = {}  # of the choices that have begun: the frame around their text
         self._finished: set[int] = set()
 
@@ -43,11 +52,13 @@ class ChoiceEvents(ABC):
 
     def end(self, reply: Reply) -> Iterable[ServerSentEvent]:
         check_ended(reply)
+        inexact: Document = {} if reply.is_exact else {"exact": False}
+        self._fingerprint = self._fingerprint or fingerprint(reply.arithmetic)
         for choice in reply.choices:
             if choice.index not in self._finished:
-                yield from self._finish(reply.entry_id, choice)
+                yield from self._finish(reply.entry_id, choice, **inexact)
         if self._shown.usage:
-            yield self._event(reply.entry_id, [], usage=usage(reply.usage))
+            yield self._event(reply.entry_id, [], usage=usage(reply.usage), **inexact)
         yield DONE
 
     def error(self, error: ApiError) -> Iterable[ServerSentEvent]:
@@ -67,6 +78,7 @@ class ChoiceEvents(ABC):
 
     def _unusual(self, chunk: Chunk) -> Iterable[ServerSentEvent]:
         is_first = chunk.index not in self._frames
+        self._fingerprint = self._fingerprint or fingerprint(chunk.arithmetic)
         part = self.part(chunk, is_first=is_first)
         if self._shown.token_ids and chunk.tokens:
             part = {**(part or self.empty_part(is_first=is_first)), "token_ids": chunk.tokens}
@@ -92,10 +104,10 @@ class ChoiceEvents(ABC):
         before, _, after = document.data.rpartition(_SPELLED_MARK)
         return before, after
 
-    def _finish(self, entry_id: str | None, choice: Choice) -> Iterable[ServerSentEvent]:
+    def _finish(self, entry_id: str | None, choice: Choice, **more: object) -> Iterable[ServerSentEvent]:
         self._finished.add(choice.index)
         part = self.empty_part(is_first=choice.index not in self._frames)
-        yield self._event(entry_id, [self._choice(choice.index, part, choice)])
+        yield self._event(entry_id, [self._choice(choice.index, part, choice)], **more)
 
     def _choice(self, index: int, part: Document, ended: Choice | None = None) -> Document:
         choice: Document = {"index": index, "logprobs": None, **part, "finish_reason": None}
@@ -111,6 +123,7 @@ class ChoiceEvents(ABC):
             "object": self.kind,
             "created": self._created,
             "model": self._model,
+            "system_fingerprint": self._fingerprint,
             "choices": choices,
         }
         if self._shown.usage:

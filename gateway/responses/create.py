@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.gateway.admission.admission import Meter
-from penstock.gateway.common.documents import Document
+from penstock.gateway.common.documents import Document, exactness
 from penstock.gateway.context import Gateway, caller_of, gateway_of
 from penstock.gateway.errors import ApiError
 from penstock.gateway.generation.idempotency import key_of, other_body, place_asked_for
@@ -150,10 +150,11 @@ def _streamed(asked: Request, response: StoredResponse, job: Job) -> Response:
 async def _whole(asked: Request, response: StoredResponse, job: Job) -> Response:
     writer = ResponseEvents(response)
     try:
-        body = writer.body(await job.whole(asked, each=writer.take))
+        reply = await job.whole(asked, each=writer.take)
+        body = writer.body(reply)
     finally:
         await _leave(asked, job, response, is_known=writer.document is not None)
-    return JSONResponse(body)
+    return JSONResponse(body, headers=exactness(reply))
 
 
 async def _leave(asked: Request, job: Job, response: StoredResponse, *, is_known: bool) -> None:

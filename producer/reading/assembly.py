@@ -31,6 +31,7 @@ class Assembler:
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
         self._choices: dict[int, _Choice] = {}
+        self._arithmetic: str | None = None  # of the last worker that took the request
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self.ended = False
         """Whether the end was read."""
@@ -45,6 +46,7 @@ class Assembler:
             RequestRefused, RequestFailed: the entry is an end that says so.
         """
         if isinstance(entry, OwnEntry):
+            self._arithmetic = entry.arithmetic
             return None
         if isinstance(entry, EndEntry):
             self._end(entry_id, entry)
@@ -54,7 +56,7 @@ class Assembler:
             choice = self._choices[entry.index] = _Choice()
         self._prompt_logprobs = self._prompt_logprobs or entry.prompt_logprobs
         try:
-            return choice.feed(entry_id, entry)
+            return choice.feed(entry_id, entry, self._arithmetic)
         except ValueError as error:
             raise ReplyCorrupt(self._request_id, f"entry {entry_id}: {error}") from error
 
@@ -87,6 +89,8 @@ class Assembler:
             prompt_logprobs=self._prompt_logprobs,
             entry_id=entry_id,
             ignored=end.ignored or (),
+            arithmetic=end.arithmetic,
+            is_exact=end.exact != 0,
         )
 
 
@@ -132,7 +136,7 @@ class _Choice:
     def num_tokens(self) -> int:
         return self._read[0]
 
-    def feed(self, entry_id: str, entry: ChunkEntry) -> Chunk | None:
+    def feed(self, entry_id: str, entry: ChunkEntry, arithmetic: str | None) -> Chunk | None:
         if self._has_ended:
             return None
         if entry.offset != self._at[0]:
@@ -145,13 +149,13 @@ class _Choice:
             if at == before and not self._has_ended:
                 return None
             self._read = at
-            chunk = _whole_chunk(entry_id, entry)
+            chunk = _whole_chunk(entry_id, entry, arithmetic)
         else:
             furthest = tuple(map(max, at, read))
             if furthest == read and not self._has_ended:
                 return None
             self._read = cast("_Position", furthest)
-            chunk = _rest_of_chunk(entry_id, entry, before, read)
+            chunk = _rest_of_chunk(entry_id, entry, arithmetic, before, read)
         self._add(chunk)
         return chunk
 
@@ -213,7 +217,7 @@ def _advanced(at: _Position, entry: ChunkEntry) -> _Position:
     )
 
 
-def _whole_chunk(entry_id: str, entry: ChunkEntry) -> Chunk:
+def _whole_chunk(entry_id: str, entry: ChunkEntry, arithmetic: str | None) -> Chunk:
     return Chunk(
         entry.text,
         entry.tokens,
@@ -226,10 +230,13 @@ def _whole_chunk(entry_id: str, entry: ChunkEntry) -> Chunk:
         entry.tool_calls,
         entry.stop_reason if entry.finish_reason is not None else None,
         entry.prompt_logprobs,
+        arithmetic,
     )
 
 
-def _rest_of_chunk(entry_id: str, entry: ChunkEntry, before: _Position, read: _Position) -> Chunk:
+def _rest_of_chunk(
+    entry_id: str, entry: ChunkEntry, arithmetic: str | None, before: _Position, read: _Position
+) -> Chunk:
     """Returns the part of an entry whose writer began at `before` that is new to a reader at `read`."""
     num_tokens, num_chars, num_reasoning, num_of_calls = (have - had for have, had in zip(read, before, strict=True))
     return Chunk(
@@ -244,6 +251,7 @@ def _rest_of_chunk(entry_id: str, entry: ChunkEntry, before: _Position, read: _P
         tuple(_unread(entry.tool_calls, num_of_calls)),
         entry.stop_reason,
         None if read[0] else entry.prompt_logprobs,
+        arithmetic,
     )
 
 

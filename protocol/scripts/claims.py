@@ -14,6 +14,8 @@ Fields of a request's state hash:
     tenant            whom the request is for, if it says so
     digest            of the model that claimed it last; once the reply is begun, of the model that began it
     begun             the reply has more than claims: only that model continues it
+    arithmetic        of the worker that claimed it last to generate
+    inexact           workers of several arithmetics have generated
     alive:<epoch>     the owner of that claim was frozen, not dead
 
 An epoch is the server's clock in microseconds. Redis may lose its last writes in a failover or a power cut. An epoch
@@ -75,6 +77,8 @@ class Claim:
     strikes: int
     handbacks: int
     is_of_other_model: bool = False  # another model began the reply, so this one may only end it
+    is_exact: bool = True  # all workers that generate the reply round alike
+    arithmetic: str = ""  # of this worker
     earlier: EarlierClaim | None = None
 
 
@@ -118,6 +122,7 @@ def claim(
     any_model: bool = False,
     timeout_ms: int | None = None,
     only_over: bool = False,
+    arithmetic: str = "",
 ) -> Command:
     """Claims a request with a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
@@ -135,22 +140,25 @@ def claim(
         timeout_ms: time after the enqueue when the request is over; one that is over or cancelled is claimed with any
             model.
         only_over: whether to leave a request alone that is neither.
+        arithmetic: of the worker; "": unknown, which is a kind of its own.
     """
     leap = secrets.randbits(_LEAP_BITS)
     of_claim = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant, digest, int(any_model))
-    arguments = (*of_claim, "" if timeout_ms is None else timeout_ms, int(only_over))
+    arguments = (*of_claim, "" if timeout_ms is None else timeout_ms, int(only_over), arithmetic)
     return call(_CLAIM, _request_keys(queue, request_id), arguments)
 
 
-def parse_claim(answer: Any, instance: str) -> Claim | NotClaimed:
-    """Parses the claim script's answer to the process `instance`."""
+def parse_claim(answer: Any, instance: str, arithmetic: str = "") -> Claim | NotClaimed:
+    """Parses the claim script's answer to the process `instance`, whose arithmetic is given."""
     reason = answer[0].decode()
     if reason == "ok":
         epoch, has_journal, is_cancelled, now_ms, first_ms, *rest = answer[1:]
-        attempts, crashes, strikes, handbacks, is_of_other, before, worker, was_held = rest
+        attempts, crashes, strikes, handbacks, is_of_other, before, worker, was_held, is_exact = rest
         earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
         known = (epoch, instance, bool(has_journal), bool(is_cancelled), now_ms, first_ms)
-        return Claim(*known, attempts, crashes, strikes, handbacks, bool(is_of_other), earlier)
+        return Claim(
+            *known, attempts, crashes, strikes, handbacks, bool(is_of_other), bool(is_exact), arithmetic, earlier
+        )
     if reason == "other_model":
         return NotClaimed("other_model", digest=answer[1].decode(errors="replace"))
     if reason == "duplicate":

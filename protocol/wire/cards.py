@@ -38,6 +38,7 @@ class ModelCard(BaseModel):
     dtype: str | None = None
     attention: str | None = None  # which kernels compute it, such as `native`, `xla` or `triton`
     matmul: str | None = None
+    arithmetic: str | None = None  # names how the worker rounds; `own` entries name it
     batch_invariant: bool | None = None  # log-probabilities are the same to the bit in any batch
     max_body_bytes: int | None = None  # the limits of the worker's settings
     max_prompt_tokens: int | None = None

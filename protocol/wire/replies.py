@@ -40,6 +40,8 @@ class OwnEntry(BaseModel):
     epoch: int
     turn: int | None = None
     digest: str | None = None  # of the worker's model, as `ModelCard.digest`
+    arithmetic: str | None = None  # of the worker, as `ModelCard.arithmetic`
+    exact: int | None = None  # 0: what follows may be rounded otherwise than what an earlier worker wrote
 
 
 class _Stopped(BaseModel):
@@ -124,6 +126,8 @@ class EndEntry(_Stopped):
     ttft_ms: int | None = None  # from the enqueue to the first token
     total_ms: int | None = None  # from the enqueue to this entry
     ignored: tuple[str, ...] | None = None  # fields of the request that had no effect
+    arithmetic: str | None = None  # of the worker that writes the end, as `ModelCard.arithmetic`
+    exact: int | None = None  # 0: workers of several arithmetics generated it
     code: str | None = None
     message: str | None = None
 

@@ -28,7 +28,7 @@ def test_it_says_what_the_worker_knows() -> None:
         "model": "demo", "aliases": None, "worker": "w", "version": __version__, **dataclasses.asdict(IDENTITY),
         "chat_format": "hermes", "digest": IDENTITY.digest("hermes"),
         "vocab_size": 512, "max_model_len": 1024, "dtype": "float32",
-        "attention": INFO.attention, "matmul": INFO.matmul, "batch_invariant": True,
+        "attention": INFO.attention, "matmul": INFO.matmul, "arithmetic": None, "batch_invariant": True,
         "max_body_bytes": 1 << 20, "max_prompt_tokens": 100, "max_n": 3, "max_stop_strings": 16, "max_stop_chars": 256,
         "max_keep_s": 604_800.0,
     }  # fmt: skip
@@ -47,6 +47,15 @@ def test_its_names_are_those_that_are_set_or_else_the_models_own() -> None:
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(BadWorkerConfig, match="served_model_name"):
         WorkerConfig(served_model_name=("a", name))
+
+
+def test_the_arithmetic_of_another_engine_or_version_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = [dataclasses.replace(INFO, arithmetic=name * 16) for name in "ab"]
+    named = [make_card("demo", CONFIG, info, IDENTITY, None).arithmetic for info in (*engines, INFO)]
+    assert named[2] is None
+    monkeypatch.setattr("penstock.worker.card.__version__", "99.0")
+    later = make_card("demo", CONFIG, engines[0], IDENTITY, None).arithmetic
+    assert [len(name or "") for name in {*named[:2], later}] == [16] * 3
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -59,6 +59,7 @@ class Claimer:
         outbox: Outbox,
         metrics: WorkerMetrics,
         digest: str = "",
+        arithmetic: str = "",
         spans: RequestSpans | None = None,
     ) -> None:
         self._redis = redis
@@ -70,7 +71,7 @@ class Claimer:
         self._requests = outbox.requests
         self._metrics = metrics
         self._latency = metrics.redis_seconds.labels(operation="claim")
-        self._digest = digest  # of the model
+        self._digest, self._arithmetic = digest, arithmetic  # of the model and of this worker
         self._spans = spans  # None: requests are not traced
 
     async def close(self) -> None:
@@ -108,6 +109,9 @@ class Claimer:
             live.trace = self._spans.begin(live, taken_s)
         self._metrics.claims.inc()
         self._metrics.resumed.inc(claim.has_journal)
+        if not claim.is_exact:
+            self._metrics.inexact.inc()
+            log.info("goes_on_inexactly", arithmetic=self._arithmetic)
         return live
 
     async def _check_company(self, live: LiveRequest) -> None:
@@ -212,13 +216,14 @@ class Claimer:
             gone_entry=gone_entry,
             tenant=tenant or "",
             digest=self._digest,
+            arithmetic=self._arithmetic,
             any_model=any_model,
             timeout_ms=None if timeout_s is None else round(1000 * timeout_s),
             only_over=only_over,
         )
         with self._latency.time():
             answer = await self._batcher.execute(*command)
-        return scripts.parse_claim(answer, self._instance)
+        return scripts.parse_claim(answer, self._instance, self._arithmetic)
 
     async def _is_gone(self, other: NotClaimed) -> bool:
         """Checks whether somebody deleted the request's first claimed entry before an end was written."""

@@ -44,6 +44,8 @@ def end_entry(live: LiveRequest) -> EndEntry:
         ttft_ms=None if live.first_token_ms is None else max(0, live.first_token_ms - live.enqueued_ms),
         total_ms=max(0, live.clock.now_ms() - live.enqueued_ms),
         ignored=live.ignored or None,
+        arithmetic=live.claim.arithmetic or None,
+        exact=None if live.claim.is_exact else 0,
         code=code,
         message=None if message is None else printable(message),
     )

@@ -315,6 +315,42 @@ async def test_it_is_taken_by_another_model_to_be_ended(raw: RedisClient) -> Non
     assert await finish(raw, last) == b"ok"
 
 
+async def exact_claim(redis: RedisClient, worker: str, arithmetic: str) -> bool:
+    claimed = await try_claim(redis, worker, arithmetic=arithmetic)
+    assert isinstance(claimed, Claim)
+    return claimed.is_exact
+
+
+async def test_a_reply_that_several_arithmetics_generate_says_so_from_then_on(raw: RedisClient) -> None:
+    assert await exact_claim(raw, "a", "A")
+    assert await exact_claim(raw, "b", "B")  # nothing was generated
+    await write(raw, await try_claim(raw, "b", arithmetic="B"))
+    assert await exact_claim(raw, "c", "B")
+    assert not await exact_claim(raw, "d", "A")
+    assert not await exact_claim(raw, "e", "A")  # what D may have written is A's, what B wrote is not
+    said = [
+        (fields[b"arithmetic"], fields.get(b"exact"))
+        for _, fields in await read_raw_stream(raw, keys.reply("q", "r"))
+        if fields[b"type"] == b"own"
+    ]
+    assert said == [(b"A", None), (b"B", None), (b"B", None), (b"B", None), (b"A", b"0"), (b"A", b"0")]
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "A"), ("A", "")])
+async def test_a_worker_without_one_is_a_kind_of_its_own(raw: RedisClient, first: str, second: str) -> None:
+    await write(raw, await try_claim(raw, "a", arithmetic=first))
+    assert await exact_claim(raw, "b", first)
+    assert not await exact_claim(raw, "c", second)
+
+
+async def test_another_model_that_ends_a_reply_does_not_make_it_inexact(raw: RedisClient) -> None:
+    await write(raw, await try_claim(raw, "a", digest="A", arithmetic="A"))
+    last = await try_claim(raw, "b", digest="B", arithmetic="B", any_model=True)
+    assert isinstance(last, Claim)
+    assert last.is_exact
+    assert await exact_claim(raw, "c", "A")
+
+
 async def entry_since(redis: RedisClient, age_ms: int) -> str:
     """Returns an id of an entry that came `age_ms` ago."""
     seconds, micros = await redis.time()

@@ -36,6 +36,8 @@ class ScriptedReply:
     number: int = 0
     tokens: dict[int, int] = field(default_factory=dict)  # choice to number of tokens written
     queue_entry: str = ""
+    arithmetic: str | None = None  # of the worker
+    exact: int | None = None  # 0: another arithmetic wrote what came before
 
     @property
     def id(self) -> str:
@@ -48,7 +50,9 @@ class ScriptedReply:
         owner: dict[Any, Any] = {"status": "running", "worker": self.worker.name, "epoch": self.epoch}
         async with self.worker.gate:
             await self.worker.redis.hset(keys.state(self.worker.queue, self.id), mapping=owner)
-        await self.write(OwnEntry(worker=self.worker.name, epoch=self.epoch))
+        await self.write(
+            OwnEntry(worker=self.worker.name, epoch=self.epoch, arithmetic=self.arithmetic, exact=self.exact)
+        )
 
     async def chunk(
         self, text: str, *, index: int = 0, tokens: Sequence[int] | None = None, offset: int | None = None
@@ -80,6 +84,8 @@ class ScriptedReply:
                     "queued_ms": 1,
                     "ttft_ms": 2 if num_tokens else None,
                     "total_ms": 3,
+                    "arithmetic": self.arithmetic,
+                    "exact": self.exact,
                     "code": code,
                     "message": message,
                 }

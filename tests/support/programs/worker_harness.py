@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.engine.loading.identity import Identity
+from penstock.engine.stats import EngineInfo
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.address import Address
 from penstock.protocol.redis.connection import RedisClient, ensure_group
@@ -113,6 +114,7 @@ async def running_worker(
     engine: FakeEngine | None = None,
     text: TextEncoder | None = None,
     identity: Identity | None = None,
+    info: EngineInfo | None = None,
     model_name: str = "",
     telemetry: Telemetry | None = None,
     at: Address | None = None,
@@ -124,7 +126,7 @@ async def running_worker(
     An error that ends it ends the block too, unless the test has its `task`.
     """
     engine = engine or FakeEngine()
-    model = replace(fake_model(engine), identity=identity, name=model_name, grammars=grammars)
+    model = replace(fake_model(engine), identity=identity, info=info, name=model_name, grammars=grammars)
     model = model if text is None else replace(model, text=text)
     config = WorkerConfig(**{**QUICK, "name": f"w{next(_names)}", **options})
     service = WorkerService(config, at or url, lambda _: model, telemetry)
@@ -177,13 +179,22 @@ async def is_queue_empty(redis: RedisClient) -> bool:
     return int((await redis.xpending(keys.requests("q"), keys.GROUP))["pending"]) == 0
 
 
-async def take_and_claim(redis: RedisClient, worker: str, request_id: str, *, digest: str = "") -> Claim:
+async def take_and_claim(
+    redis: RedisClient, worker: str, request_id: str, *, digest: str = "", arithmetic: str = ""
+) -> Claim:
     """Reads the next entry and claims it, as a worker that then dies."""
     await ensure_group(redis, "q")
     answer = await redis.xreadgroup(keys.GROUP, worker, {keys.requests("q"): ">"}, count=1)
     [(_, [(entry_id, _)])] = stream_entries(answer)
     command = scripts.claim(
-        "q", request_id, entry_id=str(entry_id), worker=worker, instance="i", ttl_ms=10**6, digest=digest
+        "q",
+        request_id,
+        entry_id=str(entry_id),
+        worker=worker,
+        instance="i",
+        ttl_ms=10**6,
+        digest=digest,
+        arithmetic=arithmetic,
     )
     _, epoch, *_ = await redis.execute_command(*command)
     return Claim(int(epoch), "i", False, False, 0, 0, 1, 0, 0, 0)

@@ -4,20 +4,21 @@
 -- KEYS: state, reply, cancel.
 -- ARGV: entry; worker; instance; time to live of state and reply (ms); another entry of this request that is known to be gone;
 -- how far an epoch leaps; the highest epoch; tenant; digest; whether to claim a reply that another model began; timeout (ms after
--- the enqueue, or ''); whether to claim only a request that is over or cancelled.
+-- the enqueue, or ''); whether to claim only a request that is over or cancelled; arithmetic, or ''.
 -- Answers 'ok' and what `parse_claim` reads; or why the request was not claimed: 'dead'; 'done'; 'junk' and the field;
 -- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest.
 -- Loaded after shared/clock.lua.
 local MOST_DIGITS = 15  -- a longer number is no count
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model, timeout, only_over = unpack(ARGV)
+local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model, timeout, only_over, arithmetic = unpack(ARGV)
 local counted = {'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks'}
-local s = redis.call('HMGET', state, 'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker', unpack(counted))
-local status, owner_entry, owner_epoch, owner_instance, begun_with, begun, owner = unpack(s)
+local texts = {'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker', 'arithmetic', 'inexact'}
+local s, counts = redis.call('HMGET', state, unpack(texts)), redis.call('HMGET', state, unpack(counted))
+local status, owner_entry, owner_epoch, owner_instance, begun_with, begun, owner, rounded_by, inexact = unpack(s)
 if status == 'dead' and owner_entry == entry then return {'dead'} end
 if status == 'done' or status == 'dead' then return {'done'} end
 for i = 1, #counted do
-  local count = s[7 + i]
+  local count = counts[i]
   if count and not (string.match(count, '^%d+$') and #count <= MOST_DIGITS) then return {'junk', counted[i]} end
 end
 if owner_entry and owner_entry ~= entry and owner_entry ~= gone then return {'duplicate', owner_entry} end
@@ -46,15 +47,21 @@ if only_over == '1' and not is_over then return {'goes_on'} end
 if is_of_other and any_model ~= '1' and not is_over then return {'other_model', begun_with} end  -- anyone may end what is over
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
-local attempt = string.format('%d', (s[9] or 0) + 1)
+local attempt = string.format('%d', (counts[2] or 0) + 1)
+local is_exact = is_of_other or not (inexact or begun and (rounded_by or '') ~= arithmetic)
 local own = {'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt}
-if digest ~= '' then own[9], own[10] = 'digest', digest end
+local function say(field, value)
+  own[#own + 1], own[#own + 2] = field, value
+end
+if digest ~= '' then say('digest', digest) end
+if arithmetic ~= '' then say('arithmetic', arithmetic) end
+if not is_exact then say('exact', 0) end
 redis.call('XADD', reply, epoch .. '-0', unpack(own))
 local known = {'status', 'running', 'entry', entry, 'epoch', epoch, 'worker', worker, 'instance', instance, 'attempts', attempt}
 local function know(field, value)
   known[#known + 1], known[#known + 2] = field, value
 end
-local crashes, strikes = s[10] or 0, s[11] or 0
+local crashes, strikes = counts[3] or 0, counts[4] or 0
 if status == 'running' and owner_instance ~= instance then
   crashes, strikes = crashes + 1, progress and 1 or strikes + 1
   know('crashes', string.format('%d', crashes))
@@ -62,15 +69,18 @@ if status == 'running' and owner_instance ~= instance then
 end
 if begun then know('begun', 1) end
 if digest ~= '' and not is_of_other then know('digest', digest) end
+if (rounded_by or '') ~= arithmetic and not is_of_other then know('arithmetic', arithmetic) end
+if not is_exact then know('inexact', 1) end
 if tenant ~= '' then know('tenant', tenant) end
-if not s[8] then know('claimed_ms', string.format('%d', now)) end
+if not counts[1] then know('claimed_ms', string.format('%d', now)) end
 redis.call('HSET', state, unpack(known))
 redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)
 local answer = {'ok', tonumber(epoch), last and 1 or 0, is_cancelled, now}
-for i, count in ipairs({s[8] or now, attempt, crashes, strikes, s[12] or 0}) do answer[i + 5] = tonumber(count) end
+for i, count in ipairs({counts[1] or now, attempt, crashes, strikes, counts[5] or 0}) do answer[i + 5] = tonumber(count) end
 answer[#answer + 1] = is_of_other and 1 or 0
 answer[#answer + 1] = before
 answer[#answer + 1] = owner or ''
 answer[#answer + 1] = status == 'running' and 1 or 0
+answer[#answer + 1] = is_exact and 1 or 0
 return answer

@@ -1,0 +1,53 @@
+"""Names the arithmetic of an engine: what decides how its sums are rounded, besides the model and the tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+
+import jax
+from jaxlib.version import __version__ as jaxlib_version
+
+from penstock.engine.config import EngineConfig
+from penstock.engine.processors import cpu_facts, num_processors
+from penstock.engine.stats import EngineInfo
+
+_CHARS = 16
+_SHAPING = ("max_num_seqs", "max_batch_tokens", "page_size", "decode_steps", "speculation", "max_draft_tokens")
+"""Settings that decide which tokens one program computes together."""
+
+_VECTORS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")
+
+
+def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
+    """Returns 16 hex digits: engines of one version and model with equal ones round alike.
+
+    Unequal ones may still round alike: two kinds of processors count as two kinds of arithmetic. Engines that are
+    `batch_invariant` round alike whatever their batches and threads; of the others, threads and the settings that shape
+    batches count too.
+    """
+    return hashlib.sha256(json.dumps(_facts(info, config), sort_keys=True).encode()).hexdigest()[:_CHARS]
+
+
+def _facts(info: EngineInfo, config: EngineConfig) -> Mapping[str, object]:
+    facts: dict[str, object] = {
+        "versions": (jax.__version__, jaxlib_version),
+        "kernels": (info.attention, info.matmul),
+        "types": (info.dtype, info.kv_dtype),
+        "device": (info.platform, info.device_kind, *(_processor() if info.platform == "cpu" else ())),
+        "split": (info.num_devices, config.tensor_parallel, config.expert_parallel),
+    }
+    if not info.batch_invariant:
+        facts["batches"] = [getattr(config, name) for name in _SHAPING]
+        facts["threads"] = num_processors() if info.platform == "cpu" else None
+    return facts
+
+
+def _processor() -> tuple[str, ...]:
+    """Returns the kind of the processor and its vector instructions, for which XLA and the C++ kernels are compiled."""
+    facts = {tuple(part.strip() for part in line.split(":", 1)) for line in cpu_facts("model name", "CPU part")}
+    flags = {flag for line in cpu_facts("flags", "Features") for flag in line.partition(":")[2].split()}
+    vectors = sorted(flag for flag in flags if flag.startswith(_VECTORS))
+    return (platform.machine(), *(value for fact in sorted(facts) for value in fact[1:]), *vectors)
