@@ -73,8 +73,9 @@ class Sampling(SamplingParameters, total=False):
         "Request id, instead of a random one.", otherwise="the entry's own id", takers=("send",), values="see above",
         more="It names the reply; see [Ids](#ids).")]
     keep_s: Annotated[float, Parameter(
-        "The reply is kept for so many seconds after its end, at most the worker's `max_keep_s`; see "
-        "[Expiry](#expiry).", MIN_KEEP_S, MAX_KEEP_S, otherwise="as the worker is set", takers=())]
+        "The reply is kept for so many seconds after its end, at most the worker's `max_keep_s`.",
+        MIN_KEEP_S, MAX_KEEP_S, otherwise="as the worker is set",
+        takers=(*BOTH, "messages", "send"), more="See [Expiry](#expiry).")]
     tenant: Annotated[str, Parameter(
         "Whom the request is for: the workers' capacity is shared between tenants. Also in its state and in the "
         "worker's logs.", takers=(), values="as an id")]
