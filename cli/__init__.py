@@ -43,6 +43,7 @@ from penstock.cli import (
     worker,
     workers,
 )
+from penstock.cli import map as map_command
 from penstock.cli.bench import commands as bench
 from penstock.cli.shared.errors import exit_status_of
 from penstock.cli.shared.values import strict
@@ -76,6 +77,7 @@ for command in (
     version.version,
 ):
     app.command()(command)
+app.command("map")(map_command.map_rows)
 app.add_typer(bench.app)
 app.add_typer(dead.dead)
 app.add_typer(keys.keys)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -16,55 +13,17 @@ from pydantic_core import to_jsonable_python
 
 from penstock.cli.shared.answer import AnswerWriter
 from penstock.cli.shared.errors import CommandFailed
-from penstock.cli.shared.options import gathers, option, takes_settings
+from penstock.cli.shared.options import takes_settings
+from penstock.cli.shared.sampling import takes_sampling
 from penstock.cli.shared.waiting import shown_wait
-from penstock.parameters import Parameter
 from penstock.producer import AsyncClient, Chunk, Reply
 from penstock.producer.request import Prompt
-from penstock.protocol.wire import PARAMETERS, Sampling
+from penstock.protocol.wire import Sampling
 from penstock.worker.settings import Settings
-from penstock.worker.settings_loading import flag
-
-_FORMS = {
-    "tools": "JSON|@FILE", "tool_choice": "TEXT|JSON", "reasoning_effort": "TEXT",
-    "response_format": "JSON|@FILE", "regex": "TEXT", "grammar": "TEXT|@FILE",
-}  # fmt: skip
-"""Metavars of the options that say which form the answer has."""
-
-_METAVARS: Mapping[Any, str | None] = {bool: None, int: "NUMBER", float: "NUMBER", int | bool: "NUMBER"}
-
-
-def _option(name: str, each: Parameter) -> inspect.Parameter:
-    is_list = each.type == str | Sequence[str]
-    return option(
-        name,
-        list[str] if is_list else bool if each.type is bool else str,
-        flag(name),
-        help=f"{each.text} May be repeated." if is_list else each.text,
-        metavar=_FORMS.get(name, _METAVARS.get(each.type, "TEXT")),
-        rich_help_panel="Answer" if name in _FORMS else "Request",
-    )
-
-
-_SAMPLING = [_option(name, each) for name, each in PARAMETERS.items() if "send" in each.takers]
-
-
-def _read_files(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options, with the text of each file that is named."""
-    return {name: _text_of(name, value) if name in _FORMS else value for name, value in given.items()}
-
-
-def _text_of(name: str, value: str) -> str:
-    if not value.startswith("@") or "@FILE" not in _FORMS[name]:
-        return value
-    try:
-        return Path(value[1:]).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{value[1:]} cannot be read: {error}", param_hint=flag(name)) from error
 
 
 @takes_settings(["redis_url", "queue"])
-@gathers("sampling", _SAMPLING, _read_files)
+@takes_sampling()
 def send(
     *,
     settings: Settings,

@@ -11,6 +11,7 @@ from penstock.producer.bulk import BulkResult
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import BulkProgress, ProgressCallback
 from penstock.producer.request import Prompt
+from penstock.producer.row_ids import RowIds
 from penstock.producer.transport import State
 from penstock.protocol.errors import (
     BadAddress,
@@ -73,6 +74,7 @@ __all__ = [
     "ReplyTimeout",
     "RequestFailed",
     "RequestRefused",
+    "RowIds",
     "Sampling",
     "ServerRefused",
     "State",

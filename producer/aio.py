@@ -16,10 +16,11 @@ from penstock.producer.arguments import check_name, check_wait
 from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S, check_timeout
 from penstock.producer.connections import Connections
-from penstock.producer.handle import Handle, ReplyStream, send_and_follow
+from penstock.producer.handle import Handle, ReplyStream, row_reply, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.request import Prompt, build_request, request_of_tokens
+from penstock.producer.row_ids import RowIds, check_ids
 from penstock.producer.transport import Transport
 from penstock.protocol.errors import BadAddress, ConnectionLost
 from penstock.protocol.queue.status import QueueStatus
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "redis://localhost:6379"
 URL_VARIABLES = ("PENSTOCK_REDIS_URL", "REDIS_URL")
+UNNAMED = "-"  # until a row's id is known, which depends on the checked request
 MAX_OTHERS = 64  # queues whose clients `AsyncClient.on` keeps while nothing of them runs
 
 
@@ -177,6 +179,7 @@ class AsyncClient:
         ordered: bool = True,
         progress: bool | ProgressCallback = False,
         timeout: float | None = None,
+        ids: RowIds | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[BulkResult, None]:
         """Generates for many prompts, at most `max_in_flight` at a time, and waits while the queue does not accept
@@ -194,6 +197,9 @@ class AsyncClient:
             ordered: whether results come in the order of the prompts, or as they complete.
             progress: True shows a bar on stderr; a function is called with a BulkProgress after each change.
             timeout: seconds for each prompt, from when it is first sent to the end of its reply; None: no limit.
+            ids: names the requests, so that a program that was killed goes on: run again, it gets the replies that
+                are kept, joins the requests that wait or run, and pays for the rest. Then leaving the loop early
+                cancels nothing.
             sampling: the same options for all prompts.
 
         Raises:
@@ -206,12 +212,21 @@ class AsyncClient:
         """
         check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
         timeout_s = check_wait(timeout)
+        check_ids(ids)
         transport = self._transport
         patience = Patience(transport.connections)
         send = partial(transport.send_with_patience, patience)
 
+        def follow(prompt: Prompt, sampling: Sampling) -> ReplyStream:
+            return send_and_follow(transport, prompt, sampling, send=send, timeout_s=timeout_s)
+
         def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
-            return send_and_follow(transport, prompt, sampling, send=send, timeout_s=timeout_s).read_to_end()
+            if ids is None:
+                return follow(prompt, sampling).read_to_end()
+            request = build_request(prompt, sampling, fresh_id=UNNAMED)
+            if not (isinstance(prompt, GenerateRequest) and prompt.id):
+                request = request.model_copy(update={"id": ids.of(request)})
+            return row_reply(lambda request: follow(request, {}), request, ids)
 
         return run_bulk(
             generate,

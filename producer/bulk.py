@@ -41,6 +41,17 @@ class BulkResult:
             raise self.error or PenstockError("a result without reply and error")
         return self.reply.text
 
+    def as_row(self) -> dict[str, str | int | None]:
+        """Returns the outcome as a row of a table: without an error, `error` is None; with one, all others are."""
+        reply, error = self.reply, self.error
+        return {
+            "text": None if reply is None else reply.text,
+            "finish_reason": None if reply is None else reply.finish_reason,
+            "prompt_tokens": None if reply is None else reply.usage.prompt_tokens,
+            "completion_tokens": None if reply is None else reply.usage.completion_tokens,
+            "error": None if error is None else str(error),
+        }
+
 
 Generate: TypeAlias = Callable[[Prompt, Sampling], Awaitable[Reply]]
 """Source of the replies. A PenstockError that it raises is the result of that one prompt."""

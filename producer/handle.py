@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
@@ -14,11 +14,15 @@ from penstock.producer.arguments import check_wait
 from penstock.producer.reading.assembly import Assembler
 from penstock.producer.reading.reader import Subscription
 from penstock.producer.request import Prompt, build_request
+from penstock.producer.row_ids import RowIds
 from penstock.producer.transport import State, Transport
-from penstock.protocol.errors import PenstockError, QueueFull, ReplyTimeout, ServerRefused
+from penstock.protocol.errors import PenstockError, QueueFull, ReplyGone, ReplyTimeout, ServerRefused
 from penstock.protocol.redis.streams import is_entry_id
 from penstock.protocol.reply import Chunk, Reply
 from penstock.protocol.wire import GenerateRequest, ReplyEntry, Sampling, in_python
+
+MAX_EXPIRED_ATTEMPTS = 8
+"""How many replies to one row may be gone; more are only where Redis keeps no replies at all."""
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[GenerateRequest], Awaitable[None]]
@@ -172,6 +176,19 @@ def send_and_follow(
         return ReplyStream(request_id, follow(request), assembler)
     chunks = spans.followed(transport.queue, request, spans.here(), follow, lambda: assembler.reply)
     return ReplyStream(request_id, chunks, assembler)
+
+
+async def row_reply(follow: Callable[[GenerateRequest], ReplyStream], request: GenerateRequest, ids: RowIds) -> Reply:
+    """Returns the reply to a row of a job. One that was sent by an earlier run and has expired is generated again.
+
+    Raises:
+        Whatever following raises; ReplyGone only if the replies to several attempts are gone.
+    """
+    for _ in range(MAX_EXPIRED_ATTEMPTS):
+        with suppress(ReplyGone):
+            return await follow(request).read_to_end()
+        request = request.model_copy(update={"id": ids.after(request.id or "")})
+    return await follow(request).read_to_end()
 
 
 # The generators below get what they need as arguments instead of a ReplyStream. Holding one would be a reference cycle:

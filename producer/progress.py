@@ -68,6 +68,12 @@ def has_viewer() -> bool:
     return sys.stderr.isatty() or _is_notebook()
 
 
+def clock(seconds: float) -> str:
+    """Formats a duration as `1:02:03`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
 @contextmanager
 def _bar() -> Iterator[ProgressCallback]:
     if _is_notebook() and find_spec("ipywidgets") is None:  # Rich draws nothing there
@@ -103,20 +109,15 @@ class _Line:
         self._drawn_s = now.elapsed_s
         filled = BAR_CHARS * now.done // now.total if now.total else 0
         total = "?" if now.total is None else now.total
-        left = "" if now.remaining_s is None or is_end else f", {_clock(now.remaining_s)} left"
+        left = "" if now.remaining_s is None or is_end else f", {clock(now.remaining_s)} left"
         bar = "#" * filled + "." * (BAR_CHARS - filled)
-        line = f"[{bar}] {now.done}/{total} {_counts(now)} {_clock(now.elapsed_s)}{left}"
+        line = f"[{bar}] {now.done}/{total} {_counts(now)} {clock(now.elapsed_s)}{left}"
         self._width = max(self._width, len(line))
         print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _counts(now: BulkProgress) -> str:
     return f"{now.rate:.1f}/s, {now.in_flight} in flight, {now.failed} failed"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def _is_notebook() -> bool:

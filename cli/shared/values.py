@@ -11,7 +11,7 @@ from penstock.worker.settings_loading import LONGEST_S, SettingsError
 MOST_INT = 2**53
 """Redis's scripts, and JSON readers, count exactly up to this."""
 
-_OF_ANY_TEXT = frozenset({"chat", "send"})
+_OF_ANY_TEXT = frozenset({"chat", "map", "send"})
 """Commands whose options a model reads, line breaks included. `GenerateRequest` checks them."""
 
 

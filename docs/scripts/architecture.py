@@ -44,6 +44,7 @@ TOOLS = Package(
     (
         ("bench", "measures a queue or an engine"),
         ("chaos", "tries to break a fleet"),
+        ("map", "a file of prompts to a file of replies"),
         ("plan", "which slice of TPUs would do"),
     ),
 )  # fmt: skip

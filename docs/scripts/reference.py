@@ -26,7 +26,7 @@ SECTIONS: Mapping[str, Section] = {
     "requests": Section(
         "Requests",
         "What is asked. [The wire](../wire.md#parameters) has the ranges and defaults of all fields.",
-        ("Prompt", "Sampling", "GenerateRequest", "Message"),
+        ("Prompt", "Sampling", "GenerateRequest", "Message", "RowIds"),
     ),
     "replies": Section(
         "Replies",

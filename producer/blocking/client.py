@@ -18,6 +18,7 @@ from penstock.producer.calls import DEFAULT_TIMEOUT_S
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.request import Prompt
+from penstock.producer.row_ids import RowIds, check_ids
 from penstock.producer.transport import State
 from penstock.protocol.queue.status import QueueStatus
 from penstock.protocol.reply import Chunk, Reply
@@ -86,17 +87,25 @@ class Client:
         ordered: bool = True,
         progress: bool | ProgressCallback = False,
         timeout: float | None = None,
+        ids: RowIds | None = None,
         **sampling: Unpack[Sampling],
     ) -> Iterator[BulkResult]:
         """See `AsyncClient.map`. The prompts are read in the caller's thread; `progress` is called in the client's."""
         check_bulk(prompts, sampling, max_in_flight=max_in_flight, ordered=ordered, progress=progress)
         check_wait(timeout)
+        check_ids(ids)
         loop, client, _ = self._session.now()
         return drive(
             loop,
             prompts,
             lambda feed: client.map(
-                feed, max_in_flight=max_in_flight, ordered=ordered, progress=progress, timeout=timeout, **sampling
+                feed,
+                max_in_flight=max_in_flight,
+                ordered=ordered,
+                progress=progress,
+                timeout=timeout,
+                ids=ids,
+                **sampling,
             ),
         )
 

@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Coroutine, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -29,6 +30,10 @@ ELSEWHERE = ("worker", "gateway", "serve", "chat", "demo", "chaos", "plan", "ben
 
 
 NEEDED = {("top",): ["--once"], ("requests", "cancel"): ["--yes"], ("dead", "purge"): ["--yes"]}
+GOOD: dict[tuple[tuple[str, ...], str], str] = {
+    (("map",), "rows"): "rows.jsonl",
+    (("map",), "output"): "out.jsonl",
+}  # where "1" is no value
 USED = {(("drain",), "names"), (("dead", "replay"), "names"), (("dead", "purge"), "names")}  # these or --all
 
 
@@ -60,7 +65,8 @@ def words(path: tuple[str, ...], name: str, value: str) -> list[str]:
     """Returns a call with the value, and with what else is needed."""
     options, arguments = [*path, *NEEDED.get(path, ())], []
     for each in LEAVES[path].params:
-        given = value if each.name == name else "1" if each.required or (path, each.name) in USED else None
+        good = GOOD.get((path, each.name), "1")
+        given = value if each.name == name else good if each.required or (path, each.name) in USED else None
         if given is not None and is_option(each):
             options.append(f"{each.opts[0]}={given}")
         elif given is not None:
@@ -85,8 +91,10 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("path", sorted(LEAVES.keys() - {("worker",), ("gateway",), ("bench", "engine")}), ids=" ".join)
 def test_what_a_command_is_given_is_taken_or_refused_by_name(
-    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
     tree = typer.main.get_command(app)
     seen: list[dict[str, Any]] = []
     if path[0] in ELSEWHERE:

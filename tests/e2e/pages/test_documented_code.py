@@ -1,4 +1,4 @@
-"""The code of README.md, client.md, gateway.md and migration.md runs as it stands, and prints what the pages say.
+"""The code of README.md, batch.md, client.md, gateway.md and migration.md runs as it stands, and prints what they say.
 
 A worker with the demo model and a gateway answer; a scripted worker does what that model was not trained for.
 """
@@ -34,7 +34,7 @@ def python_of(name: str) -> list[Block]:
 
 DOCUMENTED = [
     pytest.param(name, block, id=f"{name}:{block.line}")
-    for name in ("README.md", "docs/gateway.md", "docs/migration.md")
+    for name in ("README.md", "docs/batch.md", "docs/gateway.md", "docs/migration.md")
     for block in python_of(name)
 ]
 
@@ -52,8 +52,25 @@ async def addresses(compile_cache: Path) -> AsyncIterator[dict[str, str]]:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("name", "block"), DOCUMENTED)
-async def test_documented_code_prints_what_is_documented(name: str, block: Block, addresses: dict[str, str]) -> None:
+async def test_documented_code_prints_what_is_documented(
+    name: str, block: Block, addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert await printed_by("-c", moved(block.text, addresses)) == page(name).printed_after(block)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_documented_batch_is_written(
+    addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = (block for block in page("docs/batch.md").blocks if block.language == "sh")
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    url = addresses["redis://localhost:6379/0"]
+    out = await printed_by("-ec", block.text, program="bash", PATH=path, PENSTOCK_REDIS_URL=url)
+    assert out.startswith("2 rows in ")
+    rows = [json.loads(line) for line in (await asyncio.to_thread(Path("spelled.jsonl").read_text)).splitlines()]
+    assert [row["reply_text"] for row in rows] == ["r-i-v-e-r", "s-t-o-n-e"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
