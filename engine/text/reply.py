@@ -74,6 +74,7 @@ class ReplyStreams:
             self._tokenizer,
             params.stop,
             include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
             delimiters={} if spec is None else self._formats.dialect(spec.format).special,
             prompt=None if request.begins_turn else request.prompt_token_ids,

@@ -29,8 +29,11 @@ class StopMatcher:
         self._held = ""  # the last `depth` characters seen; empty if stop strings are included
         self._found: str | None = None
 
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Returns the text that is now certain, and the stop string that was found, now or earlier."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, str | None]:
+        """Returns the text that is now certain, and the stop string that was found, now or earlier.
+
+        A stop string that is complete in a text that may not end is text like any other.
+        """
         if self._found is not None:
             return "", self._found
         seen = self._held + text
@@ -39,7 +42,7 @@ class StopMatcher:
             while character not in state.next and state is not self._root:
                 state = state.fallback
             state = state.next.get(character, self._root)
-            if state.match:
+            if state.match and may_end:
                 self._found, self._held = state.match, ""
                 return seen[: end if self._include else end - len(state.match)], state.match
         self._state = state

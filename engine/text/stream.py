@@ -22,6 +22,7 @@ class TextStream:
         stops: Sequence[str] = (),
         *,
         include_stop: bool = False,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
         delimiters: Mapping[int, str] | None = None,
         prompt: Sequence[int] | None = None,
@@ -33,6 +34,7 @@ class TextStream:
             tokenizer: the model's tokenizer.
             stops: strings that end the text.
             include_stop: whether the text includes the stop string that ends it.
+            min_tokens: number of tokens before which no stop string ends it.
             skip_special_tokens: whether special tokens have no text.
             delimiters: the characters that stand in the text for tokens that delimit parts of a reply.
             prompt: as in `Tokenizer.detokenizer`; no part behind a delimiter continues it.
@@ -44,12 +46,14 @@ class TextStream:
         self._new_detokenizer = partial(tokenizer.detokenizer, skip_special_tokens=skip_special_tokens, goes_on=goes_on)
         self._detokenizer = self._new_detokenizer(prompt=prompt)
         self._delimiters = delimiters or {}
+        self._num_left = min_tokens  # tokens before the text may end
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """Returns the text that this token released, and the stop string that it completed: then no text follows."""
         text = self._text_of(token_id)
-        return (text, None) if self._matcher is None else self._matcher.push(text)
+        self._num_left -= 1
+        return (text, None) if self._matcher is None else self._matcher.push(text, may_end=self._num_left <= 0)
 
     def finish(self) -> str:
         """Returns the text still held back by a sequence that ends without a stop string.
@@ -59,7 +63,7 @@ class TextStream:
         text = self._detokenizer.flush()
         if self._matcher is None:
             return text
-        released, stop = self._matcher.push(text)
+        released, stop = self._matcher.push(text, may_end=self._num_left <= 0)
         return released if stop else released + self._matcher.flush()
 
     def _text_of(self, token_id: int) -> str:

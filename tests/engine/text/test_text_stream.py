@@ -67,3 +67,15 @@ def test_a_stop_completed_by_the_last_flush_is_left_out() -> None:
     stream = TextStream(tokenizer, ["é"])
     released = [stream.push(3 + byte)[0] for byte in "xé".encode()]
     assert (released, stream.finish()) == (["", "", ""], "x")
+
+
+def test_no_stop_string_ends_a_text_before_its_least_number_of_tokens() -> None:
+    tokenizer = TOKENIZERS[0]
+    ids = list(tokenizer.encode("ab ab ab"))
+    for min_tokens, expected in ((0, ""), (2, ""), (3, "ab "), (5, "ab "), (6, "ab ab "), (len(ids) + 1, "ab ab ab")):
+        assert run(TextStream(tokenizer, ["ab"], min_tokens=min_tokens), ids)[0] == expected, min_tokens
+
+
+def test_a_stop_string_that_began_before_that_ends_the_text_behind_it() -> None:
+    stream = TextStream(TOKENIZERS[0], ["a b"], min_tokens=3)
+    assert run(stream, list(TOKENIZERS[0].encode("xa b a"))) == ("x", "a b")
