@@ -14,7 +14,7 @@ _NOTHING = "nothing can follow it"
 _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.DOTALL), words)
     for pattern, words in (
-        (r"NoExtensionBias", _NOTHING),
+        (_NOTHING, _NOTHING),
         (r"Unsatisfiable schema: (.*)", rf"{_NOTHING}: \1"),
         (r"Unimplemented keys: \[(.*)\]", r"\1 is not supported"),
         (r"Unknown format: (.*)", r"the format '\1' is not supported"),
@@ -47,4 +47,4 @@ def refusal(message: str) -> str:
 
 def cleaned(message: str) -> str:
     """Returns llguidance's message without its mark for omitted details."""
-    return message.removesuffix(_NOT_VERBOSE).strip()
+    return message.removesuffix(_NOT_VERBOSE).strip().replace("NoExtensionBias", _NOTHING)

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.engine.errors import InvalidRequest, shown
 from penstock.engine.text.response.branches import are_apart, kind_of
+from penstock.engine.text.response.endless import without_endless
 from penstock.engine.text.response.lark import GrammarWriter, either, literal, separated, sequence
 from penstock.engine.text.response.long_numbers import LongNumbers, has_long_number
 from penstock.engine.text.response.numbers import KEYWORDS, Numbers, exact, is_number, spelled
@@ -54,8 +55,12 @@ class JsonGrammar:
             root: an edited schema, which contains the targets of all references.
             of: whose schema it is, for messages.
             lenient: ignore what can't be enforced, rather than refuse it.
+
+        Raises:
+            InvalidRequest: the schema must be followed, and no finite value does.
         """
         self._writer = writer
+        root = root if lenient else without_endless(root, of=of)
         self._root = root
         self._of = of
         self._lenient = lenient

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
+from penstock.engine.text.response.key_patterns import with_listed_names
 from penstock.engine.text.response.numbers import KEYWORDS, is_number
 
 Schema = dict[str, Any]
@@ -107,7 +108,11 @@ def edited(schema: Schema, *, of: str, strict: bool = False, lenient: bool = Fal
     """
     chosen = ((_closed, strict), (_loosened, lenient), (_bounded, finite))
     edit = _combined(
-        partial(checked, of=of), _without_comments, _narrowed, *(one for one, is_chosen in chosen if is_chosen)
+        partial(checked, of=of),
+        _without_comments,
+        _narrowed,
+        *(one for one, is_chosen in chosen if is_chosen),
+        with_listed_names,
     )
     try:
         made: Schema = _edited(schema, edit)

@@ -76,7 +76,9 @@ class Vocabulary:
         ids: list[int] = []
         while len(ids) < max_tokens and not matcher.is_stopped():
             allowed = _allowed(matcher)
-            assert allowed, f"nothing may follow {self.tokenizer.decode(ids)!r}"
+            assert not matcher.is_error(), f"nothing may follow {self.tokenizer.decode(ids)!r}"
+            if not allowed:
+                break
             if rng.random() < 0.4:
                 allowed = [id_ for id_ in allowed if id_ in self._closing] or allowed
             id_ = rng.choice(allowed)
@@ -85,6 +87,7 @@ class Vocabulary:
             assert matcher.consume_token(id_), matcher.get_error()
             ids.append(id_)
         assert not matcher.is_error(), matcher.get_error()
+        assert not matcher.is_stopped() or matcher.is_accepting(), f"cut off at {self.tokenizer.decode(ids)!r}"
         return Walk(tuple(ids), is_whole=matcher.is_stopped())
 
     def read(self, spec: ResponseSpec, ids: Sequence[int]) -> Reply:
