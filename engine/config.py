@@ -11,6 +11,7 @@ from penstock.engine.formats.packing import ONLINE_KINDS
 from penstock.engine.setting import Setting, faults
 
 ATTENTION_SETTINGS = ("auto", "native", "xla", "triton", "ragged", "fused")
+RAW_LOGPROBS = "raw_logprobs"
 _INT32 = (1 << 31) - 1  # largest position, page or slot number on the device
 
 
@@ -99,6 +100,14 @@ class EngineConfig:
             64,
         ),
     ] = None
+    logprobs_mode: Annotated[
+        str,
+        Setting(
+            "Which distribution log-probabilities are of: adjusted (after bias, penalties and masks, before "
+            "temperature and filters), or raw_logprobs (the model's own, as vLLM's default).",
+            one_of=("adjusted", RAW_LOGPROBS),
+        ),
+    ] = "adjusted"
     speculation: Annotated[
         str,
         Setting(

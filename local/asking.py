@@ -29,9 +29,9 @@ class Asking(ABC):
         """
         return self._call("tokenize", prompt, sampling).tokens or ()
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens; special ones have none. Raises like `count_tokens`."""
-        request = request_of_tokens(token_ids, fresh_id=new_id())
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns the text of tokens, special ones left out or spelled. Raises like `count_tokens`."""
+        request = request_of_tokens(token_ids, fresh_id=new_id(), skip_special_tokens=skip_special_tokens)
         return (self._ask(Call("detokenize", request)).text or "") if request.prompt_token_ids else ""
 
     def validate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> int:

@@ -303,10 +303,13 @@ class AsyncClient:
         self,
         token_ids: Sequence[int],
         *,
+        skip_special_tokens: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
     ) -> str:
-        """Returns the text of tokens; special tokens have none. Raises as `count_tokens`."""
-        request = request_of_tokens(token_ids, fresh_id=self._transport.new_id())
+        """Returns the text of tokens, special ones left out or spelled. Raises as `count_tokens`."""
+        request = request_of_tokens(
+            token_ids, fresh_id=self._transport.new_id(), skip_special_tokens=skip_special_tokens
+        )
         timeout_s = check_timeout(timeout)
         if not request.prompt_token_ids:
             return ""

@@ -29,7 +29,7 @@ def build_request(prompt: Prompt, sampling: Sampling, *, fresh_id: str) -> Gener
     return _made(_field_for(prompt), prompt, sampling, fresh_id)
 
 
-def request_of_tokens(token_ids: Sequence[int], *, fresh_id: str) -> GenerateRequest:
+def request_of_tokens(token_ids: Sequence[int], *, fresh_id: str, skip_special_tokens: bool = True) -> GenerateRequest:
     """Returns a request that stands for a question about tokens. Errors name `token_ids`.
 
     Raises:
@@ -39,7 +39,8 @@ def request_of_tokens(token_ids: Sequence[int], *, fresh_id: str) -> GenerateReq
         raise RequestRefused(
             None, "invalid_request", f"token_ids: must be a list of integers, not {in_python(token_ids)}"
         )
-    return _made("prompt_token_ids", token_ids, {}, fresh_id, {"prompt_token_ids": "token_ids"})
+    given: Sampling = {} if skip_special_tokens else {"skip_special_tokens": False}
+    return _made("prompt_token_ids", token_ids, given, fresh_id, {"prompt_token_ids": "token_ids"})
 
 
 def check_options(sampling: Sampling) -> None:

@@ -26,6 +26,7 @@ _CARD_WORDS = {
     "vocab_size": "a vocabulary of size",
     "text_rules": "the rules of text",
     "generation_defaults": "the generation defaults",
+    "logprobs_mode": "the logprobs_mode",
 }
 
 

@@ -97,7 +97,7 @@ class SteadyText:
     def decode(self, token_ids: Sequence[int]) -> str:
         return "." * len(token_ids)
 
-    decode_prompt = decode
+    decode_prompt = spell_all = decode
 
 
 def steady_model(engine: StepEngine) -> Model:

@@ -116,6 +116,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         text_rules=TEXT_RULES,
         generation_defaults=engine.defaults.spelled(),
         generation_source=engine.defaults.source,
+        logprobs_mode=config.logprobs_mode,
         held_as=config.weights,
         activations=config.activations,
     )

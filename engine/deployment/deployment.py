@@ -22,7 +22,7 @@ from penstock.engine.attention import (
     check_page_table,
     page_size_for,
 )
-from penstock.engine.config import EngineConfig
+from penstock.engine.config import RAW_LOGPROBS, EngineConfig
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.execution.sampling.sampling_state import state_bytes
@@ -234,6 +234,7 @@ class Deployment:
             few_shapes=self.platform == "tpu",
             has_lengths=self.length_rule is not None,
             has_states=self.model.has_states,
+            raw_logprobs=self.config.logprobs_mode == RAW_LOGPROBS,
         )
 
 

@@ -68,7 +68,13 @@ def decode_loop(
         hidden, cache = held(token_ids, positions, cache, attend, is_active, lengths, states=states)
         rows = replace(sampling, output_index=sampling.output_index + step)
         sampled, of_step, state = sample_extended(
-            held.logits(hidden), rows, extended, state, placement=placement, form=form
+            held.logits(hidden),
+            rows,
+            extended,
+            state,
+            placement=placement,
+            form=form,
+            raw_logprobs=geometry.raw_logprobs,
         )
         logprobs = jax.tree.map(partial(_put, step=step), logprobs, of_step)
         has_ended = _has_ended(sampled, step, ends)

@@ -27,6 +27,7 @@ class Geometry:
     few_shapes: bool = False  # for platforms where compiling is slow
     has_lengths: bool = False  # whether rotary frequencies may depend on a sequence's length
     has_states: bool = False  # whether layers keep states
+    raw_logprobs: bool = False  # whether log-probabilities are those of the model, before any adjustment
 
     @property
     def token_buckets(self) -> tuple[int, ...]:

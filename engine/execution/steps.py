@@ -193,6 +193,7 @@ def _sample_extended_rows(
         masks,
         placement=placement,
         form=form,
+        raw_logprobs=geometry.raw_logprobs,
     )
     return jnp.pad(token_ids, (0, geometry.max_rows - num_rows)), logprobs, state
 

@@ -14,7 +14,7 @@ DIGEST_CHARS = 32
 AS_STORED = "auto"
 
 # What decides on tokens and on their text, besides the format of chats. A field that is None takes no part.
-DECISIVE = ("weights", "tokenizer", "template", "template_rules", "text_rules", "generation_defaults")
+DECISIVE = ("weights", "tokenizer", "template", "template_rules", "text_rules", "generation_defaults", "logprobs_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Identity:
     text_rules: str | None = None  # version of the rules by which tokens become text
     generation_defaults: str | None = None  # as JSON, what holds for parameters that a request leaves open
     generation_source: str | None = None  # where the checkpoint states them
+    logprobs_mode: str | None = None  # the setting of that name
 
     def digest(self, chat_format: str | None) -> str:
         """Returns a digest of everything, and of how replies are parsed: workers with equal ones can continue each
@@ -49,6 +50,7 @@ def identify(
     text_rules: str | None = None,
     generation_defaults: str | None = None,
     generation_source: str | None = None,
+    logprobs_mode: str | None = None,
     held_as: str = AS_STORED,
     activations: str = AS_STORED,
 ) -> Identity:
@@ -63,6 +65,7 @@ def identify(
         text_rules: version of the rules by which tokens become text.
         generation_defaults: as `GenerationDefaults.spelled` gives them.
         generation_source: where the checkpoint states them.
+        logprobs_mode: the setting of that name.
         held_as: the setting `weights`: quantized weights differ from those they are made from.
         activations: the setting of that name: other activations make another model of the same weights.
 
@@ -80,6 +83,7 @@ def identify(
         text_rules=text_rules,
         generation_defaults=generation_defaults,
         generation_source=generation_source,
+        logprobs_mode=logprobs_mode,
     )
 
 

@@ -210,6 +210,10 @@ class Tokenizer:
         """
         return self._spelling.decode(token_ids)
 
+    def spell_all(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of `token_ids` as `decode` does, with special tokens spelled out."""
+        return self._full_spelling.decode(token_ids)
+
     def decode_prompt(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a prompt, without an unfinished character at its end: that is of the text behind it."""
         return self._spelling.decode_prompt(token_ids)

@@ -90,7 +90,8 @@ async def detokenize(asked: Request) -> Response:
     body = read_fields(TOKENS_POLICY, TokensBody, await _json(asked))
     queue = await gateway_of(asked).directory.queue_of(body.model)
     client = gateway_of(asked).client.on(queue)
-    return JSONResponse({"prompt": await while_asked(asked, client.detokenize(body.tokens))})
+    text = await while_asked(asked, client.detokenize(body.tokens, skip_special_tokens=False))
+    return JSONResponse({"prompt": text})
 
 
 async def prompt_tokens(asked: Request, queue: str, request: GenerateRequest) -> tuple[int, ...]:

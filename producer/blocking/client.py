@@ -128,9 +128,13 @@ class Client:
         """See `AsyncClient.tokenize`."""
         return self._session.call(lambda client: client.tokenize(prompt, timeout=timeout, **sampling))
 
-    def detokenize(self, token_ids: Sequence[int], *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> str:
         """See `AsyncClient.detokenize`."""
-        return self._session.call(lambda client: client.detokenize(token_ids, timeout=timeout))
+        return self._session.call(
+            lambda client: client.detokenize(token_ids, skip_special_tokens=skip_special_tokens, timeout=timeout)
+        )
 
     def validate(self, prompt: Prompt, *, timeout: float = DEFAULT_TIMEOUT_S, **sampling: Unpack[Sampling]) -> int:
         """See `AsyncClient.validate`."""

@@ -31,6 +31,7 @@ class ModelCard(BaseModel):
     text_rules: str | None = None  # version of the rules by which tokens become text
     generation_defaults: str | None = None  # as JSON, what holds for parameters that a request leaves open
     generation_source: str | None = None  # where the checkpoint states them, and which; None: nowhere
+    logprobs_mode: str | None = None  # which distribution log-probabilities are of: `adjusted` or `raw_logprobs`
     chat_format: str | None = None  # how replies to messages are read; None: as plain text
     digest: str | None = None  # of all that decides on tokens and their text; `own` entries name it
     vocab_size: int | None = None  # token ids are below it

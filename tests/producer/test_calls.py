@@ -54,6 +54,7 @@ async def test_what_a_client_without_a_tokenizer_asks(redis_url: str) -> None:
         assert await client.tokenize("abc") == (97, 98, 99)
         assert await client.tokenize("") == ()
         assert await client.detokenize([104, 105]) == "hi"
+        assert await client.detokenize([104, 105], skip_special_tokens=False) == "hi"
         assert await client.detokenize([]) == ""
         assert await client.validate("hello", temperature=0.5, max_tokens=3) == 5
         with pytest.raises(RequestRefused, match="n is 9, the limit max_n is 8"):

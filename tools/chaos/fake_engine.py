@@ -63,7 +63,7 @@ class FakeText:
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
 
-    decode_prompt = decode
+    decode_prompt = spell_all = decode
 
 
 @dataclass(slots=True)

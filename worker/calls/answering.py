@@ -109,19 +109,21 @@ class Answers:
             RequestError: the call can't be answered.
         """
         if call.name == "detokenize":
-            return {"text": self._decode(call.request.prompt_token_ids or ())}
+            return {"text": self._decode(call.request)}
         if call.name == "validate":
             return _counted(self._validate(call.request, now_s))
         tokens = self._preparer.encode(call.request, now_s).prompt_token_ids
         listed = {"tokens": spell_tokens(tokens)} if call.name == "tokenize" else {}
         return _counted(tokens) | listed
 
-    def _decode(self, token_ids: tuple[int, ...]) -> str:
+    def _decode(self, asked: GenerateRequest) -> str:
+        token_ids = asked.prompt_token_ids or ()
         for token_id in token_ids:
             if token_id >= self._vocab_size:
                 last = self._vocab_size - 1
                 raise InvalidRequest(f"prompt_token_ids holds {token_id}, the vocabulary ends at {last}")
-        return self._preparer.text.decode(token_ids)
+        text = self._preparer.text
+        return text.decode(token_ids) if asked.skip_special_tokens else text.spell_all(token_ids)
 
     def _validate(self, asked: GenerateRequest, now_s: float | None) -> tuple[int, ...]:
         check_limits(asked, self._config)

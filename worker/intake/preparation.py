@@ -43,6 +43,9 @@ class TextEncoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens; special tokens have none."""
 
+    def spell_all(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones spelled out."""
+
     def decode_prompt(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a prompt, without an unfinished character at its end."""
 

@@ -73,6 +73,7 @@ def sample_extended(
     *,
     placement: Placement | None = None,  # how the vocabulary is split
     form: Form = Form.XLA,
+    raw_logprobs: bool = False,  # whether log-probabilities are those of `logits`, before any adjustment
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """Draws one token per row, i32 `[num_rows]`, and counts it. A row with a target returns that.
 
@@ -82,7 +83,7 @@ def sample_extended(
     """
     drafts = seen_drafts(rows)
     asked = _Asked(sampling, rows, drafts.is_seen, masks)
-    work = partial(_sample_whole_rows, form=form)
+    work = partial(_sample_whole_rows, form=form, raw_logprobs=raw_logprobs)
     token_ids, logprobs = apply_by_rows(work, logits, asked, (state, drafts.ids), placement)
     is_drawn = rows.is_penalised
     if masks is not None:
@@ -93,12 +94,12 @@ def sample_extended(
 
 
 def _sample_whole_rows(
-    shares: jax.Array, asked: _Asked, common: tuple[SamplingState, jax.Array], *, form: Form
+    shares: jax.Array, asked: _Asked, common: tuple[SamplingState, jax.Array], *, form: Form, raw_logprobs: bool
 ) -> tuple[jax.Array, Logprobs]:
     sampling, rows, sees, masks = asked
     state, draft_ids = common
     vocab_size = state.tokens.shape[1]
-    logits = joined(shares, vocab_size)
+    raw = logits = joined(shares, vocab_size)
     is_sound = survey(logits, form).is_sound
     drafts = SeenDrafts(draft_ids, sees)
     logits = jax.lax.cond(
@@ -108,7 +109,7 @@ def _sample_whole_rows(
         logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
     token_ids = sample(logits[None], sampling, vocab_size, form, is_sound=is_sound)
     token_ids = jnp.where((rows.target >= 0) & is_sound, rows.target, token_ids)
-    return token_ids, logprobs_of(logits, token_ids, rows.is_scored)
+    return token_ids, logprobs_of(raw if raw_logprobs else logits, token_ids, rows.is_scored)
 
 
 def behind_right_drafts(is_drawn: jax.Array, rows: ExtendedRows, token_ids: jax.Array) -> jax.Array:

@@ -1,4 +1,6 @@
-"""Log-probabilities of the distribution that was sampled from, after penalties and biases, before any filter."""
+"""Log-probabilities of a distribution over tokens: of the adjusted one, after penalties, biases and masks and before
+temperature and filters, or of the model's own.
+"""
 
 from __future__ import annotations
 

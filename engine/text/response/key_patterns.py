@@ -1,6 +1,7 @@
 """Names of `patternProperties` that are all listed in `properties` too.
 
-llguidance then offers a comma behind which nothing can follow. Here each such name gets both schemas, and the pattern goes.
+llguidance then offers a comma behind which nothing can follow. Here each such name gets both schemas, and the pattern
+goes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, product
 from typing import Any
 
-_parser: Any = re._parser  # type: ignore[attr-defined]
-_ops: Any = re._constants  # type: ignore[attr-defined]
+# Python has no other parser of patterns. A pattern that it can't read, or reads in another way, stays as it is.
+_parser: Any = re._parser  # type: ignore[attr-defined]  # noqa: SLF001
+_ops: Any = re._constants  # type: ignore[attr-defined]  # noqa: SLF001
 
 _BEGIN, _END = "\ud800", "\udfff"  # stand for anchors: no pattern can match a lone surrogate
 _ANCHORS = {_ops.AT_BEGINNING: _BEGIN, _ops.AT_END: _END}
@@ -24,7 +26,7 @@ def with_listed_names(schema: dict[str, Any]) -> dict[str, Any]:
     known, patterns = schema.get("properties"), schema.get("patternProperties")
     if not isinstance(known, dict) or not isinstance(patterns, dict):
         return schema
-    used = {pattern for pattern in patterns if _has_only(pattern, known)}
+    used = [pattern for pattern in patterns if _has_only(pattern, known)]
     if not used:
         return schema
     listed = {

@@ -108,6 +108,19 @@ async def test_what_the_engine_refuses_is_refused() -> None:
     answerer.close()
 
 
+class Special(FakeText):
+    def spell_all(self, token_ids: Sequence[int]) -> str:
+        return f"<s>{self.decode(token_ids)}"
+
+
+async def test_special_tokens_are_spelled_out_if_asked_for() -> None:
+    answerer = make(Special())
+    asked = entry("detokenize", prompt_token_ids=[104, 105], skip_special_tokens=False)
+    assert await answerer.answer(asked) == {"text": "<s>hi"}
+    assert await answerer.answer(entry("detokenize", prompt_token_ids=[104, 105])) == {"text": "hi"}
+    answerer.close()
+
+
 class Wordy(FakeText):
     def decode(self, token_ids: Sequence[int]) -> str:
         return "é" * 100 * len(token_ids)

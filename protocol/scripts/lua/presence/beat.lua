@@ -25,6 +25,7 @@ local mine = {}
 for i = 8, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
 local compared = {
   'weights', 'tokenizer', 'template', 'chat_format', 'vocab_size', 'text_rules', 'generation_defaults',
+  'logprobs_mode',
 }
 local theirs = redis.call('HMGET', card, 'worker', unpack(compared))
 local author, left = theirs[1], redis.call('PTTL', card)
