@@ -167,6 +167,13 @@ class EngineConfig:
             "format of docs/chat.md."
         ),
     ] = "auto"
+    split_special_tokens: Annotated[
+        bool,
+        Setting(
+            "Whether special tokens that a message of a chat spells, other than the assistant's, are text. Those "
+            "of the chat template stay what they are.",
+        ),
+    ] = False
     compile_cache_dir: Annotated[
         Path | None, Setting("Where compiled programs are kept, so that the next start is quick; none: nowhere.")
     ] = None

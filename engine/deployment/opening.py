@@ -32,7 +32,7 @@ def open_model(
     unkept = None if config.compile_cache_dir is None else keep_compilations(config.compile_cache_dir)
     path = resolve(model)
     deployment = replace(deploy(config, read_model_config(path, config.dtype, config.weights)), unkept=unkept)
-    tokenizer = Tokenizer.from_dir(path, config.chat_format)
+    tokenizer = Tokenizer.from_dir(path, config.chat_format, split_special_tokens=config.split_special_tokens)
     tokenizer.check_fits(deployment.model.vocab_size)
     defaults = read_generation_defaults(open_checkpoint(path))
     library = deployment.matmul_library

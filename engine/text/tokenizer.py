@@ -21,6 +21,7 @@ from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.fewest_tokens import Check, fewest_tokens, let_pass
 from penstock.engine.text.response.choice import AUTO, NONE, reply_prefix, shows_reasoning, why_no_format
 from penstock.engine.text.spelling import Spelling, bytes_of
+from penstock.engine.text.split_special import SplitSpecialTokens, unmarked
 from penstock.engine.text.unlocked import token_ids
 
 
@@ -31,12 +32,15 @@ class Tokenizer:
     underlying Rust tokenizer, and changes nothing of its own.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, chat_format: str = AUTO, *, split_special_tokens: bool = False
+    ) -> None:
         """Takes ownership of the tokenizer: the caller must not use it afterwards.
 
         Args:
             tokenizer: the checkpoint's tokenizer.
             chat_format: how chat replies are parsed: `auto` (by the chat template), `none`, or a format's name.
+            split_special_tokens: whether special tokens that messages spell are text.
 
         Raises:
             CheckpointError: none of its tokens has text.
@@ -78,17 +82,18 @@ class Tokenizer:
         ordinary_bytes = {id_: data for id_, data in token_bytes.items() if id_ in ordinary}
         self._spelling = Spelling(self._backend, kind, ordinary, ordinary_bytes, skip_special=True)
         self._full_spelling = Spelling(self._backend, kind, tokens, token_bytes, skip_special=False)
+        self._split = SplitSpecialTokens(self._backend, self.special_token_ids) if split_special_tokens else None
         self._fewest = fewest_tokens(self._backend, rules, kind, tokens, token_bytes)
 
     @classmethod
-    def from_dir(cls, path: Path, chat_format: str = AUTO) -> Tokenizer:
+    def from_dir(cls, path: Path, chat_format: str = AUTO, *, split_special_tokens: bool = False) -> Tokenizer:
         """Loads the tokenizer of a checkpoint: a folder, or a GGUF file. Code in the checkpoint is never run.
 
         Raises:
             CheckpointError: there is none, or it is malformed.
             ConfigError: the tokenizer is not a fast one, its kind is not supported, or the constructor raises it.
         """
-        return cls(open_checkpoint(path).tokenizer(), chat_format)
+        return cls(open_checkpoint(path).tokenizer(), chat_format, split_special_tokens=split_special_tokens)
 
     @property
     def chat_format(self) -> str | None:
@@ -150,7 +155,8 @@ class Tokenizer:
         result. Takes a second for a large vocabulary.
         """
         backend = json.loads(self._backend.to_str())
-        return json.dumps({"backend": backend, "special_tokens": self._special_tokens}, sort_keys=True)
+        settings = {} if self._split is None else {"split_special_tokens": True}
+        return json.dumps({"backend": backend, "special_tokens": self._special_tokens, **settings}, sort_keys=True)
 
     def encode(self, text: str, check: Check = let_pass) -> tuple[int, ...]:
         """Returns the token ids of a plain prompt, with the special tokens that the tokenizer itself adds, such as BOS.
@@ -183,10 +189,11 @@ class Tokenizer:
         if name not in self._templates:
             raise InvalidRequest("this model's tokenizer has no chat template; send a plain prompt instead of messages")
         template, readback = self._templates[name], self._readback(name)
-        rendered = template.render(chat)
+        rendered = template.render(chat if self._split is None else self._split.marked(chat))
+        text = rendered.text if self._split is None else unmarked(rendered.text)
         encoded = EncodedChat(
-            self._encode(rendered.text, check, add_special_tokens=False),
-            rendered.text,
+            self._encode_rendered(rendered.text, text, check),
+            text,
             shows_tools=not chat.tools or template.shows_tools,
             reads_calls=self._is_read(readback, Ability.CALL),
             reads_several_calls=self._is_read(readback, Ability.CALLS),
@@ -198,7 +205,7 @@ class Tokenizer:
         return replace(
             encoded,
             reply_format=readback.format,
-            reply_prefix=reply_prefix(readback.format, rendered.text),
+            reply_prefix=reply_prefix(readback.format, text),
             has_reasoning=encoded.reads_reasoning and shows_reasoning(readback.format, template.source),
         )
 
@@ -245,14 +252,24 @@ class Tokenizer:
         """Returns the token ids of text inside a text: nothing is added."""
         return token_ids(self._backend, text, add_special_tokens=False)
 
+    def _encode_rendered(self, rendered: str, text: str, check: Check) -> tuple[int, ...]:
+        """Encodes a template's output, which may have marks, and without them is `text`."""
+        if self._split is None:
+            return self._encode(text, check, add_special_tokens=False)
+        self._check(text, check)
+        return tuple(self._split.token_ids(rendered))
+
     def _encode(self, text: str, check: Check, *, add_special_tokens: bool) -> tuple[int, ...]:
+        self._check(text, check)
+        return tuple(token_ids(self._backend, text, add_special_tokens=add_special_tokens))
+
+    def _check(self, text: str, check: Check) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
         if check is not let_pass and self._fewest is not None:
             check(self._fewest.of(text))
-        return tuple(token_ids(self._backend, text, add_special_tokens=add_special_tokens))
 
 
 def _templates_of(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:

@@ -59,7 +59,9 @@ class Sampling(SamplingParameters, total=False):
     response_format: Annotated[ResponseFormat | _Object, Parameter(
         "A JSON schema that the answer follows, as in OpenAI's API.", takers=(*BOTH, "send"),
         more="See [Structured output](#structured-output).")]
-    regex: Annotated[str, Parameter("A regular expression that the answer matches.", takers=SENT)]
+    regex: Annotated[str, Parameter(
+        "A regular expression that the answer matches. As in schemas, \\d is 0 to 9 and \\w is ASCII.", takers=SENT
+    )]
     choice: Annotated[Sequence[str], Parameter("The answer is one of these.", default=())]
     grammar: Annotated[str, Parameter("A grammar that the answer follows, in Lark's notation.", takers=SENT)]
 

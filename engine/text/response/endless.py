@@ -28,7 +28,7 @@ def without_endless(schema: Schema, *, of: str) -> Schema:
 
 
 class _Ends:
-    """Which schemas within a root have a finite value, as far as their recursion says.
+    """Says which schemas within a root have a finite value, as far as their recursion goes.
 
     A schema has one if it has one without the references that are still open: the least fixed point.
     """

@@ -12,8 +12,8 @@ from itertools import chain, islice, product
 from typing import Any
 
 # Python has no other parser of patterns. A pattern that it can't read, or reads in another way, stays as it is.
-_parser: Any = re._parser  # type: ignore[attr-defined]  # noqa: SLF001
-_ops: Any = re._constants  # type: ignore[attr-defined]  # noqa: SLF001
+_parser: Any = re._parser  # noqa: SLF001
+_ops: Any = re._constants  # noqa: SLF001
 
 _BEGIN, _END = "\ud800", "\udfff"  # stand for anchors: no pattern can match a lone surrogate
 _ANCHORS = {_ops.AT_BEGINNING: _BEGIN, _ops.AT_END: _END}

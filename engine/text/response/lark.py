@@ -8,6 +8,7 @@ from functools import partial
 
 from llguidance import regex_to_lark
 
+_ASCII_CLASSES = "dw"  # \d and \w, as in ECMAScript; \s has all white space there, too
 ANY = "/(?s:.*)/"  # text of any kind and length; special tokens are not text
 
 
@@ -86,8 +87,8 @@ def literal(text: str) -> str:
 
 
 def regex(pattern: str) -> str:
-    """Returns a user's pattern as a regex that matches the whole text."""
-    return f"/{regex_to_lark(pattern, '')}/"
+    """Returns a user's pattern as a regex that matches the whole text. Its classes are those of patterns in schemas."""
+    return f"/{regex_to_lark(pattern, _ASCII_CLASSES)}/"
 
 
 def without(part: str) -> str:

@@ -558,3 +558,19 @@ HEAVY = {
 def test_a_schema_that_would_take_long_is_refused_with_its_tool(format_: str, what: str) -> None:
     with pytest.raises(InvalidRequest, match="the parameters of the tool 'f'"):
         grammar(format_, ONE, tools=(Tool("f", HEAVY[what]),))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"), [(r"\d", "5"), (r"\d", "٣"), (r"\w", "é"), (r"\w", "_"), (r"\s", "\xa0"), (r"\D", "٣")]
+)
+def test_classes_of_characters_are_the_same_in_a_pattern_and_in_a_schema(pattern: str, text: str) -> None:
+    in_schema = reply_grammar(None, text=JsonText(json.dumps({"type": "string", "pattern": f"^{pattern}$"})))
+    alone = reply_grammar(None, text=RegexText(pattern))
+    assert in_schema is not None
+    assert alone is not None
+    accepts = vocabulary().accepts
+    assert (
+        accepts(in_schema, json.dumps(text, ensure_ascii=False))
+        == accepts(alone, text)
+        == (text in "5_\xa0" or pattern == r"\D")
+    )
