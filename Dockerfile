@@ -31,7 +31,7 @@ COPY local local
 COPY tools tools
 COPY cli cli
 RUN /opt/build/bin/python -m hatchling build --target wheel --directory /dist \
-    && /opt/penstock/bin/pip install --disable-pip-version-check --no-index --no-deps /dist/penstock-*.whl
+    && /opt/penstock/bin/pip install --disable-pip-version-check --no-index --no-deps /dist/*.whl
 # On a CPU, attention and matmuls are C++. Built here for each kind of processor, no worker needs a compiler, or the minutes
 # that it takes; on an accelerator nobody calls them.
 RUN case "${IMAGE}" in cpu) ;; *) exit 0 ;; esac; \

@@ -41,6 +41,7 @@ from penstock.engine.execution.runner import InFlight, Runner
 from penstock.engine.loading.checkpoint import random_model
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.scheduling.memory.amounts import Amount
+from penstock.installed import how_to_install
 from penstock.tools.bench.report import append_result
 from penstock.tools.plan import preset
 from penstock.tools.plan.device.roofline import kv_token_bytes, step_flops
@@ -119,8 +120,8 @@ def parse_arguments() -> argparse.Namespace:
 def refuse_without_gpu(backend: str, arguments: argparse.Namespace) -> None:
     if backend != "gpu" and not arguments.any_device:
         raise SystemExit(
-            f"this measures a GPU, and jax has a {backend} here: pip install 'penstock[worker,cuda]' on a machine with "
-            "one (--any-device tries the benchmark out, with --model nano)"
+            f"this measures a GPU, and jax has a {backend} here: {how_to_install('worker,cuda')} on a machine "
+            "with one (--any-device tries the benchmark out, with --model nano)"
         )
 
 

@@ -20,6 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from benchmarks.parts.tables import RESULTS
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import EngineError
+from penstock.installed import how_to_install
 from penstock.tools.plan import ALL_OPTIONS, as_dict, has_libtpu, plan, preset
 from penstock.tools.plan.device.compiling import WRITING
 
@@ -73,7 +74,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--case", type=int, nargs="*", help=f"numbers of cases, 1 to {len(CASES)}; none: all")
     if not has_libtpu():
-        print("libtpu is not installed, so nothing can be compiled for a TPU: pip install 'penstock[worker,tpu]'")
+        print(f"libtpu is not installed, so nothing can be compiled for a TPU: {how_to_install('worker,tpu')}")
         return
     for number in arguments.parse_args().case or range(1, len(CASES) + 1):
         case = CASES[number - 1]

@@ -47,6 +47,7 @@ from penstock.cli import map as map_command
 from penstock.cli.bench import commands as bench
 from penstock.cli.shared.errors import exit_status_of
 from penstock.cli.shared.values import strict
+from penstock.installed import refuse_shadowed
 
 _OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors of a write to a file, a pipe or a terminal."""
@@ -93,6 +94,11 @@ def _options(version: version.VersionOption = False) -> None:
 def main() -> None:
     """Runs the command line and exits."""
     _open_standard_streams()
+    try:
+        refuse_shadowed()  # `penstock/__init__.py` may be another's
+    except ImportError as error:
+        _say(str(error))
+        sys.exit(1)
     stopping.listen_early(("penstock", *sys.argv[1:]))  # if a program of another name calls this
     status = run()
     stopping.end()

@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from penstock.cli.shared.errors import CommandFailed, missing_gateway_extra, require_worker_extra
 from penstock.cli.shared.options import takes_settings
+from penstock.installed import how_to_install
 from penstock.local.console import console as console_of
 from penstock.local.embedded import EmbeddedServer, EmbeddedServerError
 from penstock.local.gateway_process import GatewayEnded, local_gateway
@@ -76,7 +77,7 @@ async def _run(console: Console, server: EmbeddedServer, settings: Settings, sta
                 reply = await _unless_ended(worker, _ask(console, client, prompt, started, max_tokens))
                 _summarise(console, reply)
         if missing := missing_gateway_extra():
-            console.print(f"\nOver HTTP: not without {missing[0]}; pip install 'penstock[gateway]'", markup=False)
+            console.print(f"\nOver HTTP: not without {missing[0]}; {how_to_install('gateway')}", markup=False)
         else:
             async with local_gateway(server.url) as gateway_url:
                 await _unless_ended(worker, _ask_over_http(console, gateway_url))

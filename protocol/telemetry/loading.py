@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
+from penstock.installed import how_to_install
 from penstock.protocol.errors import TelemetryUnavailable
 from penstock.protocol.wire import in_python
 
@@ -26,7 +27,7 @@ def require_otel() -> None:
     """
     for name in EXTRA:
         if not _is_there(name):
-            raise TelemetryUnavailable(f"{name} is not installed; install it with: pip install 'penstock[otel]'")
+            raise TelemetryUnavailable(f"{name} is not installed; install it with: {how_to_install('otel')}")
 
 
 def load_telemetry(service: str, instance: str | None = None) -> Telemetry:

@@ -196,7 +196,9 @@ main()
 async def test_a_plot_without_matplotlib_says_what_to_install() -> None:
     outcome = await penstock("bench", "serve", "--plot", "x.png", code=WITHOUT_MATPLOTLIB)
     assert outcome.status == 1
-    assert outcome.err == ("penstock: --plot needs matplotlib, which is not installed: pip install 'penstock[bench]'\n")
+    assert outcome.err == (
+        "penstock: --plot needs matplotlib, which is not installed: pip install '.[bench]' in a clone\n"
+    )
 
 
 async def test_bench_help_loads_nothing_heavy() -> None:

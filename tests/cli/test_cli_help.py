@@ -72,7 +72,7 @@ async def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
 async def test_a_missing_extra_is_one_line_that_says_what_to_install(name: str, extra: str, module: str) -> None:
     outcome = await penstock(name, code=WITHOUT.format(module))
     assert outcome.status == 1
-    assert outcome.err == f"penstock: {module} is not installed; install it with: pip install 'penstock[{extra}]'\n"
+    assert outcome.err == f"penstock: {module} is not installed; install it with: pip install '.[{extra}]' in a clone\n"
 
 
 @pytest.mark.parametrize("name", ["worker", "gateway"])
@@ -81,7 +81,7 @@ async def test_otel_without_its_extra_is_one_line_that_says_what_to_install(name
     outcome = await penstock(name, *options, "--log-format", "console", code=WITHOUT.format("opentelemetry.sdk"))
     assert outcome.status == 1
     assert outcome.err == (
-        "penstock: opentelemetry.sdk is not installed; install it with: pip install 'penstock[otel]'\n"
+        "penstock: opentelemetry.sdk is not installed; install it with: pip install '.[otel]' in a clone\n"
     )
 
 

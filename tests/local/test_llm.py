@@ -612,6 +612,5 @@ def test_a_light_install_is_told_what_to_install() -> None:
     done = run_program("import sys; sys.modules['jax'] = None\nfrom penstock import LLM")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last == (
-        "ModuleNotFoundError: LLM needs jax, which is not installed; install it with: pip install 'penstock[worker]'"
-    )
+    how = "pip install '.[worker]' in a clone"
+    assert last == f"ModuleNotFoundError: LLM needs jax, which is not installed; install it with: {how}"

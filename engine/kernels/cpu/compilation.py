@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -63,8 +65,8 @@ def find_compiler() -> str:
 
 
 def fingerprint(flags: Sequence[str], processor: str = "") -> str:
-    """Returns a hash of what a library is built from: sources, flags, jax's version, and the processor if flags say
-    `native`.
+    """Returns a hash of what a library is built from: sources, flags, the version of XLA's interface for kernels, and
+    the processor if flags say `native`. A library runs under every jax that has this interface.
 
     Raises:
         NativeUnavailableError: the sources can't be read.
@@ -73,8 +75,26 @@ def fingerprint(flags: Sequence[str], processor: str = "") -> str:
         texts = [file.read_text(errors="replace") for file in (*SOURCES, *_HEADERS)]
     except OSError as error:
         raise NativeUnavailableError(f"the sources of the kernels can't be read: {error}") from error
-    parts = (*texts, " ".join((*FLAGS, *flags)), jax.__version__, processor)
+    parts = (*texts, " ".join((*FLAGS, *flags)), ffi_version(), processor)
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def ffi_version() -> str:
+    """Returns the version of the interface between XLA and kernels, such as `0.3`. XLA refuses kernels of another one.
+
+    Raises:
+        NativeUnavailableError: its header can't be read.
+    """
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text()
+    except OSError as error:
+        raise NativeUnavailableError(f"the header of XLA's interface can't be read: {error}") from error
+    found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text, re.MULTILINE))
+    if found.keys() != {"MAJOR", "MINOR"}:
+        raise NativeUnavailableError(f"{header} names no version of XLA's interface")
+    return f"{found['MAJOR']}.{found['MINOR']}"
 
 
 def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:

@@ -58,7 +58,7 @@ TARGETS: dict[str, tuple[ProcessorKind, ...]] = {
 
 
 def shipped_library(directory: Path | None = None) -> Path | None:
-    """Returns the best library in `SHIPPED_DIR` that has these sources and this jax, and runs on this processor."""
+    """Returns the best library in `SHIPPED_DIR` that has these sources and XLA's interface, and runs here."""
     directory = directory or SHIPPED_DIR
     if not directory.is_dir():
         return None

@@ -17,12 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 
 import penstock
+from penstock.installed import DISTRIBUTION, refuse_shadowed
 from tests.support.packages import PACKAGES, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = sorted((ROOT / "constraints").glob("py*.txt"))
 IMAGES = sorted((ROOT / "constraints").glob("image-*.txt"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+STEM = f"{DISTRIBUTION.replace('-', '_')}-{penstock.__version__}"
 PACKED = {".py", ".typed", ".cc", ".h", ".json", ".jinja", ".lua", ".safetensors", ".html", ".css", ".mjs"}
 
 
@@ -51,7 +53,7 @@ def checksums(wheel: zipfile.ZipFile) -> dict[str, int]:
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"penstock", f"penstock-{penstock.__version__}.dist-info"}
+    assert tops == {"penstock", f"{STEM}.dist-info"}
     assert "penstock/py.typed" in names
     assert {Path(name).suffix for name in names if name.startswith("penstock/")} == PACKED
 
@@ -72,7 +74,7 @@ def test_the_wheel_of_the_sdist_is_that_of_the_tree(
     wheel: zipfile.ZipFile, sdist: tarfile.TarFile, tmp_path: Path
 ) -> None:
     sdist.extractall(tmp_path, filter="data")
-    built = build("wheel", tmp_path / f"penstock-{penstock.__version__}", tmp_path)
+    built = build("wheel", tmp_path / STEM, tmp_path)
     assert checksums(zipfile.ZipFile(built)) == checksums(wheel)
 
 
@@ -169,8 +171,32 @@ def test_nothing_in_the_wheel_is_for_development(wheel: zipfile.ZipFile) -> None
     assert imported & {"optax", "torch", "pytest", "hypothesis", "examples", "tests", "benchmarks"} == set()
 
 
+def test_no_page_hint_or_recipe_names_another_distribution() -> None:
+    """`pip install penstock` would fetch another project."""
+    assert PROJECT["name"] == DISTRIBUTION
+    texts = {
+        file: file.read_text(errors="replace")
+        for pattern in ("*.md", "Dockerfile", "Makefile", "docs/**/*", "examples/**/*", "deploy/**/*")
+        for file in ROOT.glob(pattern) if file.is_file()
+    }  # fmt: skip
+    texts |= {file: file.read_text() for part in PACKAGES for file in (ROOT / part).rglob("*.py")}
+    installs = re.compile(r"""pip3? install[^\n#`]*?['"\s]penstock(?=['"\[\s`,;)]|$)|['"`]penstock\[""", re.MULTILINE)
+    assert [str(file) for file, text in texts.items() if installs.search(text)] == []
+    assert installs.search("pip install --upgrade penstock")
+    assert installs.search("pip install 'penstock[worker]'")
+
+
+def test_beside_the_other_penstock_it_does_not_start(tmp_path: Path) -> None:
+    refuse_shadowed(tmp_path)
+    (tmp_path / f"{STEM}.dist-info").mkdir()
+    refuse_shadowed(tmp_path)
+    (tmp_path / "penstock-0.1.0.dist-info").mkdir()
+    with pytest.raises(ImportError, match=r"^penstock-0\.1\.0 is installed in .*, and overwrites its files"):
+        refuse_shadowed(tmp_path)
+
+
 def test_metadata(wheel: zipfile.ZipFile) -> None:
-    folder = f"penstock-{penstock.__version__}.dist-info"
+    folder = f"{STEM}.dist-info"
     metadata = HeaderParser().parsestr(wheel.read(f"{folder}/METADATA").decode())
     assert metadata["License-Expression"] == "Apache-2.0"
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()

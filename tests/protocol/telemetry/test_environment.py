@@ -69,7 +69,7 @@ def closed(telemetry: Telemetry) -> Telemetry:
 
 
 def test_a_client_without_the_extra_says_what_to_install() -> None:
-    message = "opentelemetry.sdk is not installed; install it with: pip install 'penstock[otel]'"
+    message = "opentelemetry.sdk is not installed; install it with: pip install '.[otel]' in a clone"
     assert printed(WITHOUT_IT) == [message, message]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from penstock.engine.errors import ConfigError
+from penstock.installed import how_to_install
 from penstock.tools.plan.device.chips import CHIPS, Chip
 
 EXAMPLES = ("v5e:2x2", "v5e:2x4", "v6e:2x2", "v6e:2x4", "tpu7x:2x2x1", "v5e:1x1")
@@ -42,8 +43,8 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
     chip_of(topology)
     if not has_libtpu():
         raise ConfigError(
-            "compiling for a TPU needs libtpu, which is not installed here: pip install 'penstock[worker,tpu]' "
-            "(no TPU is needed)"
+            "compiling for a TPU needs libtpu, which is not installed here (no TPU is needed): "
+            + how_to_install("worker,tpu")
         )
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
