@@ -210,7 +210,7 @@ async def test_a_full_home_keeps_what_has_just_come_for_as_long_as_its_prompt_ta
     large = await add(raw, "x", system="y" * 4_000_000)
     found, left_ms = await take(raw, other)
     assert found == []
-    assert 0 < (left_ms or 0) <= 100_000
+    assert 0 < (left_ms or 0) <= 100_100  # what 4 MB and the fields around them take
     assert not await raw.exists(keys.passed("q"))
     assert await take(raw, home) == ([large], None)
     await raw.delete(STREAM)
