@@ -16,7 +16,7 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command "make image-requirements"
 
-.PHONY: help demo test test-slow test-clients test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
+.PHONY: help demo test test-slow test-clients test-real test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
   test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway \
   test-local test-producer test-protocol test-serving test-worker \
   constraints image-requirements manifests sbom image clean distclean
@@ -29,7 +29,7 @@ demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and 
 	@$(BIN)/penstock demo
 
 # Each process begins with one half: tests that wait for servers come first, those that compute last.
-DEFAULT = not slow and not clients and not manifests and not prometheus and not upgrade
+DEFAULT = not slow and not clients and not manifests and not prometheus and not real and not upgrade
 PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 2 --dist worksteal
 test: $(VENV)/dev.stamp  ## run the tests in two processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
 	@echo "running the tests; this takes about half an hour on two cores"
@@ -40,11 +40,14 @@ test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-e
 
 test-slow: $(VENV)/dev.stamp  ## run the slow tests: what takes minutes, more cases, new examples of properties, and every kind of Redis server
 	@$(BIN)/python -m pytest -q -m "slow and not manifests"
-	@$(BIN)/python -m pytest -q -m "hypothesis and not slow and not clients and not prometheus and not upgrade" --hypothesis-profile anew
+	@$(BIN)/python -m pytest -q -m "hypothesis and not slow and not clients and not prometheus and not real and not upgrade" --hypothesis-profile anew
 
 # Each in an environment of its own: they need other versions of the same packages.
 test-clients: $(VENV)/clients/langchain.stamp $(VENV)/clients/litellm.stamp $(VENV)/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and both pages in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
+
+test-real: $(VENV)/dev.stamp  ## fetch SmolLM2-135M-Instruct, serve it through everything, and compare it with transformers
+	@$(BIN)/python -m pytest -q -m real
 
 test-prometheus: $(VENV)/dev.stamp  ## have Prometheus evaluate alerts and dashboards over a load; needs prometheus (Debian has it)
 	@$(BIN)/python -m pytest -q -m prometheus

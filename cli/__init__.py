@@ -34,6 +34,7 @@ from penstock.cli import (
     gateway,
     keys,
     plan,
+    pull,
     requests,
     send,
     serve,
@@ -74,6 +75,7 @@ for command in (
     demo.demo,
     chaos.chaos,
     plan.plan,
+    pull.pull,
     doctor.doctor,
     version.version,
 ):

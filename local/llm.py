@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, Unpack, cast, overload
 
 from penstock.engine import Engine, EngineConfig
-from penstock.engine.demo import MODEL_DIR
 from penstock.engine.driver import StepEngine
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.engine.progress import BYTES, ReportProgress
@@ -33,7 +32,6 @@ from penstock.protocol.reply import Chunk, Reply
 from penstock.protocol.wire import AnswerEntry, Call, GenerateRequest, Message, Sampling
 from penstock.worker.errors import EngineFailed
 from penstock.worker.intake.preparation import Grammars, Preparer, TextEncoder
-from penstock.worker.settings import DEMO_MODEL
 
 Chat: TypeAlias = Sequence[Message | Mapping[str, Any]]
 """One conversation."""
@@ -297,7 +295,7 @@ class _Stream(BlockingReplyStream):
 
 def _load(model: str | Path, config: EngineConfig, shown: _Shown) -> Engine:
     with shown("loading the model", BYTES) as report:
-        engine = Engine.from_checkpoint(MODEL_DIR if model == DEMO_MODEL else model, config, report)
+        engine = Engine.from_checkpoint(model, config, report)
     with shown("warming up", "shapes") as report:
         engine.warm_up(report)
     return engine

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import structlog
 from pydantic import ByteSize, ConfigDict, Field, create_model, field_validator
 
+from penstock.engine import demo
 from penstock.engine.config import EngineConfig
 from penstock.engine.setting import declared
 from penstock.engine.text.response.choice import why_no_format
@@ -28,7 +29,7 @@ from penstock.worker.settings_loading import Program
 _log = structlog.get_logger(__name__)
 
 PREFIX = "PENSTOCK_"
-DEMO_MODEL = "demo"
+DEMO_MODEL = demo.NAME
 
 
 def _cache_dir() -> Path:
@@ -61,7 +62,7 @@ class _Queue(Rereadable):
 
     model: str | None = setting(
         "Engine",
-        "A Hugging Face checkpoint (folder or hub id) or a GGUF file; `demo` is the model that ships with Penstock.",
+        "A checkpoint or GGUF file: its path, its id on the Hugging Face Hub or its URL; or `demo`, or `smollm2`.",
         None,
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.cli.shared.errors import USAGE, CommandFailed
 from penstock.engine import CheckpointError, ConfigError
-from penstock.engine.demo import MODEL_DIR
-from penstock.engine.loading.checkpoint import read_model_config, resolve
+from penstock.engine.loading.checkpoint import read_model_config
+from penstock.engine.loading.naming.resolving import resolve
 from penstock.local.progress import shown
 from penstock.tools.bench.errors import ImpossibleLoad
 from penstock.tools.bench.presets import PREFIX, preset_dir, preset_root
@@ -30,7 +30,7 @@ def resolved(settings: Settings) -> tuple[Settings, int, str]:
             with shown("writing a random model"):
                 directory = preset_dir(model.removeprefix(PREFIX), written, preset_root())
         else:
-            directory = MODEL_DIR if model == DEMO_MODEL else resolve(model)
+            directory = resolve(model)
         config = read_model_config(directory, dtype)
     except (ImpossibleLoad, CheckpointError, ConfigError) as error:
         raise CommandFailed(str(error), USAGE) from error

@@ -6,17 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.cli.checks import Finding
-from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
 from penstock.engine.generation_defaults import read_generation_defaults
-from penstock.engine.loading.checkpoint import HUB_ID, check_weights, local, read_model_config
+from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.loading.files import GENERATION_FILE
+from penstock.engine.loading.naming.resolving import is_fetched, local
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import FAMILIES, ModelConfig
 from penstock.engine.text.bridges.limits import LIMITS
 from penstock.engine.text.conversation import Conversation
 from penstock.engine.text.tokenizer import Tokenizer
-from penstock.worker.settings import DEMO_MODEL
 
 _AGAIN = "download the checkpoint again, or give --model another one"
 _OTHER_FAMILY = f"give --model a checkpoint of a supported family: {', '.join(FAMILIES)}; the files are not damaged"
@@ -26,11 +25,11 @@ _FAST_TOKENIZER = "save a tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).
 
 def check_model(model: str, dtype: str) -> list[Finding]:
     """Returns findings for configuration, weights and tokenizer of a checkpoint."""
-    path = MODEL_DIR if model == DEMO_MODEL else local(model)
+    path = local(model)
     if path is None:
-        if HUB_ID.fullmatch(model):
-            detail = f"{model} is no folder here: the worker fetches it from the Hugging Face Hub"
-            return [Finding("model", "warn", detail, "fetch it first, and give --model the folder")]
+        if is_fetched(model):
+            detail = f"{model} is not here, or not known to be: the worker fetches it"
+            return [Finding("model", "warn", detail, f"fetch it before: penstock pull {model}")]
         remedy = "give --model the folder of a checkpoint, or a GGUF file"
         return [Finding("model", "fail", f"there is no folder {model}", remedy)]
     config: list[ModelConfig] = []

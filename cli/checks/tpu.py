@@ -8,14 +8,12 @@ from penstock.cli.checks import Finding
 from penstock.engine.attention import check_page_table
 from penstock.engine.attention.selection import SMEM_BYTES, SMEM_RESERVED_BYTES, page_table_bytes
 from penstock.engine.config import EngineConfig
-from penstock.engine.demo import MODEL_DIR
 from penstock.engine.deployment.cache_sizes import fitting
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.errors import EngineError
 from penstock.engine.scheduling.memory.amounts import Amount
 from penstock.tools.plan.device.weights import held_bytes
 from penstock.tools.plan.models import planned_model
-from penstock.worker.settings import DEMO_MODEL
 
 _GIB = 2**30
 
@@ -30,8 +28,7 @@ def check_tpu(model: str, config: EngineConfig) -> list[Finding]:
     limit = (device.memory_stats() or {}).get("bytes_limit", 0)
     found = [Finding("TPU", "ok", f"{device.device_kind}, {limit / _GIB:.2f} GiB of HBM per device")]
     try:
-        path = str(MODEL_DIR) if model == DEMO_MODEL else model
-        deployment = deploy(config, planned_model(path, config.dtype, config.weights))
+        deployment = deploy(config, planned_model(model, config.dtype, config.weights))
         return [*found, *lie_of(deployment, config, limit)]
     except EngineError as error:
         return [*found, Finding("TPU layout", "fail", str(error), "change the setting that the message names")]

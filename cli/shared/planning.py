@@ -14,7 +14,6 @@ from rich.table import Table
 
 from penstock.cli.shared.errors import CommandFailed
 from penstock.cli.shared.simulated import show_simulated, simulated_as_dict
-from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError
 from penstock.engine.models import layer_groups
 from penstock.engine.processors import num_processors
@@ -33,7 +32,7 @@ from penstock.tools.plan import (
 from penstock.tools.plan import plan as planned
 from penstock.tools.plan.device.topology import devices_of
 from penstock.worker.logs import configure_logs
-from penstock.worker.settings import DEMO_MODEL, Settings
+from penstock.worker.settings import Settings
 
 _GIB = 2**30
 _MAX_PROCESSES = 8  # by default: each takes some GiB of memory
@@ -74,8 +73,7 @@ def run(settings: Settings, wanted: PlanOptions, *, as_json: bool) -> None:
 
 def _plan(settings: Settings, wanted: PlanOptions, trace: Trace | None) -> tuple[Plan, Simulated | None]:
     config = settings.engine_config()
-    name = str(MODEL_DIR) if settings.model == DEMO_MODEL else settings.model or ""
-    model = planned_model(name, config.dtype, config.weights)
+    model = planned_model(settings.model or "", config.dtype, config.weights)
     if trace is not None:  # fail before the minutes of compiling
         trace.check(config.max_model_len or model.max_position)
     tensor = wanted.tensor or len(devices_of(wanted.topology)) // config.expert_parallel or 1

@@ -16,10 +16,9 @@ import penstock.engine as engine_package
 from penstock import stopping
 from penstock.cli.shared.errors import CommandFailed, exit_status_of
 from penstock.engine.config import EngineConfig
-from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import EngineError
-from penstock.engine.loading.checkpoint import local, resolve
 from penstock.engine.loading.identity import identify
+from penstock.engine.loading.naming.resolving import local, resolve
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.progress import BYTES
 from penstock.engine.text.bridges.limits import rules_of
@@ -34,7 +33,7 @@ from penstock.serving.log_lines import LogLines, Rank
 from penstock.stopping import Stopping
 from penstock.worker.logs import is_for_people, service_logs
 from penstock.worker.service import Model, WorkerService
-from penstock.worker.settings import DEMO_MODEL, Settings, variable
+from penstock.worker.settings import Settings, variable
 from penstock.worker.settings_loading import SettingsError, flag
 
 _log = structlog.get_logger(__name__)
@@ -73,7 +72,7 @@ def _look_at(model: str) -> None:
     """
     is_path = model.startswith((".", "/", "~"))
     try:
-        path = MODEL_DIR if model == DEMO_MODEL else local(model)
+        path = local(model)
         if path is not None:
             _ = open_checkpoint(path).fields
         elif is_path:
@@ -99,7 +98,11 @@ def _fatal_line(lines: LogLines, *, is_json: bool) -> Iterator[None]:
 
 def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
     """Loads and warms up a model, and shows progress."""
-    path = resolve(MODEL_DIR if model == DEMO_MODEL else model)
+    if local(model) is None:
+        with shown(f"fetching {model}", BYTES, say) as report:
+            path = resolve(model, report)
+    else:
+        path = resolve(model)
     with shown("loading the model", BYTES, say) as report:
         engine = engine_package.Engine.from_checkpoint(path, config, report)
     with shown("warming up", "shapes", say) as report:

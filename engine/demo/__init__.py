@@ -9,3 +9,6 @@ from pathlib import Path
 
 MODEL_DIR: Path = Path(__file__).parent / "model"
 """The checkpoint shipped with the package: config, weights, tokenizer, chat template and generation defaults."""
+
+NAME = "demo"
+"""What it is called where a model is named."""

@@ -10,7 +10,8 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.execution.compilation import keep_compilations
 from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
-from penstock.engine.loading.checkpoint import load_model, read_model_config, resolve
+from penstock.engine.loading.checkpoint import load_model, read_model_config
+from penstock.engine.loading.naming.resolving import resolve
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
 from penstock.engine.models.cpu.block import pack_blocks

@@ -15,19 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from huggingface_hub import snapshot_download
 
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
 from penstock.engine.formats.tensor_mapping import Leaf
 from penstock.engine.loading.declared import check_declared, undeclared
-from penstock.engine.loading.fetched import harmed_files
-from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE, expanded
-from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE, refuse_names
+from penstock.engine.loading.files import CONFIG_FILE
+from penstock.engine.loading.headers import refuse_names
 from penstock.engine.loading.kv_scales import is_kv_scale, kv_scale_source, passed_over, with_kv_scales
 from penstock.engine.loading.packed import PackedSource, is_packed, packed_weights
 from penstock.engine.loading.rows import FusedRows
-from penstock.engine.loading.source import GGUF_SUFFIX, Checkpoint, open_checkpoint
+from penstock.engine.loading.source import Checkpoint, open_checkpoint
 from penstock.engine.loading.weights import FLOAT_TYPES, AnySource, ParameterSource, Stored
 from penstock.engine.models import (
     FAMILIES,
@@ -47,74 +45,10 @@ from penstock.engine.sharding.placement import Placement
 
 _log = logging.getLogger(__name__)
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-HUB_FILES = [
-    CONFIG_FILE,
-    GENERATION_FILE,
-    WEIGHTS_FILE,
-    INDEX_FILE,
-    "model-*-of-*.safetensors",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-]
 _ONES = frozenset({"scale", "scalar", "expert_scale", *KV_SCALES})
 """Parameters that multiply: they are 1 in random models."""
 
 HARMLESS = re.compile(r"(.*\.)?rotary_emb\.inv_freq")  # derived from config.json; stored by old checkpoints
-
-
-def resolve(model: str | Path, revision: str | None = None) -> Path:
-    """Returns the path of `model`: a local directory or GGUF file as it is, or a hub id such as `owner/name`, fetched
-    if needed.
-
-    Raises:
-        CheckpointError: there is no such directory or file, or the hub could not deliver it.
-        ConfigError: a revision is given for a local model.
-    """
-    path = local(model)
-    if path is not None:
-        if revision is not None:
-            raise ConfigError(f"revision {revision!r} is for models of the hub, and {model} is a local one")
-        return path
-    if isinstance(model, Path) or not HUB_ID.fullmatch(model):
-        raise CheckpointError(
-            f"there is no directory {model}, and it is no hub id either; give a directory that holds {CONFIG_FILE}, "
-            f"tokenizer.json and {WEIGHTS_FILE}, a file whose name ends in {GGUF_SUFFIX}, or an id such as owner/name"
-        )
-    folder = _fetched(model, revision, HUB_FILES)
-    if harmed := harmed_files(folder):
-        folder = _fetched(model, revision, harmed, is_again=True)
-        if harmed := harmed_files(folder):
-            raise CheckpointError(
-                f"{', '.join(harmed[:NAMED_AT_MOST])} in {folder}: not what the hub delivered, and it could not be "
-                "fetched again; delete it, or give another directory"
-            )
-    return folder
-
-
-def _fetched(model: str, revision: str | None, names: list[str], *, is_again: bool = False) -> Path:
-    """Fetches files of a model from the hub; `is_again` replaces those that are there. Raises CheckpointError if the
-    hub could not deliver them.
-    """
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=names, force_download=is_again))
-    except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
-        raise CheckpointError(
-            f"{model} is no local directory, and the Hugging Face Hub did not deliver it; check the name and the "
-            "network (a gated model needs HF_TOKEN), or download it and give the directory; "
-            f"{'harmed: ' + ', '.join(names[:NAMED_AT_MOST]) + '; ' if is_again else ''}"
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def local(model: str | Path) -> Path | None:
-    """Returns the local directory or GGUF file that `model` names, if there is one."""
-    path = expanded(model)
-    return path if path.is_dir() or (path.suffix == GGUF_SUFFIX and path.exists()) else None
 
 
 def read_model_config(path: Path, dtype: str = "auto", weights: str = "auto") -> ModelConfig:

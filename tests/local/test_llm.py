@@ -535,7 +535,7 @@ def test_progress_is_shown_on_a_terminal(
 ) -> None:
     llm.generate(["a", "b", "c"], max_tokens=2)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(module, "_is_terminal", lambda: True)
+    monkeypatch.setattr(module, "has_viewer", lambda: True)
     llm.generate(["a", "b", "c"], max_tokens=2, progress=False)
     llm.generate("a", max_tokens=2)
     assert capsys.readouterr().err == ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from penstock.engine.errors import ConfigError
 from penstock.engine.formats.detection import read_format
 from penstock.engine.formats.kv_cache import read_kv_cache_scheme
-from penstock.engine.loading.checkpoint import local, read_model_config
+from penstock.engine.loading.checkpoint import read_model_config
 from penstock.engine.loading.files import CONFIG_FILE, expanded, read_json
 from penstock.engine.loading.headers import INDEX_FILE, WEIGHTS_FILE
 from penstock.engine.loading.kv_scales import with_kv_scales
+from penstock.engine.loading.naming.resolving import local
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import ModelConfig, family_of
 from penstock.engine.models.hf.config import checked_dtype
@@ -27,7 +28,7 @@ def planned_model(model: str, dtype: str = "auto", weights: str = "auto") -> Mod
     of_preset = preset(model, "bfloat16" if dtype == "auto" else checked_dtype(dtype), weights)
     if of_preset is not None:
         return of_preset
-    path = expanded(model)
+    path = local(model) or expanded(model)
     has_weights = not path.is_dir() or any((path / name).exists() for name in (WEIGHTS_FILE, INDEX_FILE))
     if local(path) is not None and has_weights:
         return read_model_config(path, dtype, weights)

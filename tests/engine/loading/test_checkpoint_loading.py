@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import huggingface_hub.constants
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.loading.checkpoint import load_model, random_model, read_model_config, resolve
+from penstock.engine.loading.checkpoint import load_model, random_model, read_model_config
 from penstock.engine.models import FAMILIES, Decoder
 from tests.engine.checkpoints import VOCAB_SIZE, edit_config, write_checkpoint
 
@@ -337,21 +336,3 @@ def test_random_models_have_the_geometry_and_follow_the_seed(sound: Path) -> Non
     assert 0.015 < np.asarray(first["model.embed_tokens.weight"], np.float32).std() < 0.025
     assert np.all(first["model.norm.weight"] == 1)
     assert first["model.embed_tokens.weight"].shape[0] == VOCAB_SIZE
-
-
-def test_a_local_directory_resolves_to_itself(tmp_path: Path) -> None:
-    assert resolve(tmp_path) == resolve(str(tmp_path)) == tmp_path
-    with pytest.raises(ConfigError, match="v1"):
-        resolve(tmp_path, revision="v1")
-
-
-@pytest.mark.parametrize("model", ["./no/such", "/no/such", "no-such", Path("no/such")])
-def test_what_is_neither_a_directory_nor_a_hub_id(model: str | Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no directory .*no.*such.* give a directory that holds config\.json"):
-        resolve(model)
-
-
-def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no-such-owner/no-such-model .*check the name and the network"):
-        resolve("no-such-owner/no-such-model")

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.loading import checkpoint, fetched
+from penstock.engine.loading import fetched
+from penstock.engine.loading.naming import hub as hub_module
+from penstock.engine.loading.naming.resolving import resolve
 from tests.engine.loading.harms import HARMS
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 64, "empty.txt": b""}
@@ -52,28 +54,28 @@ class Hub:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(tmp_path)
-    monkeypatch.setattr(checkpoint, "snapshot_download", hub)
+    monkeypatch.setattr(hub_module, "snapshot_download", hub)
     return hub
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_harmed_file_is_fetched_again(harm: str, name: str, hub: Hub) -> None:
-    assert checkpoint.resolve("owner/name") == hub.folder
+    assert resolve("owner/name") == hub.folder
     HARMS[harm]((hub.folder / name).resolve())
-    assert checkpoint.resolve("owner/name") == hub.folder
+    assert resolve("owner/name") == hub.folder
     assert hub.asked == ["all", "all", [name]]
     assert (hub.folder / name).read_bytes() == FILES[name]
-    checkpoint.resolve("owner/name")
+    resolve("owner/name")
     assert hub.asked[3:] == ["all"]
 
 
 def test_one_that_cannot_be_fetched_again_is_refused_by_name(hub: Hub) -> None:
-    checkpoint.resolve("owner/name")
+    resolve("owner/name")
     HARMS["zeros"]((hub.folder / "model.safetensors").resolve())
     hub.is_there = False
     with pytest.raises(CheckpointError, match=r"harmed: model\.safetensors; ConnectionError: no network"):
-        checkpoint.resolve("owner/name")
+        resolve("owner/name")
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -86,11 +88,11 @@ def test_what_was_read_is_not_read_again(harm: str, hub: Hub, monkeypatch: pytes
         return digest(path, kind)
 
     monkeypatch.setattr(fetched, "_digest", noted)
-    checkpoint.resolve("owner/name")
-    checkpoint.resolve("owner/name")
+    resolve("owner/name")
+    resolve("owner/name")
     assert len(read) == len(FILES)
     HARMS[harm](hub.folder.parent.parent / fetched._MEMORY)
-    checkpoint.resolve("owner/name")
+    resolve("owner/name")
     assert len(read) == 2 * len(FILES)
 
 

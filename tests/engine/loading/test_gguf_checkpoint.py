@@ -23,9 +23,10 @@ from penstock.cli.shared.serve import load_model as load_for_worker
 from penstock.engine import Engine, Request, SamplingParams
 from penstock.engine.errors import CheckpointError, ConfigError
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config, resolve
+from penstock.engine.loading.checkpoint import check_weights, load_model, read_model_config
 from penstock.engine.loading.gguf.header import read_header
 from penstock.engine.loading.identity import Identity, identify
+from penstock.engine.loading.naming.resolving import resolve
 from penstock.engine.loading.source import open_checkpoint
 from penstock.engine.models import Decoder
 from penstock.engine.models.layers import quantized

@@ -13,7 +13,7 @@ from docs.scripts.settings_page import page
 from penstock.cli.shared.programs import GATEWAY, PROGRAMS, load_settings
 from penstock.engine.config import EngineConfig
 from penstock.engine.errors import CheckpointError, ConfigError
-from penstock.engine.loading.checkpoint import resolve
+from penstock.engine.loading.naming.resolving import resolve
 from penstock.gateway.settings import GatewaySettings
 from penstock.local.engine_options import engine_config
 from penstock.protocol.redis.address import parse_url

@@ -1,0 +1,115 @@
+"""GGUF files from the web, streamed to disk. A download that was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urldefrag, urlsplit
+from urllib.request import Request, urlopen
+
+from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.naming.cache import being_fetched, cached, keep
+from penstock.engine.loading.source import GGUF_SUFFIX
+from penstock.engine.progress import ReportProgress
+
+TIMEOUT_S = 30.0
+TRIES = 5
+CHUNK_BYTES = 1 << 18
+_DIGEST = re.compile(r"sha256=([0-9a-f]{64})")
+_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+
+
+def is_url(model: str) -> bool:
+    """Whether a model is named by a URL."""
+    return model.startswith(("https://", "http://"))
+
+
+def fetch_url(url: str, report: ReportProgress) -> Path:
+    """Returns the file of a URL, from the cache if it was fetched before.
+
+    Raises:
+        CheckpointError: the URL names no GGUF file, the server does not deliver it, or its digest is another.
+    """
+    path = cached(url)
+    if path is not None:
+        return path
+    address, fragment = urldefrag(url)
+    name = Path(unquote(urlsplit(address).path)).name
+    digest = _DIGEST.fullmatch(fragment)
+    if not name.endswith(GGUF_SUFFIX):
+        raise CheckpointError(f"{_shown(address)} does not name a file that ends in {GGUF_SUFFIX}")
+    if fragment and digest is None:
+        raise CheckpointError(f"the fragment of {_shown(address)} is not sha256= with 64 hex digits")
+    with being_fetched(url) as folder:
+        path = cached(url)  # another process was quicker
+        if path is not None:
+            return path
+        part = folder / f"{name}.part"
+        _stream(address, part, report)
+        if digest is not None and (found := _sha256(part)) != digest[1]:
+            part.unlink()
+            raise CheckpointError(f"{_shown(address)} has the digest {found}, not {digest[1]}")
+        return keep(folder, url, part.replace(folder / name))
+
+
+def _stream(address: str, part: Path, report: ReportProgress) -> None:
+    """Appends to the file until it is whole.
+
+    Raises:
+        CheckpointError: the server refuses, or breaks off again and again.
+    """
+    error: Exception | None = None
+    for _ in range(TRIES):
+        try:
+            if _is_whole_after_one(address, part, report):
+                return
+        except HTTPError as refused:
+            if refused.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise CheckpointError(
+                    f"{_shown(address)} can't be fetched: the server answered {refused.code}"
+                ) from refused
+            if refused.headers.get("Content-Range") == f"bytes */{_size(part)}":
+                return
+            part.unlink(missing_ok=True)  # the file has become shorter
+        except (URLError, HTTPException, ConnectionError, TimeoutError, ValueError) as broken:
+            error = broken
+        except OSError as unwritten:
+            raise CheckpointError(f"{part} can't be written: {unwritten}") from unwritten
+    raise CheckpointError(f"{_shown(address)} can't be fetched: {error or 'the server breaks off'}") from error
+
+
+def _is_whole_after_one(address: str, part: Path, report: ReportProgress) -> bool:
+    """Fetches what is missing, as far as it comes."""
+    have = _size(part)
+    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
+    with urlopen(Request(address, headers=headers), timeout=TIMEOUT_S) as answer:  # noqa: S310  `is_url` knows it
+        span = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        goes_on = answer.status == HTTPStatus.PARTIAL_CONTENT and span is not None and int(span[1]) == have
+        length = answer.headers.get("Content-Length")
+        total = int(span[2]) if goes_on and span is not None else int(length) if length is not None else None
+        done = have if goes_on else 0
+        with part.open("ab" if goes_on else "wb") as file:
+            while chunk := answer.read(CHUNK_BYTES):
+                file.write(chunk)
+                done += len(chunk)
+                report(done, total or done, part.name.removesuffix(".part"))
+    return total is None or done == total
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _shown(address: str) -> str:
+    """Returns an address without its query and user, which may hold a secret."""
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.hostname}{'' if parts.port is None else f':{parts.port}'}{parts.path}"

