@@ -91,6 +91,14 @@ SAMPLING = (
         (f"{_TEXT}/test_text_detokenizer.py::test_byte_level_holds_back_three_bytes_at_most",),
     ),
     Mutant(
+        "text-decoded-by-itself",
+        "a text is what its tokenizer says behind the prompt",
+        "engine/text/reply.py",
+        "prompt=None if request.begins_turn else request.prompt_token_ids",
+        "prompt=None",
+        (f"{_TEXT}/test_text_behind_prompts.py::test_a_prompt_keeps_the_space_of_the_answer_and_a_turn_does_not",),
+    ),
+    Mutant(
         "held-back-text-lost",
         "a text that ends without a stop string is whole",
         "engine/text/stream.py",

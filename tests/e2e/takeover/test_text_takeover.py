@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.engine import Engine, EngineConfig
-from penstock.engine.demo import MODEL_DIR
 from penstock.engine.scheduling.pace import Pace
 from penstock.producer import GenerateRequest
 from penstock.protocol.redis.connection import RedisClient
+from tests.e2e.spaced_model import NUM_SPECIAL, PIECES, THE, write_spaced_model
 from tests.e2e.takeover.left_replies import SIZES, assembled, generate, guessing_worker, leave, told
-from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, LLAMA2_PIECES, llama2
 from tests.support.patience import eventually
 from tests.support.programs.worker_harness import is_queue_empty
 
-NUM_SPECIAL, NUM_BYTES = 3, 256
-PIECES = range(NUM_SPECIAL + NUM_BYTES, NUM_SPECIAL + NUM_BYTES + len(LLAMA2_PIECES))
-THE, HALF = PIECES[2], NUM_SPECIAL + "é".encode()[0]
+HALF = NUM_SPECIAL + "é".encode()[0]
 BASE: dict[str, Any] = {
     "n": 2, "temperature": 1.5, "max_tokens": 8, "logprobs": 1, "ignore_eos": True,
     "allowed_token_ids": (*PIECES, *(NUM_SPECIAL + byte for byte in "é😀".encode())),
@@ -40,13 +35,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The demo's weights with a vocabulary whose decoder strips a leading space."""
-    directory = Path(shutil.copytree(MODEL_DIR, tmp_path / "model"))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (directory / name).unlink()
-    llama2(chat_template=CHAT_TEMPLATE).save_pretrained(directory)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
-    return directory
+    return write_spaced_model(tmp_path / "model")
 
 
 def request(kind: str, cut: int) -> GenerateRequest:

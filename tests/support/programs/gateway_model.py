@@ -33,6 +33,13 @@ async def serving_model(directory: Path, compile_cache: Path) -> AsyncIterator[R
     model = directory / "model"
     shutil.copytree(MODEL_DIR, model)
     shutil.copy(TEMPLATE, model / "chat_template.jinja")
+    async with serving_checkpoint(model, compile_cache) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def serving_checkpoint(model: Path, compile_cache: Path) -> AsyncIterator[Running]:
+    """Serves a checkpoint as `serving_model` does."""
     settings = {**WORKER, "model": str(model), "compile_cache_dir": str(compile_cache)}
     with EmbeddedServer() as server:
         async with local_worker(server.url, settings) as worker:
