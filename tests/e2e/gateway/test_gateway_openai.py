@@ -182,7 +182,7 @@ async def test_prompts_may_be_texts_or_tokens(served: Served) -> None:
 
 
 async def test_tokens_of_prompt_and_answer_are_those_that_were_counted(served: Served) -> None:
-    body = {**BRIEF, "return_token_ids": True}
+    body = {**BRIEF, "return_token_ids": True, "skip_special_tokens": False}
     completion = await served.post("/v1/chat/completions", body)
     counted = await served.post("/v1/count_tokens", {"model": QUEUE, "messages": QUESTION})
     (choice,) = completion["choices"]
