@@ -49,6 +49,11 @@ class ChoiceState:
         """Number of generated tokens so far that are reasoning."""
         return self._stream.num_reasoning
 
+    @property
+    def num_mended(self) -> int:
+        """Number of its tool calls with a flaw that was mended."""
+        return self._stream.num_mended
+
     def replay(self) -> Ending | None:
         """Restores the reply after tokens that an earlier run generated; returns the ending if they end the choice."""
         generated = self._sequence.token_ids[self._sequence.num_prompt :]

@@ -414,6 +414,7 @@ class Engine:
             del self._sequences[sequence.request.id]
         if sequence.index == 0:  # a prompt counts once, whatever the number of choices
             self._totals["cached_tokens"] += sequence.num_cached
+        self._totals["tool_calls_mended"] += choice.num_mended
         return output_of(sequence, delta, token_ids, logprob, ending, choice.num_reasoning)
 
     def _recover(self, failure: StepFailed, lost: StepPlan | None) -> list[Output]:

@@ -70,6 +70,7 @@ class EngineStats:
     preemptions_total: int = 0
     faults_total: int = 0  # steps that raised; their sequences were run again
     compiles_after_warmup_total: int = 0
+    tool_calls_mended_total: int = 0  # calls that a model wrote with a known flaw
 
 
 def worth_trying(num_waiting: int, num_pages: int, limit: int) -> int:

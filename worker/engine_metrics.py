@@ -77,6 +77,7 @@ class EngineCollector(Collector):
             ("engine_preemptions", "Sequences put back for want of pages.", stats.preemptions_total),
             ("engine_faults", "Steps that raised; their sequences were run again.", stats.faults_total),
             ("engine_compiles_after_warmup", "Shapes that the warm-up missed.", stats.compiles_after_warmup_total),
+            ("tool_calls_mended", "Tool calls with a known flaw that were read.", stats.tool_calls_mended_total),
         ):
             yield CounterMetricFamily(f"penstock_{name}", text, value)
 

@@ -24,6 +24,7 @@ _CARD_WORDS = {
     "template": "the chat template",
     "chat_format": "the chat format",
     "vocab_size": "a vocabulary of size",
+    "reading_rules": "the rules of reading",
     "text_rules": "the rules of text",
     "generation_defaults": "the generation defaults",
     "logprobs_mode": "the logprobs_mode",

@@ -116,6 +116,7 @@ def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Mode
         tokenizer.rules(),
         limits=limits,
         template_rules=rules_of(limits),
+        reading_rules=tokenizer.reading_rules,
         text_rules=TEXT_RULES,
         generation_defaults=engine.defaults.spelled(),
         generation_source=engine.defaults.source,

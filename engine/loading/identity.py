@@ -14,7 +14,10 @@ DIGEST_CHARS = 32
 AS_STORED = "auto"
 
 # What decides on tokens and on their text, besides the format of chats. A field that is None takes no part.
-DECISIVE = ("weights", "tokenizer", "template", "template_rules", "text_rules", "generation_defaults", "logprobs_mode")
+DECISIVE = (
+    *("weights", "tokenizer", "template", "template_rules", "reading_rules", "text_rules"),
+    *("generation_defaults", "logprobs_mode"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Identity:
     template: str | None  # of the chat templates, if there is one
     template_limits: str | None = None  # what these cannot do, by the names in `text/bridges/limits.py`
     template_rules: str | None = None  # by which conversations are made to fit them; None: none are
+    reading_rules: str | None = None  # by which replies to chats are read; None: as text
     text_rules: str | None = None  # version of the rules by which tokens become text
     generation_defaults: str | None = None  # as JSON, what holds for parameters that a request leaves open
     generation_source: str | None = None  # where the checkpoint states them
@@ -47,6 +51,7 @@ def identify(
     *,
     limits: Sequence[str] = (),
     template_rules: str | None = None,
+    reading_rules: str | None = None,
     text_rules: str | None = None,
     generation_defaults: str | None = None,
     generation_source: str | None = None,
@@ -62,6 +67,7 @@ def identify(
         token_rules: as `Tokenizer.rules` gives them.
         limits: of the templates, as `Tokenizer.limits` gives them.
         template_rules: as `rules_of` gives them for these limits.
+        reading_rules: as `Tokenizer.reading_rules` gives them.
         text_rules: version of the rules by which tokens become text.
         generation_defaults: as `GenerationDefaults.spelled` gives them.
         generation_source: where the checkpoint states them.
@@ -80,6 +86,7 @@ def identify(
         template=_digest(json.dumps(templates, sort_keys=True)) if templates else None,
         template_limits=" ".join(limits) or None,
         template_rules=template_rules,
+        reading_rules=reading_rules,
         text_rules=text_rules,
         generation_defaults=generation_defaults,
         generation_source=generation_source,

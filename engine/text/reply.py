@@ -33,6 +33,11 @@ class ReplyDecoder:
         """Whether a tool call is complete."""
         return self._parser is not None and self._parser.calls_tools
 
+    @property
+    def num_mended(self) -> int:
+        """Number of tool calls with a flaw that was mended."""
+        return 0 if self._parser is None else self._parser.num_mended
+
     def push(self, token_id: int) -> tuple[Delta, str | None]:
         """Returns what this token released, and the stop string that it completed, if any: then nothing follows."""
         text, stop = self._text.push(token_id)
@@ -83,4 +88,7 @@ class ReplyStreams:
         if spec is None:
             return ReplyDecoder(text)
         shows_special = not params.skip_special_tokens
-        return ReplyDecoder(text, self._formats.parser(spec, request.id, choice, shows_special=shows_special))
+        parser = self._formats.parser(
+            spec, request.id, choice, shows_special=shows_special, mends=request.grammar is None
+        )
+        return ReplyDecoder(text, parser)

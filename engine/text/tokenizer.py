@@ -20,6 +20,7 @@ from penstock.engine.text.decoders import decoder_kind
 from penstock.engine.text.detokenizer import Detokenizer
 from penstock.engine.text.fewest_tokens import Check, fewest_tokens, let_pass
 from penstock.engine.text.response.choice import AUTO, NONE, reply_prefix, shows_reasoning, why_no_format
+from penstock.engine.text.response.reading.replies import RULES
 from penstock.engine.text.spelling import Spelling, bytes_of
 from penstock.engine.text.split_special import SplitSpecialTokens, unmarked
 from penstock.engine.text.unlocked import token_ids
@@ -99,6 +100,17 @@ class Tokenizer:
     def chat_format(self) -> str | None:
         """Format in which chat replies are parsed; None: as plain text. Found out on first use, as by `limits`."""
         return self._readback("default").format
+
+    @property
+    def reading_rules(self) -> str | None:
+        """What decides, besides the format, how replies are read: a version, and what is not honoured. None: they are
+        text.
+        """
+        if self.chat_format is None:
+            return None
+        readbacks = [self._readback(name) for name in self._templates]
+        unread = [one.name.lower() for one in Ability if not all(self._is_read(each, one) for each in readbacks)]
+        return " ".join([str(RULES), *unread])
 
     def _readback(self, name: str) -> Readback:
         """Returns what is read of the replies to a template. What an operator's setting names is honoured as it is."""

@@ -28,6 +28,7 @@ class ModelCard(BaseModel):
     template: str | None = None  # digest of the chat template; None: the model takes no messages
     template_limits: str | None = None  # what the template cannot do: names, with spaces between
     template_rules: str | None = None  # version and limits by which messages are made to fit the template
+    reading_rules: str | None = None  # version of the rules by which replies are read, and what is not read
     text_rules: str | None = None  # version of the rules by which tokens become text
     generation_defaults: str | None = None  # as JSON, what holds for parameters that a request leaves open
     generation_source: str | None = None  # where the checkpoint states them, and which; None: nowhere

@@ -77,6 +77,11 @@ class Calls:
     group_mark: str = ""  # may stand before `group_begin`; then calls count anywhere
 
     @property
+    def behind_tag(self) -> str:
+        """What follows the first tag of a call, such as `<function=` behind `<tool_call>`."""
+        return self.begin.rpartition("\n")[2]
+
+    @property
     def is_grouped(self) -> bool:
         """Whether another call may follow a call without repeating what begins the first."""
         return bool(self.group_end or self.separator.strip() or not self.begin)

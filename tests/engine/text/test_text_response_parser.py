@@ -76,7 +76,7 @@ def is_taken_literally(name: str, message: Message, arguments: list[dict[str, ob
     """Checks whether nothing in the message reads as syntax, and no value as one of another type."""
     if any(tag in message.text + message.reasoning for tag in FORMATS[name].delimiters):
         return False
-    if name in ("glm", "qwen3_coder"):
+    if FORMATS[name].calls.parameter is not None:
         texts = [value for one in arguments for value in one.values() if isinstance(value, str)]
         return not any(
             text in ("True", "False", "None") or _is_json(text) or text != text.strip("\n") for text in texts

@@ -33,12 +33,25 @@ PARAMS = SamplingParams(
 SPEC = ResponseSpec("hermes", tools=(Tool("search"),))
 
 
+# Calls that lack the tag in front of them or the one behind a parameter.
+FLAWED = (
+    "<tool_call>",
+    "<function=search>\n<parameter=q>\n",
+    "\n</parameter>",
+    "\n</function>\n</tool_call>",
+)
+
+
 @pytest.fixture
 def chatting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """The shared engine with a tokenizer whose vocabulary has tags and parts of calls."""
+    return with_tokens(engine, TOKENS, monkeypatch)
+
+
+def with_tokens(engine: Engine, tokens: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Engine:
     tokenizer = byte_level()
-    tokenizer.add_tokens(list(TOKENS))
-    assert tokenizer.convert_tokens_to_ids(TOKENS[0]) == FIRST_TAG
+    tokenizer.add_tokens(list(tokens))
+    assert tokenizer.convert_tokens_to_ids(tokens[0]) == FIRST_TAG
     monkeypatch.setattr(engine._new_choices, "_streams", ReplyStreams(Tokenizer(tokenizer)))
     return engine
 
@@ -72,23 +85,36 @@ def message(outputs: Iterable[Output]) -> Message:
 
 def test_parts_resumed_at_any_token_join_to_the_whole(chatting: Engine) -> None:
     """Two choices are resumed at different tokens: no byte of an argument is lost or doubled."""
-    num_calls = num_reasoned = 0
+    found = resumed_at_any_token(chatting, SPEC)
+    assert sum(len(each.calls) for each in found) > 5
+    assert sum(bool(each.reasoning) for each in found) > 1
+
+
+def test_calls_with_flaws_are_the_same_resumed_at_any_token(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = engine.stats().tool_calls_mended_total
+    spec = ResponseSpec("qwen3_coder", tools=(Tool("search"),))
+    found = resumed_at_any_token(with_tokens(engine, FLAWED, monkeypatch), spec)
+    assert sum(len(each.calls) for each in found) > 5
+    assert engine.stats().tool_calls_mended_total > before
+
+
+def resumed_at_any_token(chatting: Engine, spec: ResponseSpec) -> list[Message]:
+    """Returns replies that were the same whole and resumed at each of their tokens."""
+    found: list[Message] = []
     for seed in range(8):
-        whole = run(chatting, request(seed))
+        whole = run(chatting, request(seed, response=spec))
         tokens = [tuple(token for output in choice for token in output.token_ids) for choice in whole]
-        num_calls += sum(len(message(choice).calls) for choice in whole)
-        num_reasoned += sum(bool(message(choice).reasoning) for choice in whole)
+        found += map(message, whole)
         for count in range(1, max(map(len, tokens)) + 1):
             counts = [min(count, len(tokens[0])), min(max(1, count - 3), len(tokens[1]))]
             generated = tuple(taken[:at] for taken, at in zip(tokens, counts, strict=True))
-            resumed = run(chatting, request(seed, generated=generated))
+            resumed = run(chatting, request(seed, generated=generated, response=spec))
             for before, after, at in zip(whole, resumed, counts, strict=True):
                 done = [output for output in before if output.token_ids and output.offset < at]
                 assert message([*done, *after]) == message(before)
                 assert after[-1].finish_reason == before[-1].finish_reason
                 assert after[-1].stop_reason == before[-1].stop_reason
-    assert num_calls > 5
-    assert num_reasoned > 1
+    return found
 
 
 def test_a_reply_that_calls_and_stops_says_so(chatting: Engine) -> None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from penstock.engine.request import Tool
+from penstock.engine.text.response.flaws import Flaw
 from penstock.engine.text.response.reading.casting import ArgumentsSchema
 from penstock.engine.text.response.reading.delta import DELIMITER, Collector
 from penstock.engine.text.response.reading.json_text import read_text, read_value, to_json
 from penstock.engine.text.response.reading.literals import read_key, read_literal
+from penstock.engine.text.response.reading.mending import (
+    broken_rest,
+    listed_calls,
+    object_text,
+    stray_ends,
+    value_without_end,
+)
 from penstock.engine.text.response.reading.source import MAX_NAME_CHARS, Malformed, Reading, TextCursor
 from penstock.engine.text.response.syntax import Arguments, Calls, ParameterMarks
 
 MAX_KEY_CHARS = 1024
+_TAG = re.compile("<[^<>]+>|[\ud800-\udfff]")
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")  # models mix them up
 _FIRST_KEYS = ("name", "type")  # of an untagged call
@@ -34,14 +43,45 @@ class CallReader:
     raised at the first character that does not fit; what has been collected by then stays.
     """
 
-    def __init__(self, calls: Calls, tools: Sequence[Tool], collector: Collector) -> None:
+    def __init__(
+        self, calls: Calls, tools: Sequence[Tool], collector: Collector, flaws: Collection[Flaw] = frozenset()
+    ) -> None:
+        """`flaws` are those that are mended, in calls of `tools`."""
         self._calls = calls
+        self._flaws = flaws
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._schemas: dict[str, ArgumentsSchema] = {}
         self._collector = collector
+        self._end_tags = _TAG.findall(calls.end + calls.group_end) if Flaw.STRAY_TAG in flaws else []
+        self._name = ""  # of the newest call
+        self._lacks_end = False  # whether a parameter of the call that is read had no end
 
-    def read(self, source: TextCursor, *, is_marked: bool) -> Reading[None]:
-        """Reads a group of calls or, if the format has no groups, one. Unmarked calls must be of known tools."""
+    def read(self, source: TextCursor, *, is_marked: bool, tag: str = "") -> Reading[None]:
+        """Reads a group of calls or, if the format has no groups, one. Unmarked calls must be of known tools.
+
+        A marked one begins with `tag`. If that stands twice, the calls must be of known tools, too.
+        """
+        if tag and Flaw.NO_OPENING in self._flaws and (yield from source.accept(f"{tag}\n\\")):
+            yield from self.read_unopened(source)
+            return
+        is_double = bool(tag) and Flaw.STRAY_TAG in self._flaws and (yield from source.sees(f"{tag}\n{tag}"))
+        if is_double:
+            yield from source.accept(tag)
+        num_calls = self._collector.num_calls
+        try:
+            yield from self._group(source, is_marked and not is_double)
+        except Malformed:
+            is_known = bool(self._end_tags) and self._name in self._tools
+            if self._collector.num_calls == num_calls or not is_known or source.is_cut_off:
+                raise
+            source.rewind()
+            if self._collector.is_open and not (yield from broken_rest(source, self._end_tags[-1])):
+                raise
+        has_stray = self._name in self._tools and (yield from stray_ends(source, self._end_tags))
+        if is_double or (has_stray and not self._collector.is_open):
+            self._collector.mended()
+
+    def _group(self, source: TextCursor, is_marked: bool) -> Reading[None]:
         calls = self._calls
         if calls.group_mark:
             yield from source.accept(calls.group_mark)
@@ -50,9 +90,41 @@ class CallReader:
         while calls.is_grouped:
             if calls.group_end and (yield from source.accept(calls.group_end)):
                 return
-            if calls.separator.strip() and not (yield from source.accept(calls.separator)):
+            if not calls.separator.strip() or (yield from source.accept(calls.separator)):
+                yield from self._call(source, is_marked)
+            elif not (yield from self._otherwise_divided(source)):
                 return
-            yield from self._call(source, is_marked)
+
+    def read_unopened(self, source: TextCursor) -> Reading[None]:
+        """Reads a call of a known tool whose first tag is missing."""
+        yield from source.expect(self._calls.behind_tag)
+        name = yield from source.name()
+        self._check(name, is_marked=False)
+        yield from self._named(source, name)
+        self._collector.mended()
+        source.settle()
+
+    def _otherwise_divided(self, source: TextCursor) -> Reading[bool]:
+        """Reads a call of a known tool behind a comma or a line break, if there is one."""
+        if Flaw.OTHER_SEPARATOR not in self._flaws:
+            return False
+        first = yield from source.next_or_end()
+        is_divided = first == "," or "\n" in source.unsettled()[: -len(source.rest()) or None]
+        source.place += first == ","
+        num_calls = self._collector.num_calls
+        try:
+            begins = is_divided and (yield from source.next_or_end()) == "{"
+            if begins:
+                yield from self._call(source, is_marked=False)
+        except Malformed:
+            if self._collector.num_calls > num_calls or (source.is_cut_off and not source.is_whole):
+                raise
+            begins = False
+        if begins:
+            self._collector.mended()
+        else:
+            source.rewind()
+        return begins
 
     def names_a_tool(self, text: str) -> bool:
         """Whether `text`, an unfinished call without a tag, has begun the name of a tool."""
@@ -66,11 +138,43 @@ class CallReader:
         yield from self._end(source)
 
     def _json(self, source: TextCursor, name: str) -> Reading[None]:
-        if (yield from source.skip_space()) != "{":
-            raise Malformed
-        self._begin(source, name)
-        yield from read_value(source, lambda text: self._arguments(source, text))
+        first = yield from source.next_or_end()
+        if first == "{":
+            mend = self._collector.mended if self._mends(Flaw.LONE_BACKSLASH, name) else None
+            self._begin(source, name)
+            yield from read_value(source, lambda text: self._arguments(source, text), mend)
+        else:
+            arguments = yield from self._flawed_arguments(source, name, first)
+            self._begin(source, name)
+            self._collector.mended()
+            self._arguments(source, arguments)
         self._collector.end_call()
+
+    def _mends(self, flaw: Flaw, name: str) -> bool:
+        return flaw in self._flaws and name in self._tools
+
+    def _flawed_arguments(self, source: TextCursor, name: str, first: str) -> Reading[str]:
+        """Returns the arguments of a call that has none as an object; `first` is what it has, nothing at the end."""
+        if first == '"' and self._mends(Flaw.TEXT_ARGUMENTS, name):
+            arguments = object_text((yield from read_text(source)))
+            yield from self._expect_close(source)
+            return arguments
+        if first == "n" and self._mends(Flaw.NULL_ARGUMENTS, name):
+            yield from source.expect("null")
+            yield from self._expect_close(source)
+            return "{}"
+        if self._mends(Flaw.NO_BODY, name) and not self._schema(name).required:
+            has_ended = (yield from source.sees(self._calls.end)) if first else source.is_whole
+            if has_ended:
+                return "{}"
+        if not first:
+            yield from source.more()
+        raise Malformed
+
+    def _expect_close(self, source: TextCursor) -> Reading[None]:
+        """Makes sure that a value of an object ends here."""
+        if (yield from source.skip_space()) not in ",}":
+            raise Malformed
 
     def _end(self, source: TextCursor) -> Reading[None]:
         """Reads what ends a call, as far as the model writes it."""
@@ -81,7 +185,8 @@ class CallReader:
     def _call(self, source: TextCursor, is_marked: bool) -> Reading[None]:
         yield from source.expect(self._calls.begin)
         if self._calls.arguments is Arguments.OBJECT:
-            yield from self._object(source, is_marked)
+            is_list = Flaw.LIST in self._flaws and (yield from source.next_or_end()) == "["
+            yield from self._listed(source) if is_list else self._object(source, is_marked)
         else:
             yield from self._skip_id(source, is_behind_name=False)
             name = yield from source.name()
@@ -89,6 +194,17 @@ class CallReader:
             yield from self._skip_id(source, is_behind_name=True)
             yield from self._named(source, name)
         source.settle()
+
+    def _listed(self, source: TextCursor) -> Reading[None]:
+        """Reads a list of calls of known tools; none of them is passed on before all are known to be calls."""
+        written: list[str] = []
+        yield from read_value(source, written.append)
+        for name, arguments in listed_calls("".join(written), self._calls.name_key, _ARGUMENTS_KEYS, self._tools):
+            self._begin(source, name)
+            self._collector.mended()
+            self._arguments(source, arguments)
+            self._collector.end_call()
+        yield from self._end(source)
 
     def _skip_id(self, source: TextCursor, *, is_behind_name: bool) -> Reading[None]:
         marks = self._calls.id
@@ -120,7 +236,7 @@ class CallReader:
         yield from source.expect("{")
         while True:
             key = yield from self._key(source)
-            if not (is_marked or name or key in _FIRST_KEYS):
+            if not (is_marked or name or key in _FIRST_KEYS or self._end_tags):
                 raise Malformed  # an answer in JSON
             if key == self._calls.name_key and not name:
                 name = yield from read_text(source)
@@ -166,19 +282,25 @@ class CallReader:
         while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
             key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
             yield from source.expect(parameter.before_value.strip())
-            value = DELIMITER.sub("", (yield from self._value(source, parameter)))
+            value = DELIMITER.sub("", (yield from self._value(source, parameter, name, {*seen, key.strip()})))
             key = DELIMITER.sub("", key).strip()
             self._argument(source, name, seen, key, self._schema(name).cast(key, value))
         self._close(source, name, seen)
         for word in self._calls.end.split()[1:]:
             yield from source.accept(word)
 
-    def _value(self, source: TextCursor, parameter: ParameterMarks) -> Reading[str]:
-        """Reads the text of a value, without the line breaks that belong to the syntax."""
+    def _value(self, source: TextCursor, parameter: ParameterMarks, name: str, seen: Collection[str]) -> Reading[str]:
+        """Reads the text of a value, without the line breaks that belong to the syntax. `seen` are the keys so far."""
         if parameter.before_value.endswith("\n") and (yield from source.peek()) == "\n":
             source.place += 1
-        value = yield from source.until(parameter.end.strip())
-        yield from source.expect(parameter.end.strip())
+        if self._mends(Flaw.NO_PARAMETER_END, name):
+            keys = self._schema(name).names - frozenset(seen)
+            value, has_end = yield from value_without_end(source, self._calls, parameter, keys)
+        else:
+            value, has_end = (yield from source.until(parameter.end.strip())), True
+        if has_end:
+            yield from source.expect(parameter.end.strip())
+        self._lacks_end |= not has_end
         return value.removesuffix("\n") if parameter.end.startswith("\n") else value
 
     def _literals(self, source: TextCursor, name: str, signs: tuple[str, str, str]) -> Reading[None]:
@@ -209,12 +331,16 @@ class CallReader:
         if not seen:
             self._begin(source, name)
         self._arguments(source, "}" if seen else "{}")
+        if self._lacks_end:
+            self._collector.mended()
+            self._lacks_end = False
         self._collector.end_call()
 
     def _begin(self, source: TextCursor, name: str) -> None:
         if len(name) > MAX_NAME_CHARS or DELIMITER.search(name):
             raise Malformed  # JSON can spell half a character, but nothing else can
         self._collector.begin_call(name)
+        self._name = name
         source.settle()
 
     def _arguments(self, source: TextCursor, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from penstock.engine.text.response.reading.literals import whole_literal
@@ -50,7 +50,15 @@ class ArgumentsSchema:
         self._root: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
         properties = self._resolved(self._root).get("properties")
         self._properties: dict[str, Any] = properties if isinstance(properties, dict) else {}
+        required = self._resolved(self._root).get("required")
+        self.required: Sequence[Any] = required if isinstance(required, list) else ()
+        """Names of the arguments that there must be."""
         self._known: dict[str, _Allowed] = {}  # results by property
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the arguments that the schema mentions."""
+        return frozenset(self._properties)
 
     def cast(self, name: str, text: str) -> object:
         """Returns the value that `text` stands for as argument `name`: parsed as JSON if that is allowed, lists and

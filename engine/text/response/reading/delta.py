@@ -57,6 +57,8 @@ class Collector:
         """Starts empty. `call_id` names the call at an index; `spelled` has the text of delimiters to be shown."""
         self.num_calls = 0
         self.num_complete = 0
+        self.num_mended = 0  # calls with a flaw that was mended
+        self._is_mended = False
         self._call_id = call_id
         self._spelled = spelled
         self._text: list[str] = []
@@ -80,12 +82,25 @@ class Collector:
         self._space = []
         self._is_behind_border = True
 
-    def begin_call(self, name: str) -> None:
+    def begin_call(self, name: str, *, is_mended: bool = False) -> None:
         self.border()
+        self._is_mended = False
         index = self.num_calls
         self._calls.append(ToolCallDelta(index, "", self._call_id(index), name))
         self.num_calls += 1
         self._open_name = name
+        if is_mended:
+            self.mended()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the newest call may still go on."""
+        return self._open_name is not None
+
+    def mended(self) -> None:
+        """Notes that the newest call had a flaw."""
+        self.num_mended += not self._is_mended
+        self._is_mended = True
 
     def arguments(self, text: str) -> None:
         add_call(self._calls, ToolCallDelta(self.num_calls - 1, text))
@@ -98,7 +113,7 @@ class Collector:
         """Drops what was collected and held back: it is the prompt's. A call that continues is the reply's first."""
         self.take()
         self._space = []
-        self.num_calls = self.num_complete = 0
+        self.num_calls = self.num_complete = self.num_mended = 0
         if self._open_name is not None:
             self.begin_call(self._open_name)
 

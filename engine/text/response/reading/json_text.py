@@ -10,6 +10,7 @@ from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
 
 Emit = Callable[[str], object]
+Mend = Callable[[], object]  # notes that a flaw was mended
 
 MAX_SCALAR_CHARS = 4096
 
@@ -25,8 +26,11 @@ def to_json(value: object) -> str:
     return json.dumps(value) if DELIMITER.search(text) else text
 
 
-def read_value(source: TextCursor, emit: Emit) -> Reading[None]:
-    """Reads a JSON value. A control character within a string, which JSON does not allow, is emitted as its escape."""
+def read_value(source: TextCursor, emit: Emit, mend: Mend | None = None) -> Reading[None]:
+    """Reads a JSON value. A control character within a string, which JSON does not allow, is emitted as its escape.
+
+    With `mend`, a backslash that escapes nothing is emitted as one that is escaped.
+    """
     closers: list[str] = []
     while True:
         yield from _space(source, emit)
@@ -38,18 +42,18 @@ def read_value(source: TextCursor, emit: Emit) -> Reading[None]:
             if (yield from source.peek()) != closer:
                 closers.append(closer)
                 if opener == "{":
-                    yield from _key(source, emit)
+                    yield from _key(source, emit, mend)
                 continue
             emit(source.take(1))
         elif opener == '"':
-            yield from read_string(source, emit)
+            yield from read_string(source, emit, mend)
         else:
             yield from _scalar(source, emit)
-        if not (yield from _next_value(source, emit, closers)):
+        if not (yield from _next_value(source, emit, closers, mend)):
             return
 
 
-def read_string(source: TextCursor, emit: Emit) -> Reading[None]:
+def read_string(source: TextCursor, emit: Emit, mend: Mend | None = None) -> Reading[None]:
     if (yield from source.peek()) != '"':
         raise Malformed
     emit(source.take(1))
@@ -61,7 +65,7 @@ def read_string(source: TextCursor, emit: Emit) -> Reading[None]:
             emit(source.take(1))
             return
         if character == "\\":
-            yield from _escape(source, emit)
+            yield from _escape(source, emit, mend)
         elif character < " ":
             emit(json.dumps(source.take(1))[1:-1])
         elif DELIMITER.match(character):
@@ -75,7 +79,7 @@ def read_text(source: TextCursor) -> Reading[str]:
     return str(json.loads("".join(parts)))
 
 
-def _next_value(source: TextCursor, emit: Emit, closers: list[str]) -> Reading[bool]:
+def _next_value(source: TextCursor, emit: Emit, closers: list[str], mend: Mend | None) -> Reading[bool]:
     """Reads on after a value, up to the next one; returns whether there is one."""
     while closers:
         yield from _space(source, emit)
@@ -85,15 +89,15 @@ def _next_value(source: TextCursor, emit: Emit, closers: list[str]) -> Reading[b
         emit(source.take(1))
         if character == ",":
             if closers[-1] == "}":
-                yield from _key(source, emit)
+                yield from _key(source, emit, mend)
             return True
         closers.pop()
     return False
 
 
-def _key(source: TextCursor, emit: Emit) -> Reading[None]:
+def _key(source: TextCursor, emit: Emit, mend: Mend | None) -> Reading[None]:
     yield from _space(source, emit)
-    yield from read_string(source, emit)
+    yield from read_string(source, emit, mend)
     yield from _space(source, emit)
     if (yield from source.peek()) != ":":
         raise Malformed
@@ -113,10 +117,15 @@ def _scalar(source: TextCursor, emit: Emit) -> Reading[None]:
     emit(source.take(len(text)))
 
 
-def _escape(source: TextCursor, emit: Emit) -> Reading[None]:
+def _escape(source: TextCursor, emit: Emit, mend: Mend | None) -> Reading[None]:
     while not (match := _ESCAPE.match(source.text, source.place)):
         seen = source.text[source.place : source.place + 6]
-        if not re.fullmatch(r"\\(u[0-9a-fA-F]{0,3})?", seen):
+        if re.fullmatch(r"\\(u[0-9a-fA-F]{0,3})?", seen):
+            yield from source.more()
+            continue
+        if mend is None:
             raise Malformed
-        yield from source.more()
+        mend()
+        emit(source.take(1) * 2)
+        return
     emit(source.take(len(match[0])))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
+from penstock.engine.text.response.flaws import Flaw
 from penstock.engine.text.response.reading.delta import DELIMITER
 from penstock.engine.text.response.reading.messages import Framing, framing
 from penstock.engine.text.response.syntax import ReasoningMarks, ReplyFormat
@@ -17,6 +18,7 @@ _Tags = dict[str, tuple[str, ...]]  # by the part that they begin
 
 PART = "part"  # field of a part's content; other fields are named after what their tags begin
 TEXT, REASONING, CALLS, UNMARKED_CALLS, HEADER = "text", "reasoning", "calls", "unmarked_calls", "header"
+UNOPENED_CALLS = "unopened_calls"
 AT_START = "_at_start"  # suffix of a field's name
 
 
@@ -46,8 +48,8 @@ class Modes:
     frame: Framing | None
 
 
-def modes(format_: ReplyFormat, *, has_tools: bool) -> Modes:
-    """Makes the modes of `format_`, which is written as in a `dialect`."""
+def modes(format_: ReplyFormat, *, has_tools: bool, flaws: Collection[Flaw] = frozenset()) -> Modes:
+    """Makes the modes of `format_`, which is written as in a `dialect`; `flaws` are those that are mended."""
     frame = framing(format_)
     if frame is not None:
         tags = {HEADER: frame.begins, TEXT: frame.ends}
@@ -58,6 +60,8 @@ def modes(format_: ReplyFormat, *, has_tools: bool) -> Modes:
     if has_tools:
         anywhere |= _call_tags(format_)
         at_start |= _unmarked_calls(format_)
+        if Flaw.NO_OPENING in flaws:
+            anywhere[UNOPENED_CALLS] = (format_.calls.behind_tag,)
     return Modes(_mode(anywhere, at_start), _mode(anywhere), _mode(ends, is_reasoning=True), None)
 
 

@@ -7,12 +7,13 @@ arguments on before these are complete, and what turns out not to be a call beco
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 
 from penstock.engine.request import ResponseSpec
+from penstock.engine.text.response.flaws import Flaw
 from penstock.engine.text.response.reading.calls import CallReader
 from penstock.engine.text.response.reading.delta import Collector, Delta, ReplyEnd
 from penstock.engine.text.response.reading.dialect import Dialect
@@ -24,6 +25,7 @@ from penstock.engine.text.response.reading.modes import (
     PART,
     REASONING,
     UNMARKED_CALLS,
+    UNOPENED_CALLS,
     Mode,
     Modes,
 )
@@ -41,10 +43,17 @@ class ReplyParser:
     """
 
     def __init__(
-        self, dialect: Dialect, modes: Modes, spec: ResponseSpec, call_id: Callable[[int], str], *, shows_special: bool
+        self,
+        dialect: Dialect,
+        modes: Modes,
+        spec: ResponseSpec,
+        call_id: Callable[[int], str],
+        *,
+        shows_special: bool,
+        flaws: Collection[Flaw] = frozenset(),
     ) -> None:
         self._collector = Collector(call_id, dialect.spelled if shows_special else {})
-        self._calls = CallReader(dialect.format.calls, spec.tools, self._collector)
+        self._calls = CallReader(dialect.format.calls, spec.tools, self._collector, flaws)
         self._has_tools = bool(spec.tools)
         self._modes = modes
         self._mode = modes.start
@@ -80,6 +89,11 @@ class ReplyParser:
     def calls_tools(self) -> bool:
         """Whether a call is complete."""
         return self._collector.num_complete > 0
+
+    @property
+    def num_mended(self) -> int:
+        """Number of calls with a flaw that was mended."""
+        return self._collector.num_mended
 
     def push(self, text: str) -> Delta:
         """Returns what this text released."""
@@ -148,14 +162,17 @@ class ReplyParser:
 
     def _enter(self, begun: str, rest: str) -> str:
         """Handles a tag that was found; `rest` is the text after it."""
-        if begun in (CALLS, UNMARKED_CALLS, HEADER):
+        if begun in (CALLS, UNMARKED_CALLS, UNOPENED_CALLS, HEADER):
             self._tag = self._held.removesuffix(rest) if rest else self._held
             self._source = TextCursor(self._tag)
             self._num_calls = self._collector.num_calls
             self._is_behind_header = False
             self._is_marked = begun == CALLS
             frame = self._modes.frame
-            self._reading = self._read_calls(begun == CALLS) if frame is None else self._read_message(frame)
+            if begun == UNOPENED_CALLS:
+                self._reading = self._read_unopened()
+            else:
+                self._reading = self._read_calls(begun == CALLS) if frame is None else self._read_message(frame)
         else:
             self._mode = self._modes.reasoning if begun == REASONING else self._modes.text
             self._collector.border()
@@ -165,7 +182,7 @@ class ReplyParser:
         """Reads on after a tag; returns the text after what it began, or None if that has not ended."""
         self._source.push(text)
         if is_last:
-            self._source.end()
+            self._source.end(is_whole=self._ended is ReplyEnd.ITSELF)
         try:
             next(reading)
         except StopIteration as end:
@@ -182,7 +199,7 @@ class ReplyParser:
         """Returns the text to look at again. A call that has begun keeps what it has; a cut off one ends there."""
         if self._collector.num_calls > self._num_calls:
             self._collector.border()
-            return "" if is_last else self._source.unsettled()
+            return "" if self._source.is_cut_off else self._source.unsettled()
         if self._is_behind_header:
             self._collector.border()
             return self._source.unsettled()
@@ -212,7 +229,12 @@ class ReplyParser:
         return self._is_marked or self._calls.names_a_tool(self._source.text)
 
     def _read_calls(self, is_marked: bool) -> Reading[Mode]:
-        yield from self._calls.read(self._source, is_marked=is_marked)
+        tag = self._tag.strip() if is_marked else ""
+        yield from self._calls.read(self._source, is_marked=is_marked, tag=tag)
+        return self._modes.text
+
+    def _read_unopened(self) -> Reading[Mode]:
+        yield from self._calls.read_unopened(self._source)
         return self._modes.text
 
     def _read_message(self, frame: Framing) -> Reading[Mode]:

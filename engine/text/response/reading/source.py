@@ -28,25 +28,35 @@ class Malformed(Exception):
 class TextCursor:
     """A text and the place up to which it has been read."""
 
-    __slots__ = ("_has_ended", "_settled", "is_cut_off", "place", "text")
+    __slots__ = ("_has_ended", "_settled", "is_cut_off", "is_whole", "place", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.place = 0
         self._settled = 0  # text before this will not be read again
         self._has_ended = False
+        self.is_whole = False  # whether the text has ended by itself: nothing more was to come
         self.is_cut_off = False  # whether a reading waited for more text after the end
 
     def push(self, text: str) -> None:
         self.text += text
 
-    def end(self) -> None:
+    def end(self, *, is_whole: bool = False) -> None:
         """Ends the text: a reading that waits for more raises Malformed."""
         self._has_ended = True
+        self.is_whole = is_whole
 
     def settle(self) -> None:
         """Commits what has been read: it will not be read again as anything else."""
         self._settled = self.place
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def rewind(self) -> None:
+        """Goes back to where the text is settled."""
+        self.place = self._settled
 
     def rest(self) -> str:
         return self.text[self.place :]
@@ -80,6 +90,15 @@ class TextCursor:
         while (character := (yield from self.peek())).isspace():
             self.place += 1
         return character
+
+    def next_or_end(self) -> Reading[str]:
+        """Skips white space; returns the next character, or nothing where the text has ended."""
+        while not (rest := self.text[self.place :].lstrip()):
+            if self._has_ended:
+                return ""
+            yield from self.more()
+        self.place = len(self.text) - len(rest)
+        return rest[0]
 
     def expect(self, *syntaxes: str) -> Reading[int]:
         """Reads one of `syntaxes`, with any white space before it and where it has some; returns its index."""

@@ -24,7 +24,7 @@ end
 local mine = {}
 for i = 8, #ARGV, 2 do mine[ARGV[i]] = ARGV[i + 1] end
 local compared = {
-  'weights', 'tokenizer', 'template', 'chat_format', 'vocab_size', 'text_rules', 'generation_defaults',
+  'weights', 'tokenizer', 'template', 'chat_format', 'vocab_size', 'reading_rules', 'text_rules', 'generation_defaults',
   'logprobs_mode',
 }
 local theirs = redis.call('HMGET', card, 'worker', unpack(compared))
