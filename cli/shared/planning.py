@@ -176,7 +176,12 @@ def _buckets(made: Plan) -> Table:
 def _steps(made: Plan) -> Table:
     headings = ("bytes ms", "matmul ms", "XLA ms", "kernels ms", "links ms", "GB", "over ideal", "TFLOP", "tokens/s")
     table = Table("step", "ms", *headings)
-    kinds = (("", made.decode), (", filtered", made.decode_filtered), (", all options", made.decode_all_options))
+    kinds = (
+        ("", made.decode),
+        (", filtered", made.decode_filtered),
+        (", one row with all options", made.decode_one_asks),
+        (", all options", made.decode_all_options),
+    )
     steps = [(f"decode {s.num_tokens} x {s.context}{kind}", s) for kind, found in kinds for s in found]
     for name, step in [*steps, ("prefill", made.prefill)]:
         of, total = step.time, step.seconds

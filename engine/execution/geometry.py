@@ -41,8 +41,8 @@ class Geometry:
 
     @property
     def extended_row_buckets(self) -> tuple[int, ...]:
-        """Row buckets of steps with extended sampling; with few shapes, only the largest."""
-        return self.row_buckets[-1:] if self.few_shapes else self.row_buckets
+        """Row buckets of steps with extended sampling; with few shapes, every second one, the largest included."""
+        return self.row_buckets[::-2][::-1] if self.few_shapes else self.row_buckets
 
     @property
     def max_rows(self) -> int:

@@ -185,8 +185,9 @@ def _sample_extended_rows(
     masks: jax.Array,  # i32 [num_rows, mask_words]
 ) -> tuple[jax.Array, Logprobs, SamplingState]:
     """Samples rows like `_sample_rows`, with all options."""
+    head = rebuild(params)
     token_ids, logprobs, state = sample_extended(
-        rebuild(params)(rows[:num_rows]),
+        lambda order: head(rows[order]),
         unpack_sampling(sampling[:num_rows]),
         unpack_extended(geometry.extended_layout(num_rows), options),
         state,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from penstock.engine.attention import GroupedBatch
 from penstock.engine.execution.geometry import ArrayLayout
-from penstock.engine.execution.sampling.extended import ExtendedRows
+from penstock.engine.execution.sampling.extended import ADJUSTED, BIASED, ExtendedRows
 from penstock.engine.execution.sampling.sampling_rows import SamplingRows
 from penstock.engine.models import WantedTokens
 from penstock.engine.models.layers.recurrence import StateBatch
@@ -77,7 +77,8 @@ def unpack_extended(layout: ArrayLayout, flat: jax.Array) -> ExtendedRows:
     words = layout.unpack(flat)["words"]
     return ExtendedRows(
         slot=words[:, 0],
-        is_adjusted=words[:, 1] > 0,
+        is_adjusted=words[:, 1] & ADJUSTED > 0,
+        is_biased=words[:, 1] & BIASED > 0,
         repetition_penalty=_as_float(words[:, 2]),
         presence_penalty=_as_float(words[:, 3]),
         frequency_penalty=_as_float(words[:, 4]),

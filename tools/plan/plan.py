@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from dataclasses import dataclass, replace
 from operator import mul
@@ -54,7 +55,8 @@ class Plan:
     compile_s: float  # until all of them were compiled
     decode: tuple[Step, ...]  # greedy
     decode_filtered: tuple[Step, ...]  # with temperature and all filters
-    decode_all_options: tuple[Step, ...]  # also with penalties, biases, masks, drafts and log-probabilities
+    decode_one_asks: tuple[Step, ...]  # one row also with penalties, biases, masks, drafts and log-probabilities
+    decode_all_options: tuple[Step, ...]  # all rows
     prefill: Step
 
     @property
@@ -193,7 +195,8 @@ def plan(
         compile_s=seconds,
         decode=estimates.decode(context),
         decode_filtered=estimates.decode(context, filtered=True),
-        decode_all_options=estimates.decode(context, all_options=True),
+        decode_one_asks=estimates.decode(context, filtered=True, asking=_Asking.ONE),
+        decode_all_options=estimates.decode(context, filtered=True, asking=_Asking.ALL),
         prefill=estimates.prefill(),
     )
     _check_fit(made)
@@ -228,6 +231,14 @@ def _kinds(geometry: Geometry, decode_steps: int, only: frozenset[int] | None) -
     return [(kind, size) for kind, buckets in sizes for size in buckets if only is None or size in only]
 
 
+class _Asking(enum.Enum):
+    """Rows of a step that ask for all sampling options."""
+
+    NONE = 0
+    ONE = 1
+    ALL = 2
+
+
 class _Estimates:
     """Estimates of steps whose pages fit at once."""
 
@@ -235,20 +246,20 @@ class _Estimates:
         self._deployment, self._chip, self._layout = deployment, chip, layout
         self._found = {(bucket.kind, bucket.size): bucket for bucket in buckets}
 
-    def decode(self, context: int, *, filtered: bool = False, all_options: bool = False) -> tuple[Step, ...]:
-        """Estimates decode steps in which rows ask for nothing, for filters, or for every option."""
+    def decode(self, context: int, *, filtered: bool = False, asking: _Asking = _Asking.NONE) -> tuple[Step, ...]:
+        """Estimates decode steps in which rows have filters or not, and some of them every option."""
         fitting = self._deployment.needs.sequences(usable(self._layout.spec), context + 1)
         most = min(self._deployment.config.max_num_seqs, fitting)
         steps = []
         for batch in sorted({size for size in (1, 32, 64, 128) if size <= most} | ({most} if most else set())):
             backbone = self._found.get(("backbone", self._layout.geometry.token_bucket(batch)))
-            head = self._least(ALL_OPTIONS if all_options else "head", batch)
+            head = self._least("head" if asking is _Asking.NONE else ALL_OPTIONS, batch)
             if backbone is None or head is None:
                 continue
-            traffic = head.full_traffic if filtered or all_options else head.traffic
+            traffic = head.full_traffic if filtered and asking is not _Asking.ONE else head.traffic
             if backbone.traffic.hbm_bytes and traffic.hbm_bytes:
                 parts = self._deployment, self._chip, batch, context, backbone.traffic, traffic
-                steps.append(decode_step(*parts, is_drawn=filtered or all_options, waited_s=_waited_s(backbone)))
+                steps.append(decode_step(*parts, is_drawn=filtered, waited_s=_waited_s(backbone)))
         return tuple(steps)
 
     def prefill(self) -> Step:

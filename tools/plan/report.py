@@ -68,6 +68,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "buckets": [dataclasses.asdict(bucket) for bucket in plan.buckets],
         "decode": [_step(step) for step in plan.decode],
         "decode_filtered": [_step(step) for step in plan.decode_filtered],
+        "decode_one_asks": [_step(step) for step in plan.decode_one_asks],
         "decode_all_options": [_step(step) for step in plan.decode_all_options],
         "prefill": {**_step(plan.prefill), "time_to_first_token_s": plan.prefill.seconds},
     }

@@ -5,7 +5,6 @@ temperature and filters, or of the model's own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,29 +33,11 @@ def no_logprobs(*shape: int) -> Logprobs:
 def logprobs_of(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
     """Returns those of the drawn and the most likely tokens, for the rows of `[num_rows, vocab]` to be scored."""
     nothing = no_logprobs(*logits.shape)
-    some = partial(jax.lax.platform_dependent, cuda=_score_all_rows, default=_one_by_one)
-    found: Logprobs = jax.lax.cond(jnp.any(is_scored), some, lambda *_: nothing, logits, token_ids, is_scored)
+    found: Logprobs = jax.lax.cond(jnp.any(is_scored), _score, lambda *_: nothing, logits, token_ids, is_scored)
     return found
 
 
-def _one_by_one(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    update = jax.lax.dynamic_update_index_in_dim
-
-    def add(row: jax.Array, found: Logprobs) -> Logprobs:
-        of_row = _score_row(jax.lax.dynamic_index_in_dim(logits, row, keepdims=False), token_ids[row])
-        added: Logprobs = jax.tree.map(lambda rows, one: update(rows, one, row, axis=0), found, of_row)
-        return added
-
-    def add_if_asked(row: jax.Array, found: Logprobs) -> Logprobs:
-        added: Logprobs = jax.lax.cond(is_scored[row], add, lambda _, found: found, row, found)
-        return added
-
-    found: Logprobs = jax.lax.fori_loop(0, logits.shape[0], add_if_asked, no_logprobs(*logits.shape))
-    return found
-
-
-def _score_all_rows(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
-    """Scores all rows: a CUDA graph can contain branches, but no loops."""
+def _score(logits: jax.Array, token_ids: jax.Array, is_scored: jax.Array) -> Logprobs:
     found = jax.vmap(_score_row)(logits, token_ids)
     asked: Logprobs = jax.tree.map(
         lambda rows: jnp.where(is_scored.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0), found

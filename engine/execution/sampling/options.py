@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.engine.execution.geometry import Geometry
-from penstock.engine.execution.sampling.extended import NO_DRAFT, NO_TARGET
+from penstock.engine.execution.sampling.extended import ADJUSTED, BIASED, NO_DRAFT, NO_TARGET
 from penstock.engine.execution.sampling.sampling_state import SlotFill, slot_fill
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row, StepPlan
@@ -83,7 +83,9 @@ class OptionsBuilder:
         self._holders[slot] = holder
         params = sequence.request.sampling
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._words[slot] = (slot, 1, *map(as_word, penalties), min(params.min_tokens, MAX_WORD))
+        flags = ADJUSTED * (penalties != _NO_PENALTIES or params.min_tokens > 0)
+        flags |= BIASED * bool(params.logit_bias or params.allowed_token_ids or params.bad_token_ids)
+        self._words[slot] = (slot, flags, *map(as_word, penalties), min(params.min_tokens, MAX_WORD))
         return slot_fill(
             self._geometry,
             slot,
@@ -112,4 +114,5 @@ def as_word(value: float) -> int:
     return int(struct.unpack("i", struct.pack("f", value))[0])
 
 
-_NEUTRAL_WORDS = (0, 0, as_word(1.0), as_word(0.0), as_word(0.0), 0)
+_NO_PENALTIES = (1.0, 0.0, 0.0)
+_NEUTRAL_WORDS = (0, 0, *map(as_word, _NO_PENALTIES), 0)

@@ -29,7 +29,7 @@ _ARGMAX_BLOCK = 64
 
 
 class Form(enum.Enum):
-    """What samples rows: a TPU's own kernel, XLA after the CPU's survey of the logits, or XLA alone.
+    """What samples rows: a TPU's own kernel, XLA after the CPU's survey of the logits, XLA alone, or XLA without loops.
 
     It is known before a program is traced: tracing the kernel takes longer than all else in a head, on any device.
     """
@@ -37,13 +37,14 @@ class Form(enum.Enum):
     TPU = "tpu"
     NATIVE = "native"
     XLA = "xla"
+    GPU = "gpu"
 
     @classmethod
     def on(cls, platform: str, *, is_native: bool) -> Form:
         """Returns the form for JAX's `platform`, where the CPU's kernels compute the logits if `is_native`."""
-        if platform == "tpu":
-            return cls.TPU
-        return cls.NATIVE if is_native else cls.XLA
+        if platform == "cpu":
+            return cls.NATIVE if is_native else cls.XLA
+        return cls.TPU if platform == "tpu" else cls.GPU
 
 
 class Survey(NamedTuple):

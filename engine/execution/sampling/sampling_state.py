@@ -18,6 +18,8 @@ STOPS = 2
 GENERATED = 4
 """Bits of a token's word: the third and all above it count how often the token was generated."""
 
+_MOST_SLICES = 16  # in a program
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,17 @@ def filled(state: SamplingState, slot: jax.Array, tokens: jax.Array, bias: jax.A
         tokens=jax.lax.dynamic_update_index_in_dim(state.tokens, tokens, slot, axis=0),
         bias=jax.lax.dynamic_update_index_in_dim(state.bias, bias, slot, axis=0),
     )
+
+
+def rows_of(array: jax.Array, slots: jax.Array) -> jax.Array:
+    """Returns the rows of some slots from an array of the state.
+
+    They are sliced one by one: given a gather of wide rows, a TPU's compiler would copy the whole array.
+    """
+    if len(slots) > _MOST_SLICES:
+        return array[slots]
+    rows: jax.Array = jnp.concatenate([jax.lax.dynamic_slice_in_dim(array, slot, 1) for slot in slots])
+    return rows
 
 
 def counted(state: SamplingState, slots: jax.Array, token_ids: jax.Array, is_counted: jax.Array) -> SamplingState:

@@ -61,8 +61,8 @@ def state_of(slot: int = 0, vocab: int = VOCAB, **lists: Any) -> SamplingState:
 def asking(count: int, scored: tuple[int, ...] = (), **values: Any) -> ExtendedRows:
     """Returns rows of slot 0, all adjusted, neutral except for what is given."""
     defaults: dict[str, Any] = {
-        "slot": 0, "is_adjusted": True, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-        "min_tokens": 0, "target": NO_TARGET, "draft": NO_DRAFT,
+        "slot": 0, "is_adjusted": True, "is_biased": True, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "min_tokens": 0, "target": NO_TARGET, "draft": NO_DRAFT,
     }  # fmt: skip
     arrays = {}
     for name, default in defaults.items():
@@ -76,14 +76,20 @@ def index(count: int, value: int = 0) -> jax.Array:
 
 
 adjusted = jax.jit(lambda scores, rows, state, places: adjust(scores, rows, state, places, seen_drafts(rows)))
-sampled = jax.jit(sample_extended)
+
+
+def sample_by(scores: Any, *rest: Any, **options: Any) -> Any:
+    return sample_extended(lambda order: scores[order], *rest, **options)
+
+
+sampled = jax.jit(sample_by)
 
 
 def test_penalties_are_those_of_transformers_and_openai() -> None:
     scores, prompt, output = logits(3), [4, 5, 5], [6, 6, 7]
     state = state_of(2, prompt=prompt, generated=output, stops=[9])
     penalties: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.3}
-    asked = asking(3, slot=2, is_adjusted=[True, True, False], min_tokens=[3, 4, 4], **penalties)
+    asked = asking(3, slot=2, is_adjusted=[True, True, False], is_biased=False, min_tokens=[3, 4, 4], **penalties)
     ours = np.array(adjusted(scores, asked, state, index(3, 3)))
 
     history = torch.tensor([prompt + output] * 3)
@@ -183,7 +189,7 @@ def test_a_mask_lets_through_what_its_bits_say(vocab: int) -> None:
 def test_a_row_with_a_target_gives_it_and_scores_it() -> None:
     scores = logits(4)
     scores[3, 9] = np.nan
-    asked = asking(4, (1, 3), is_adjusted=False, target=[NO_TARGET, 17, NO_TARGET, 5])
+    asked = asking(4, (1, 3), is_adjusted=False, is_biased=False, target=[NO_TARGET, 17, NO_TARGET, 5])
     token_ids, logprobs, _ = sampled(scores, rows(4, temperature=0.0), asked, state_of())
     assert token_ids.tolist() == [scores[0].argmax(), 17, scores[2].argmax(), NOT_A_TOKEN]
     expected = scores[1] - np.log(np.exp(scores[1]).sum())
@@ -235,7 +241,32 @@ def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: 
         sharding = SingleDeviceSharding(devices_of("v5e:1x1")[0])
         arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments)
         platforms = ()
-    sample = partial(sample_extended, form=Form.on(platform, is_native=False))
+    sample = partial(sample_by, form=Form.on(platform, is_native=False))
     text = jax.jit(sample).trace(*arguments).lower(lowering_platforms=platforms or None).as_text()
     assert ("stablehlo.while" in text) == (platform != "cuda")
     assert text.count('"stablehlo.scatter"(') == 1
+
+
+def test_the_rows_that_ask_give_the_same_some_at_a_time_as_all_at_once() -> None:
+    """Wherever they are in a step, and whatever the other rows are: drafts, masks, targets, greedy rows and filters."""
+    count = 24
+    rng = np.random.default_rng(3)
+    state = state_of(2, prompt=[4, 5], generated=[6, 6], stops=(9,), bias={7: 3.0, 11: -2.0}, bad=(3,))
+    drafts = np.full(count, NO_DRAFT)
+    drafts[[9, 10, 11, 12]] = [7, 7, 6, 8]
+    masks = rng.integers(-(2**31), 2**31, (count, -(-VOCAB // 32)), np.int32)
+    masks[rng.random(count) < 0.8] = -1
+    is_adjusted = np.isin(np.arange(count), [1, 2, *range(8, 13), 20])
+    asked = asking(
+        count, (0, 9, 15), slot=np.where(is_adjusted, 2, 0), is_adjusted=is_adjusted, is_biased=rng.random(count) < 0.3,
+        repetition_penalty=1.3, frequency_penalty=0.4, draft=drafts, target=[17, *[NO_TARGET] * (count - 1)],
+    )  # fmt: skip
+    kinds = rows(count, temperature=rng.choice([0.0, 0.9], count), top_p=0.9, top_k=7, output_index=np.arange(count))
+    given = logits(count), kinds, asked, state, masks
+    some, whole = (jax.jit(partial(sample_by, form=form))(*given) for form in (Form.XLA, Form.GPU))
+    for one, other in zip(jax.tree.leaves(some), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+    plain = np.asarray(draw(given[0], kinds))
+    is_plain = ~np.asarray(asked.asks) & (masks == -1).all(axis=1)
+    assert 3 < is_plain.sum() < count - 8
+    np.testing.assert_array_equal(np.asarray(some[0])[is_plain], plain[is_plain])

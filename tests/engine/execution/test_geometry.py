@@ -36,7 +36,7 @@ def test_a_step_is_padded_to_the_next_bucket_and_none_is_padded_to_twice_its_siz
 def test_extended_sampling_has_one_shape_where_compiling_is_slow() -> None:
     assert GEOMETRY.row_bucket(3, extended=True) == 16
     few = replace(GEOMETRY, few_shapes=True)
-    assert (few.row_bucket(3), few.row_bucket(3, extended=True), few.max_rows) == (16, 64, 64)
+    assert (few.row_bucket(3), few.row_bucket(17, extended=True), few.max_rows) == (16, 64, 64)
 
 
 def test_pages_of_a_sequence_hold_its_longest() -> None:

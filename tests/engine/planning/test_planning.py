@@ -296,13 +296,14 @@ def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> Non
     assert head.full_traffic.hbm_bytes <= 1.3 * head.traffic.hbm_bytes
     assert head.full_traffic.collectives["all-to-all"] == 1
     assert everything.full_traffic.hbm_bytes > everything.traffic.hbm_bytes > 0
-    greedy, filtered, extended = (
+    greedy, filtered, one_asks, all_ask = (
         next(step for step in steps if step.num_tokens == 64)
-        for steps in (made.decode, made.decode_filtered, made.decode_all_options)
+        for steps in (made.decode, made.decode_filtered, made.decode_one_asks, made.decode_all_options)
     )
     assert greedy.seconds < filtered.seconds < 1.1 * greedy.seconds
     assert filtered.time.collective_s - greedy.time.collective_s == pytest.approx(64 * 128256 / (2 * 9.0e10), rel=0.5)
-    assert filtered.counted_bytes < extended.counted_bytes
+    assert filtered.counted_bytes < one_asks.counted_bytes < all_ask.counted_bytes
+    assert one_asks.seconds <= 1.1 * filtered.seconds
 
 
 @needs_libtpu

@@ -81,7 +81,7 @@ def test_outputs_equal_those_of_single_steps(engine: Engine, looping_engine: Eng
 def test_with_few_shapes_a_loop_has_its_own_bucket(
     engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On TPU, the head with all options is compiled for the largest bucket alone."""
+    """On TPU, the head with all options is compiled for every second bucket."""
     geometry = Deployment.geometry
     monkeypatch.setattr(Deployment, "geometry", lambda self, size: replace(geometry(self, size), few_shapes=True))
     config = replace(SMALL, decode_steps=STEPS, max_num_seqs=20, max_batch_tokens=32, num_pages=128)

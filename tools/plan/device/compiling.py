@@ -49,8 +49,8 @@ class Bucket:
     output_bytes: int  # of results that alias no argument
     code_bytes: int
     aliased_bytes: int
-    traffic: Traffic  # with greedy sampling and no other options
-    full_traffic: Traffic  # with the most expensive branches
+    traffic: Traffic  # with greedy sampling; in ALL_OPTIONS, if one row asks for all options
+    full_traffic: Traffic  # with the most expensive branches, of all rows
     layer_collectives: dict[str, float]  # per layer, in the loop over layers
     layer: LayerCycles | None  # per iteration of that loop, in a backbone
     links: LinkTime | None  # per run of a backbone or a loop
@@ -128,8 +128,8 @@ class Compiler:
             output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
             code_bytes=memory.generated_code_size_in_bytes,
             aliased_bytes=memory.alias_size_in_bytes,
-            traffic=program.traffic(self._array_bytes) if program else Traffic(),
-            full_traffic=program.traffic(self._array_bytes, dearest=True) if program else Traffic(),
+            traffic=program.traffic(self._array_bytes, dearest=kind == ALL_OPTIONS) if program else Traffic(),
+            full_traffic=program.traffic(self._array_bytes, dearest=True, longest=True) if program else Traffic(),
             layer_collectives=self._layer_collectives(kind, program) if program else {},
             layer=layer_cycles(program, self._array_bytes) if program and is_stacked else None,
             links=link_time(program, program.entry, self.chip, self.num_devices) if program and num_tokens else None,

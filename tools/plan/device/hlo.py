@@ -7,7 +7,8 @@ every instruction is counted as often as it runs, with its operands and results 
 - A fusion counts what it reads of an operand: if it only slices or gathers from it, the slices. Of a result that it
   updates in place, it counts the update.
 - A loop runs as often as its condition says. A conditional counts as its cheapest branch, which for sampling is the
-  greedy one, or as its most expensive branch, if every option is used.
+  greedy one, or as its most expensive branch, if every option is used. A loop over the rows that ask for options runs
+  never, once, or as often as it takes for all rows.
 - The KV cache as the operand of a kernel counts nothing. Nor do other arrays that a kernel updates in place, such as
   the scales next to the pages: the planner knows how much of them each kernel moves, and adds it. A kernel that updates
   nothing and does not state its accesses reads the cache if an operand is as large.
@@ -190,12 +191,13 @@ class HloModule:
         self._entry = ""
         self._parse(text)
 
-    def traffic(self, cache_bytes: int, *, dearest: bool = False) -> Traffic:
+    def traffic(self, cache_bytes: int, *, dearest: bool = False, longest: bool = False) -> Traffic:
         """Returns the traffic of one run; `dearest` counts the most expensive branches of conditionals.
 
+        Loops that data may end sooner run once then, or as often as they can if `longest`; otherwise never.
         `cache_bytes` is the size of the KV cache's largest array on one device.
         """
-        return self._count_traffic(self.entry, cache_bytes, dearest=dearest)
+        return self._count_traffic(self.entry, cache_bytes, dearest=dearest, longest=longest)
 
     def loop_traffic(self, cache_bytes: int, depth: int = 1) -> list[Traffic]:
         """Returns the traffic per iteration of each loop at a depth: 1 for a layer of a step, 2 in a loop of steps."""
@@ -209,22 +211,26 @@ class HloModule:
             computations = [self.body(loop) for loop in loops]
         return computations
 
-    def runs(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Iterator[Run]:
+    def runs(
+        self, computation: Computation, cache_bytes: int, *, dearest: bool = False, longest: bool = False
+    ) -> Iterator[Run]:
         """Yields what one run of `computation` runs; a conditional runs the branch with the fewest or most bytes."""
         for instruction in computation.instructions.values():
             times, inner = 1, None
             if instruction.opcode == "while":
                 times, inner = self.trips(instruction), self.body(instruction)
+                if not longest and self._may_end_sooner(instruction):
+                    times = int(dearest)
             elif instruction.opcode == "conditional":
                 branches = [self._computations[name] for name in _branches(instruction)]
-                moved = partial(self._count_traffic, cache_bytes=cache_bytes, dearest=dearest)
+                moved = partial(self._count_traffic, cache_bytes=cache_bytes, dearest=dearest, longest=longest)
                 inner = (max if dearest else min)(branches, key=lambda branch: moved(branch).hbm_bytes)
             elif instruction.opcode in ("call", "call-start"):
                 inner = self._computations[instruction.called["to_apply"]]
             if inner is None:
                 yield Run(instruction, computation, 1)
                 continue
-            for run in self.runs(inner, cache_bytes, dearest=dearest):
+            for run in self.runs(inner, cache_bytes, dearest=dearest, longest=longest):
                 yield Run(run.instruction, run.computation, times * run.times)
 
     @property
@@ -246,9 +252,11 @@ class HloModule:
         names = (instruction.called.get(kind, "") for kind in ("calls", "to_apply"))
         return [self._computations[name] for name in names if name in self._computations]
 
-    def _count_traffic(self, computation: Computation, cache_bytes: int, *, dearest: bool = False) -> Traffic:
+    def _count_traffic(
+        self, computation: Computation, cache_bytes: int, *, dearest: bool = False, longest: bool = False
+    ) -> Traffic:
         total = Traffic()
-        for run in self.runs(computation, cache_bytes, dearest=dearest):
+        for run in self.runs(computation, cache_bytes, dearest=dearest, longest=longest):
             total.add(self._instruction_traffic(run.instruction, run.computation, cache_bytes), run.times)
         return total
 
@@ -363,6 +371,12 @@ class HloModule:
                 if value.isdigit():
                     return int(value)
         return 1
+
+    def _may_end_sooner(self, loop: Instruction) -> bool:
+        """Whether its condition compares the counter with a value of the loop's state, besides a constant."""
+        condition = self._computations[loop.called["condition"]]
+        limits = [one.operands for one in condition.instructions.values() if one.opcode == "compare"]
+        return len(limits) > 1 and len({counter for counter, _ in limits}) == 1
 
     def _parse(self, text: str) -> None:
         name = ""
