@@ -43,7 +43,8 @@ test-slow: $(VENV)/dev.stamp  ## run the slow tests: what takes minutes, more ca
 	@$(BIN)/python -m pytest -q -m "hypothesis and not slow and not clients and not prometheus and not real and not upgrade" --hypothesis-profile anew
 
 # Each in an environment of its own: they need other versions of the same packages.
-test-clients: $(VENV)/clients/langchain.stamp $(VENV)/clients/litellm.stamp $(VENV)/clients/chromium.stamp  ## run langchain-openai and litellm, as they are, and both pages in Chromium, against a gateway; needs npm
+CLIENTS = $(patsubst tests/clients/python/%.txt,%,$(wildcard tests/clients/python/*.txt)) $(patsubst tests/clients/%/package.json,%,$(wildcard tests/clients/*/package.json))
+test-clients: $(CLIENTS:%=$(VENV)/clients/%.stamp)  ## run client programs as they are (docs/clients.md, which this writes), and both pages in Chromium, against a gateway; needs npm
 	@$(BIN)/python -m pytest -q -m clients
 
 test-real: $(VENV)/dev.stamp  ## fetch SmolLM2-135M-Instruct, serve it through everything, and compare it with transformers
@@ -157,17 +158,17 @@ image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than
 	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' protocol/version.py) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg CREATED=$$(git log -1 --format=%cI) .
 
-$(VENV)/clients/%.stamp: tests/clients/%.txt $(VENV)/dev.stamp
+$(VENV)/clients/%.stamp: tests/clients/python/%.txt $(VENV)/dev.stamp
 	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"
-	@$(BIN)/python -m venv --clear $(VENV)/clients/$*
-	@$(VENV)/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input --requirement $<
+	@$(BIN)/python -m venv --clear --without-pip $(VENV)/clients/$*
+	@$(BIN)/python -m pip --python $(VENV)/clients/$*/bin/python install --quiet --disable-pip-version-check --no-input --requirement $<
 	@touch $@
 
-$(VENV)/clients/chromium.stamp: tests/clients/chromium/package.json $(VENV)/dev.stamp
-	@echo "installing chromium into $(VENV)/clients/chromium; this takes a minute"
-	@mkdir -p $(VENV)/clients/chromium
-	@cp $< $(VENV)/clients/chromium/
-	@npm install --prefix $(VENV)/clients/chromium --silent --no-audit --no-fund --no-package-lock
+$(VENV)/clients/%.stamp: tests/clients/%/package.json $(VENV)/dev.stamp
+	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"
+	@mkdir -p $(VENV)/clients/$*
+	@cp $< $(VENV)/clients/$*/
+	@npm install --prefix $(VENV)/clients/$* --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
 $(VENV)/worker.stamp: pyproject.toml $(CONSTRAINTS)

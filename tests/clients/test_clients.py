@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,11 +13,11 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
+from tests.clients.programs import COMMANDS, HERE, PAGE, PROGRAMS, Program, page, versions_of
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_model import serving_model
 from tests.support.programs.worker_harness import read_reply, running_worker, send
 
-HERE = Path(__file__).parent
 ENVIRONMENTS = Path(sys.prefix) / "clients"
 TIMEOUT_S = 300
 
@@ -24,13 +25,26 @@ TIMEOUT_S = 300
 @pytest.mark.clients
 @pytest.mark.timeout(900)
 async def test_clients_get_what_they_ask_for_unmodified(tmp_path: Path, compile_cache: Path) -> None:
-    programs = {name: (python_of(name), HERE / f"{name}_chats.py") for name in ("langchain", "litellm")}
-    programs["chromium"] = in_browser("try_page.mjs")
+    commands = {program: command_of(program) for program in PROGRAMS}
+    browser = in_browser("try_page.mjs")
+    passed = {}
     async with serving_model(tmp_path, compile_cache) as gateway:
-        for name, program in programs.items():
-            status, output = await run(*program, gateway.url)
-            assert status == 0, f"{name}:\n{output}"
-            assert output.count("passed:") >= 5
+        for program, command in commands.items():
+            status, output = await run(*command, gateway.url)
+            assert status == 0, f"{program.script}:\n{output}"
+            passed[program] = re.findall(r"^passed: (\w+)$", output, re.MULTILINE)
+            assert len(passed[program]) >= 3
+        status, output = await run(*browser, gateway.url)
+        assert status == 0, output
+        assert output.count("passed:") >= 5
+    PAGE.write_text(page(passed))
+
+
+def test_the_page_has_each_program_in_the_version_that_is_tested() -> None:
+    text = PAGE.read_text()
+    assert [versions_of(program) in text for program in PROGRAMS] == [True] * len(PROGRAMS)
+    assert [f"| `{name}` {version} |" in text for name, version in COMMANDS.items()] == [True] * len(COMMANDS)
+    assert text.count("\n| ") == 2 + len(PROGRAMS) + len(COMMANDS)
 
 
 @pytest.mark.clients
@@ -50,6 +64,13 @@ async def test_an_operator_looks_after_a_queue_in_a_browser(redis: RedisClient, 
         await drained.task
 
 
+def command_of(program: Program) -> tuple[Path, Path]:
+    """Returns what runs the program's script, and the script where it finds the program."""
+    if not program.is_javascript:
+        return python_of(program.environment), HERE / program.script
+    return in_node(program.environment, Path(program.script).name)
+
+
 def python_of(name: str) -> Path:
     python = ENVIRONMENTS / name / "bin" / "python"
     assert python.exists(), f"not installed: {name}; `make test-clients` does that"
@@ -57,12 +78,17 @@ def python_of(name: str) -> Path:
 
 
 def in_browser(script: str) -> tuple[Path, Path]:
-    """Copies the script that drives a browser to where node finds its packages; returns node and the copy."""
-    node, place = shutil.which("node"), ENVIRONMENTS / "chromium"
-    assert node is not None, "not installed: node, which drives Chromium"
-    assert (place / "node_modules").exists(), "not installed: chromium; `make test-clients` does that"
-    for name in ("browser.mjs", script):
-        shutil.copy(HERE / "chromium" / name, place / name)
+    """Returns what runs a script that drives a browser."""
+    return in_node("chromium", script)
+
+
+def in_node(name: str, script: str) -> tuple[Path, Path]:
+    """Copies scripts to where node finds their packages; returns node and the copy of one."""
+    node, place = shutil.which("node"), ENVIRONMENTS / name
+    assert node is not None, "not installed: node"
+    assert (place / "node_modules").exists(), f"not installed: {name}; `make test-clients` does that"
+    for file in (HERE / name).glob("*.mjs"):
+        shutil.copy(file, place / file.name)
     return Path(node), place / script
 
 
