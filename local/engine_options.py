@@ -29,6 +29,7 @@ class EngineOptions(TypedDict, total=False):
     prefix_caching: bool
     decode_steps: int | None
     prefill_share: float
+    logprobs_mode: str
     speculation: str
     max_draft_tokens: int
     tensor_parallel: int
@@ -36,6 +37,7 @@ class EngineOptions(TypedDict, total=False):
     attention: str
     matmul: str
     chat_format: str
+    split_special_tokens: bool
     compile_cache_dir: Path | str | None
 
 

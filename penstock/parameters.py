@@ -95,7 +95,8 @@ class SamplingParameters(TypedDict, total=False):
     max_tokens: Annotated[int, Parameter(
         "Tokens to generate at most.", 1, default=256, takers=(*BOTH, "messages", "send"), more="For each choice.")]
     min_tokens: Annotated[int, Parameter(
-        "Tokens to generate at least.", 0, default=0, takers=SENT, more="Not above `max_tokens`.")]
+        "Tokens before which neither a stop token nor a stop string ends the answer.", 0, default=0, takers=SENT,
+        more="Not above `max_tokens`.")]
     temperature: Annotated[float, Parameter("Sampling temperature; 0 is greedy.", 0, 100, otherwise=MODEL, takers=ALL)]
     top_p: Annotated[float, Parameter(
         "Nucleus sampling: from the most likely tokens with this total probability.",

@@ -10,27 +10,32 @@ import itertools
 import json
 import os
 import subprocess
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
+from penstock.protocol.wire import ChunkEntry, OwnEntry
 from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
+from penstock.worker.errors import OtherFleet
 from tests.deploy.fleets import Worker, environment, python_of, workers_of
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
-from tests.support.programs.worker_harness import is_queue_empty, read_reply
+from tests.support.programs.worker_harness import Reply, is_queue_empty, read_reply
 from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.upgrade
 
 NUM_KILLS = 6
 NUM_REQUESTS, NUM_TOKENS = 20, 200  # for each kill and version: more than the workers have slots, and 2 s at least
+LOADING_S = 120  # a worker with a real model, on a busy machine
 CLIENT = Path(__file__).parent / "fleet_client.py"
 
 
@@ -84,6 +89,71 @@ async def test_a_mixed_fleet_is_killed_in_the_middle(
     assert took_over >= {("old", "new"), ("new", "old")}
     await eventually(lambda: is_queue_empty(redis))
     assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
+
+
+@pytest.mark.parametrize(("of", "by"), [("old", "new"), ("new", "old")])
+async def test_no_version_goes_on_with_text_that_other_rules_made(
+    redis_url: str, redis: RedisClient, trees: dict[str, Path], of: str, by: str
+) -> None:
+    """Workers with the demo are killed in mid-reply. One of the other version serves before an heir of theirs does."""
+    async with AsyncExitStack() as stack, AsyncClient(redis_url, queue="q") as client:
+        victim = await stack.enter_async_context(real_worker(trees[of], "victim", redis, redis_url))
+        if by == "new":
+            alone = real_worker(trees[by], "kept-out", None, redis_url, allow_other_fleet=False)
+            kept_out = await stack.enter_async_context(alone)
+            assert await asyncio.wait_for(kept_out.wait(), LOADING_S) == OtherFleet.exit_status
+        for seed in range(3):
+            await client.submit(
+                "A river", id=f"x{seed}", seed=seed, n=2, max_tokens=600, temperature=1.2, ignore_eos=True
+            )
+        await kill(redis, Worker("victim", victim.pid, Path()))
+        await stack.enter_async_context(real_worker(trees[by], "other", redis, redis_url))
+        await stack.enter_async_context(real_worker(trees[of], "heir", redis, redis_url))
+        replies = [await read_reply(redis, f"x{seed}") for seed in range(3)]
+    for reply in replies:
+        assert len(writers_of(reply)) == 1
+        assert reply.end.finish_reason == "length"
+    assert ["victim", "heir"] in [reply.owners for reply in replies]
+
+
+def writers_of(reply: Reply) -> set[str | None]:
+    """Returns the digests of the workers that wrote tokens of a reply."""
+    digest, writers = None, set()
+    for entry in reply.entries:
+        if isinstance(entry, OwnEntry):
+            digest = entry.digest
+        elif isinstance(entry, ChunkEntry):
+            writers.add(digest)
+    return writers
+
+
+@asynccontextmanager
+async def real_worker(
+    tree: Path, name: str, redis: RedisClient | None, url: str, *, allow_other_fleet: bool = True
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs a worker with the demo. With `redis`, waits until it serves."""
+    settings = {
+        "MODEL": "demo", "QUEUE": "q", "NAME": name, "REDIS_URL": url, "HEALTH_PORT": "0", "HEARTBEAT_TTL_S": "3",
+        "MAX_NUM_SEQS": "4", "NUM_PAGES": "500", "MAX_BATCH_TOKENS": "64", "DECODE_STEPS": "1", "LOG_LEVEL": "error",
+        "ALLOW_OTHER_FLEET": "on" if allow_other_fleet else "off",
+    }  # fmt: skip
+    worker = await asyncio.create_subprocess_exec(
+        python_of(tree), "-m", "penstock", "worker",
+        env={**environment(tree), **{f"PENSTOCK_{name}": value for name, value in settings.items()}},
+        cwd=tree,  # it comes before PYTHONPATH
+    )  # fmt: skip
+    try:
+        if redis is not None:
+            await eventually(partial(serves, redis, name), timeout_s=LOADING_S)
+        yield worker
+    finally:
+        if worker.returncode is None:
+            worker.kill()
+        await worker.wait()
+
+
+async def serves(redis: RedisClient, name: str) -> bool:
+    return await redis.zscore(keys.serving("q"), name) is not None
 
 
 def requests_of(version: str, wave: int) -> list[dict[str, Any]]:
@@ -140,7 +210,7 @@ async def test_operators_of_each_version_see_the_workers_of_the_other(
         for command in (["workers"], ["card"], ["tenants", "list"], ["top", "--json"], ["doctor"]):
             seen = await asyncio.create_subprocess_exec(
                 python_of(trees[by]), "-m", "penstock", *command, "--redis-url", redis_url, "--queue", "q",
-                env=environment(trees[by]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=environment(trees[by]), cwd=trees[by], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             said, _ = await asyncio.wait_for(seen.communicate(), WAIT_S)
             assert seen.returncode == 0, (command, said)
