@@ -106,9 +106,9 @@ class Tokenizer:
         """What decides, besides the format, how replies are read: a version, and what is not honoured. None: they are
         text.
         """
-        if self.chat_format is None:
-            return None
         readbacks = [self._readback(name) for name in self._templates]
+        if not any(readback.format for readback in readbacks):
+            return None
         unread = [one.name.lower() for one in Ability if not all(self._is_read(each, one) for each in readbacks)]
         return " ".join([str(RULES), *unread])
 
@@ -217,7 +217,7 @@ class Tokenizer:
         return replace(
             encoded,
             reply_format=readback.format,
-            reply_prefix=reply_prefix(readback.format, text),
+            reply_prefix=reply_prefix(readback.format, text, readback.turn),
             has_reasoning=encoded.reads_reasoning and shows_reasoning(readback.format, template.source),
         )
 

@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.bridges.probe import Message
-from penstock.engine.text.response.choice import named_in, reply_prefix, shows_reasoning
+from penstock.engine.text.response.choice import NO_MARKS, named_in, reply_prefix, shows_reasoning
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.delta import Delta, joined
 from penstock.engine.text.response.reading.replies import ReplyFormats
+from penstock.engine.text.response.syntax import ReplyFormat, TurnMarks
 
 RenderTurn: TypeAlias = Callable[[Sequence[Message], Sequence[Message], bool], str | None]
 
@@ -51,6 +52,7 @@ _SHOWN_TOOL: Message = {
 }
 _TOOLS = (Tool(_FUNCTION, json.dumps(_SCHEMA)),)
 _QUESTION: Message = {"role": "user", "content": "Hi."}
+MIN_ANCHOR_CHARS = 4  # shorter ones stand in any text
 _OPENINGS = "<["  # of tags
 
 
@@ -71,6 +73,7 @@ class Readback:
     format: str | None  # None: they are plain text
     written: frozenset[Ability] = frozenset()  # what the template writes
     read: frozenset[Ability] = frozenset()  # what of that is read back
+    turn: TurnMarks = NO_MARKS  # what the template puts around an answer
 
     def fails(self, ability: Ability) -> bool:
         """Whether the template writes it, and it comes back wrong."""
@@ -97,13 +100,23 @@ def read_back(render: RenderTurn, source: str, special_tokens: Iterable[str], se
         special_tokens: the tokenizer's, as they are spelled.
         setting: the format that an operator chose; None: the best is chosen.
     """
-    turns = _turns(render)
+    turns, (head, end) = _turns(render)
     readers = _Readers(special_tokens)
     written = frozenset(turns)
     names = list(FORMATS) if setting is None else [setting]
     read = {name: frozenset(of for of, turn in turns.items() if readers.reads(name, turn)) for name in names}
     chosen = setting or _chosen(source, written, read)
-    return Readback(chosen, written, read[chosen] if chosen else frozenset({Ability.TEXT}))
+    if chosen is None:
+        return Readback(None, written, frozenset({Ability.TEXT}))
+    return Readback(chosen, written, read[chosen], _marks(FORMATS[chosen], head, end))
+
+
+def _marks(format_: ReplyFormat, head: str, end: str) -> TurnMarks:
+    """Returns what stands before an answer, without a thought that the head opens, and behind it."""
+    tags = (format_.reasoning.begin.strip(), format_.reasoning.end.strip()) if format_.reasoning else ()
+    places = [place for tag in tags if (place := head.find(tag)) >= 0]
+    anchor = head[: min(places, default=len(head))]
+    return TurnMarks((anchor,) if len(anchor.strip()) >= MIN_ANCHOR_CHARS else (), end.strip())
 
 
 def _chosen(source: str, written: frozenset[Ability], read: Mapping[str, frozenset[Ability]]) -> str | None:
@@ -153,12 +166,16 @@ def _is_right(found: Delta, turn: _Turn) -> bool:
         return False
 
 
-def _turns(render: RenderTurn) -> dict[Ability, _Turn]:
-    """Renders a turn for each ability; what the template does not write is left out."""
+def _turns(render: RenderTurn) -> tuple[dict[Ability, _Turn], tuple[str, str]]:
+    """Renders a turn for each ability; what the template does not write is left out. Returns also the head of an
+    answer, and what is behind it.
+    """
     prompt = render([_QUESTION], [_SHOWN_TOOL], True)
     said = render([_QUESTION, {"role": "assistant", "content": _WORD}], [_SHOWN_TOOL], False)
     if prompt is None or said is None or _WORD not in said:
-        return {}
+        return {}, ("", "")
+    asked = render([_QUESTION], [_SHOWN_TOOL], False) or ""
+    head = prompt[len(asked) :] if asked and prompt.startswith(asked) else ""
     ending = said[said.rindex(_WORD) + len(_WORD) :]
 
     def turn(message: Message, text: str, reasoning: str, *calls: Mapping[str, Any]) -> _Turn | None:
@@ -184,7 +201,7 @@ def _turns(render: RenderTurn) -> dict[Ability, _Turn]:
         ability: next((each for each in turns if each is not None and _shows(each)), None)
         for ability, turns in made.items()
     }
-    return {ability: each for ability, each in found.items() if each is not None}
+    return {ability: each for ability, each in found.items() if each is not None}, (head, ending)
 
 
 def _shows(turn: _Turn) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.syntax import ReplyFormat
+from penstock.engine.text.response.syntax import ReplyFormat, TurnMarks
 
 MAX_PREFIX_TAGS = 256
+NO_MARKS = TurnMarks()
 AUTO, NONE = "auto", "none"  # values of the setting besides the names of formats
 
 
@@ -24,21 +25,21 @@ def why_no_format(setting: str) -> str | None:
     return f"must be {AUTO}, {NONE} or one of {', '.join(FORMATS)}"
 
 
-def reply_prefix(format_name: str, prompt: str) -> str:
+def reply_prefix(format_name: str, prompt: str, turn: TurnMarks = NO_MARKS) -> str:
     """Returns the part of the reply that a prompt already has: the text after the last anchor, such as `<think>`.
 
-    A prompt that ends with another turn than the model's has nothing of its reply.
+    A prompt that ends with another turn than the model's has nothing of its reply. `turn` has the template's own marks.
 
     Raises:
         InvalidRequest: it has more tags than the engine's thread has time for.
     """
     format_ = FORMATS[format_name]
-    found = [(prompt.rfind(anchor), len(anchor)) for anchor in format_.turn.anchors]
+    found = [(prompt.rfind(anchor), len(anchor)) for anchor in (*format_.turn.anchors, *turn.anchors)]
     place, length = max(found, default=(-1, 0))
     if place < 0:
         return _open_reasoning(format_, prompt)
     prefix = prompt[place + length :]
-    if format_.turn.end and format_.turn.end in prefix:
+    if any(end and end in prefix for end in (format_.turn.end, turn.end)):
         return ""
     num_tags = sum(map(prefix.count, format_.delimiters))
     if num_tags > MAX_PREFIX_TAGS:

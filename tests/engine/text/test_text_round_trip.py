@@ -60,7 +60,8 @@ def test_every_template_and_every_format_is_here() -> None:
 @pytest.mark.parametrize("special", [False, True], ids=["tags are text", "tags are tokens"])
 def test_what_a_template_writes_comes_back(name: str, special: bool) -> None:
     format_, written = READ[name]
-    assert readback_of(name, special=special) == Readback(format_, written, written)
+    found = readback_of(name, special=special)
+    assert (found.format, found.written, found.read) == (format_, written, written)
 
 
 def changed(name: str, old: str, new: str) -> Readback:
@@ -98,6 +99,16 @@ def test_fragments_of_other_formats_do_not_count() -> None:
 
 def test_a_template_that_renders_nothing_has_the_format_that_its_tags_name() -> None:
     assert read_back("{{ 1 // 0 }}<arg_key>") == Readback("glm")
+
+
+def test_a_message_is_continued_behind_the_template_s_own_head() -> None:
+    source = TEMPLATES["hermes"].replace("<|im_start|>", "[turn ").replace("<|im_end|>", "[end]")
+    tokenizer = Tokenizer(byte_level(chat_template=source))
+    said = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nOn"}]
+    chat = tokenizer.encode_chat(Conversation(said, continue_final_message=True))
+    assert (chat.reply_format, chat.reply_prefix) == ("hermes", said[1]["content"])
+    assert tokenizer.encode_chat(Conversation(said)).reply_prefix == ""
+    assert tokenizer.encode_chat(Conversation(said, add_generation_prompt=False)).reply_prefix == ""
 
 
 def limits_and_chat(source: str, setting: str = "auto") -> tuple[list[str], Any]:
