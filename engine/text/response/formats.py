@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from penstock.engine.text.response import flaws
 from penstock.engine.text.response.syntax import (
     Arguments,
     Calls,
@@ -83,6 +84,7 @@ _ALL = (
         next_part="<|start|>assistant",
         delimiters=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
         turn=TurnMarks(("<|start|>assistant",), "<|return|>"),
+        flaws=flaws.BODY,
         marks=("<|channel|>", "<|message|>"),
     ),
     ReplyFormat(  # Gemma 4
@@ -280,6 +282,7 @@ _ALL = (
         ),
         _THINK,
         delimiters=(*_THINK_TAGS, *_CALL_TAGS),
+        flaws=flaws.TAGS,
         marks=("<function=", "<parameter="),
         turn=_CHATML,
     ),
@@ -288,6 +291,7 @@ _ALL = (
         Calls(Arguments.OBJECT, begin="<tool_call>\n", end="\n</tool_call>", separator="\n"),
         _THINK,
         delimiters=(*_THINK_TAGS, *_CALL_TAGS),
+        flaws={**flaws.ARGUMENTS, **flaws.BACKSLASH},
         marks=("<tool_call>",),
         turn=_CHATML,
     ),
@@ -302,6 +306,7 @@ _ALL = (
         ReasoningMarks("[THINK]", "[/THINK]"),
         delimiters=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"),
         turn=TurnMarks(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
+        flaws=flaws.BACKSLASH,
         marks=("[TOOL_CALLS]", "[ARGS]"),
     ),
     ReplyFormat(  # earlier Mistral
@@ -309,6 +314,7 @@ _ALL = (
         Calls(Arguments.OBJECT, group_begin="[TOOL_CALLS] [", separator=", ", group_end="]"),
         delimiters=("[TOOL_CALLS]",),
         turn=TurnMarks(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
+        flaws=flaws.BACKSLASH,
         marks=("[TOOL_CALLS]",),
     ),
     ReplyFormat(  # OLMo 3
@@ -331,6 +337,7 @@ _ALL = (
         Calls(Arguments.OBJECT, separator="; ", arguments_key="parameters", group_mark="<|python_tag|>"),
         delimiters=("<|python_tag|>",),
         turn=TurnMarks(_LLAMA_ANCHORS, "<|eot_id|>"),
+        flaws={**flaws.SEPARATOR, **flaws.BACKSLASH},
         marks=("<|start_header_id|>", '"parameters"'),
     ),
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from penstock.engine.text.response.flaws import STRAY, Flaw
 
 
 class Arguments(Enum):
@@ -105,7 +108,15 @@ class ReplyFormat:
     next_part: str = ""  # between two parts, if each is a message with a header
     delimiters: tuple[str, ...] = ()  # pieces of syntax that may be one token, often a special one
     turn: TurnMarks = TurnMarks()
+    flaws: Mapping[Flaw, str] = field(default_factory=dict, hash=False)  # that its models' calls have, and the sources
     marks: tuple[str, ...] = ()  # a chat template that prints no calls has this format if it has all of them
+
+    @property
+    def known_flaws(self) -> Mapping[Flaw, str]:
+        """Flaws of its calls, and their sources. Any tag may stand twice."""
+        opening = self.pieces(self.calls.group_begin or self.calls.begin)[:1]
+        is_tagged = not self.has_messages and opening and opening[0] in self.delimiters
+        return {**STRAY, **self.flaws} if is_tagged else self.flaws
 
     def without_reasoning(self) -> ReplyFormat:
         """Returns the format that leaves reasoning in the text. Messages say of themselves what they are."""

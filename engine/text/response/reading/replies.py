@@ -8,7 +8,6 @@ from functools import partial
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec
 from penstock.engine.text.response.call_ids import call_id
-from penstock.engine.text.response.flaws import FLAWS
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.dialect import Dialect, dialect
 from penstock.engine.text.response.reading.modes import Modes, modes
@@ -47,7 +46,7 @@ class ReplyFormats:
             mends: whether calls with a known flaw count.
         """
         spoken = self.dialect(spec.format)
-        flaws = FLAWS.get(spec.format, {}).keys() if mends else frozenset()
+        flaws = frozenset(FORMATS[spec.format].known_flaws if mends else ())
         key = (spec.format, bool(spec.tools), spec.reads_reasoning, mends)
         if key not in self._modes:
             read = spoken.format if spec.reads_reasoning else spoken.format.without_reasoning()
