@@ -87,20 +87,13 @@ _TOOL: Mapping[str, Any] = {
         "additionalProperties": False,
     },
 }
-_CHAT = {"tools": [{"type": "function", "function": _TOOL}]}
-# A model's chat template may show no tools; then a required call is refused, and the text has the call's form.
-_CHATS: Mapping[str, Mapping[str, Any]] = {
-    "fake": {**_CHAT, "tool_choice": "required"},
-    "model": {
-        **_CHAT,
-        "tool_choice": "none",
-        "response_format": {"type": "json_schema", "json_schema": {"schema": _TOOL["parameters"]}},
-    },
-}
-# Forms of the replies, in turn, by engine. No grammar ends a reply before a fault finds its moment.
-_FORMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    engine: ({}, {"regex": "([a-z]+ |[0-9]+, ){400}"}, {}, chat) for engine, chat in _CHATS.items()
-}
+# Forms of the replies, in turn. No grammar ends a reply before a fault finds its moment.
+_FORMS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"regex": "([a-z]+ |[0-9]+, ){400}"},
+    {},
+    {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +304,7 @@ def _model_request(rng: random.Random, place: int, fault: Fault | None) -> Reque
 
 def _formed(request: RequestPlan, place: int, options: ChaosOptions) -> RequestPlan:
     """Gives a request a form for its reply, if one is due; the grammar then decides when it ends."""
-    forms = _FORMS[options.engine]
-    form = forms[place % len(forms)]
+    form = _FORMS[place % len(_FORMS)]
     ends_apart = request.fault is not None and request.fault.stage == "choice"
     if not form or ends_apart or ("tools" in form and not options.has_chats):
         return request
