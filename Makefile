@@ -19,7 +19,7 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
 .PHONY: help demo test test-slow test-clients test-real test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
   test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway \
   test-local test-producer test-protocol test-serving test-worker \
-  constraints image-requirements manifests sbom image clean distclean
+  constraints image-requirements manifests sbom release image clean distclean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -153,10 +153,18 @@ manifests: $(VENV)/deploy.stamp  ## render the manifests of deploy/kubernetes an
 sbom: $(VENV)/deploy.stamp  ## write what the images hold into build/sbom/*.cdx.json (CycloneDX), and docs/licenses.md
 	@$(BIN)/python deploy/image/sbom.py build/sbom
 
+release: $(VENV)/dev.stamp $(VENV)/release.stamp  ## make sdist, wheels with kernels, notes and a tag, and upload nothing; RELEASE=--rehearse makes no tag
+	@TWINE=$(VENV)/release/bin/twine $(BIN)/python deploy/release/release.py $(RELEASE)
+
 image:  ## build the container image; IMAGE=tpu, cuda or gateway is another than that for CPUs
 	docker build --tag penstock$(if $(filter-out cpu,$(IMAGE)),:$(IMAGE)) --build-arg IMAGE=$(IMAGE) \
 	  --build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' protocol/version.py) \
 	  --build-arg REVISION=$$(git rev-parse HEAD) --build-arg CREATED=$$(git log -1 --format=%cI) .
+
+$(VENV)/release.stamp: deploy/release/twine.txt $(VENV)/dev.stamp
+	@$(BIN)/python -m venv --clear --without-pip $(VENV)/release
+	@$(BIN)/python -m pip --python $(VENV)/release/bin/python install --quiet --disable-pip-version-check --no-input --requirement $<
+	@touch $@
 
 $(VENV)/clients/%.stamp: tests/clients/python/%.txt $(VENV)/dev.stamp
 	@echo "installing $* into $(VENV)/clients/$*; this takes a minute"

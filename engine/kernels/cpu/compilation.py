@@ -97,7 +97,7 @@ def ffi_version() -> str:
     return f"{found['MAJOR']}.{found['MINOR']}"
 
 
-def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
+def compile_library(compiler: str, flags: Sequence[str], library: Path, link_flags: Sequence[str] = ()) -> None:
     """Builds `library` unless it is intact by then, because another process may have built it meanwhile.
 
     Raises:
@@ -107,12 +107,12 @@ def compile_library(compiler: str, flags: Sequence[str], library: Path) -> None:
     try:
         with kept_files.alone_in(library.parent):
             if not kept_files.is_whole(library):
-                _build(compiler, flags, library)
+                _build(compiler, flags, library, link_flags)
     except OSError as error:
         raise UnusableFolderError(f"{library.parent} can't be written to: {error}") from error
 
 
-def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
+def _build(compiler: str, flags: Sequence[str], library: Path, link_flags: Sequence[str]) -> None:
     """Compiles sources in parallel, and installs the library whole or not at all."""
     with tempfile.TemporaryDirectory(dir=library.parent, ignore_cleanup_errors=True) as scratch:
         objects = [Path(scratch) / f"{source.stem}.o" for source in SOURCES]
@@ -121,7 +121,7 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
             commands = [(*common, str(source), "-o", str(to)) for source, to in zip(SOURCES, objects, strict=True)]
             list(threads.map(partial(_run, scratch), commands))
         linked = Path(scratch) / library.name
-        _run(scratch, (compiler, "-shared", *map(str, objects), "-o", str(linked)))
+        _run(scratch, (compiler, "-shared", *link_flags, *map(str, objects), "-o", str(linked)))
         kept_files.install(linked, library)
 
 

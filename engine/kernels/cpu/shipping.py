@@ -57,32 +57,41 @@ TARGETS: dict[str, tuple[ProcessorKind, ...]] = {
 """The targets of each machine type, best first."""
 
 
+_LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
+"""Another machine's C++ library may be older than the compiler's own."""
+
+
 def shipped_library(directory: Path | None = None) -> Path | None:
     """Returns the best library in `SHIPPED_DIR` that has these sources and XLA's interface, and runs here."""
     directory = directory or SHIPPED_DIR
     if not directory.is_dir():
         return None
     features = _features()
-    fit = (_place(directory, each) for each in _targets() if each.features <= features)
+    fit = (_place(directory, each) for each in _targets(platform.machine()) if each.features <= features)
     return next((path for path in fit if kept_files.is_whole(path)), None)
 
 
-def build_all(directory: Path = SHIPPED_DIR) -> Iterator[Path]:
-    """Builds what is missing for each kind of processor of this machine's type, and yields each path when it is there.
+def build_all(directory: Path = SHIPPED_DIR, machine: str | None = None, compiler: str | None = None) -> Iterator[Path]:
+    """Builds what is missing for each kind of processor, and yields each path when it is there.
+
+    Args:
+        directory: where the libraries go.
+        machine: a type of machine in `TARGETS`; None: this one's.
+        compiler: makes code for it; None: the first that is found here.
 
     Raises:
         NativeUnavailableError: there is no compiler, or it failed.
     """
-    compiler = find_compiler()
-    for target in _targets():
+    compiler = compiler or find_compiler()
+    for target in _targets(machine or platform.machine()):
         path = _place(directory, target)
         if not kept_files.is_whole(path):
-            compile_library(compiler, target.flags, path)
+            compile_library(compiler, target.flags, path, _LINK_FLAGS)
         yield path
 
 
-def _targets() -> tuple[ProcessorKind, ...]:
-    return TARGETS.get(platform.machine(), ())
+def _targets(machine: str) -> tuple[ProcessorKind, ...]:
+    return TARGETS.get(machine, ())
 
 
 def _place(directory: Path, target: ProcessorKind) -> Path:

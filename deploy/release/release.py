@@ -1,0 +1,207 @@
+"""Makes what a release consists of in `dist/`: `make release` runs it. It ends before anything is uploaded.
+
+- An sdist, a wheel for any machine, and for each type of machine that a compiler here makes code for a wheel with the
+  CPU kernels inside. Its tag is that of the oldest glibc that has every symbol they need.
+- `notes.md`, from the changelog, and an annotated tag of the commit.
+
+Wheels are checked: by twine, by an import beside nothing but what they need and, for this type of machine, by loading the
+kernels where no compiler is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from penstock import __version__
+from penstock.engine.kernels.cpu.shipping import TARGETS, build_all
+from penstock.installed import DISTRIBUTION
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = ("3.11", "3.12", "3.13")
+SHIPPED = "penstock/engine/kernels/cpu/shipped"
+
+_LOAD = "from penstock.engine.kernels.cpu import load_library, shipped_library as s; assert s(); load_library(None)"
+
+
+class CannotRelease(Exception):
+    """The message says what is missing or wrong."""
+
+
+def release(dist: Path, machines: Sequence[str], *, rehearse: bool) -> Iterator[str]:
+    """Makes everything, and yields what was done, a line each.
+
+    Args:
+        dist: an empty or missing folder.
+        machines: types of machines in `TARGETS` whose wheels are wanted.
+        rehearse: takes the notes of the next version, and any state of the tree; makes no tag.
+
+    Raises:
+        CannotRelease: the tree is not that of a release, or a check failed.
+    """
+    section = "Unreleased" if rehearse else __version__
+    if not rehearse and _output("git", "status", "--porcelain"):
+        raise CannotRelease("the tree has changes that are not committed")
+    notes = notes_of((ROOT / "CHANGELOG.md").read_text(), section)
+    if dist.exists():
+        shutil.rmtree(dist)
+    dist.mkdir(parents=True)
+    for kind in ("sdist", "wheel"):
+        yield f"built {_built(kind, dist)}"
+    (pure,) = dist.glob("*.whl")
+    for machine in machines:
+        compiler = compiler_for(machine)
+        if compiler is None:
+            yield f"no wheel for {machine}: there is no {machine}-linux-gnu-g++"
+            continue
+        wheel = _with_kernels(pure, machine, compiler)
+        yield f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB"
+        if machine == platform.machine():
+            yield f"checked {wheel.name}: kernels load without a compiler under {_tried(wheel)}"
+    yield from _checked(dist)
+    (dist / "notes.md").write_text(notes)
+    yield f"wrote notes.md: {len(notes.splitlines())} lines"
+    if not rehearse:
+        _output("git", "tag", "--annotate", "--message", f"Penstock {__version__}", f"v{__version__}")
+        yield f"tagged v{__version__}; push the tag, and upload dist/*.whl and dist/*.tar.gz with twine"
+
+
+def notes_of(changelog: str, section: str) -> str:
+    """Returns the text of a section of the changelog, whose heading may end with a date.
+
+    Raises:
+        CannotRelease: there is none, or it is empty.
+    """
+    found = re.search(
+        rf"^## \[?{re.escape(section)}(?![\w.])[^\n]*\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
+    )
+    if found is None or not found[1].strip():
+        raise CannotRelease(f"CHANGELOG.md says nothing of {section}: give `## Unreleased` this name")
+    return found[1].strip() + "\n"
+
+
+def compiler_for(machine: str) -> str | None:
+    """Returns the name of a compiler for a type of machine, if one is here."""
+    names = [f"{machine}-linux-gnu-g++", *(["c++", "g++"] if machine == platform.machine() else [])]
+    return next((name for name in names if shutil.which(name)), None)
+
+
+def glibc_of(libraries: Iterable[Path]) -> tuple[int, int]:
+    """Returns the version of the oldest glibc that has all symbols which these libraries need."""
+    needed = {(2, 17)}  # the oldest that pip knows
+    for library in libraries:
+        found = re.findall(r"\bGLIBC_(\d+)\.(\d+)", _output("readelf", "--version-info", "--wide", str(library)))
+        needed |= {(int(major), int(minor)) for major, minor in found}
+    return max(needed)
+
+
+def add_files(wheel: Path, target: Path, tag: str, files: dict[str, bytes]) -> None:
+    """Writes a wheel with further files under another tag."""
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
+        contents = {name: source.read(name) for name in source.namelist()}
+        (info,) = (name for name in contents if name.endswith(".dist-info/WHEEL"))
+        record = info.replace("/WHEEL", "/RECORD")
+        del contents[record]
+        text = contents[info].decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+        contents[info] = re.sub(r"^Tag: .*$", f"Tag: {tag}", text, flags=re.MULTILINE).encode()
+        contents |= files
+        for name, content in contents.items():
+            made.writestr(name, content)
+        rows = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in contents.items()]
+        made.writestr(record, "\n".join([*rows, f"{record},,", ""]))
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def _built(kind: str, dist: Path) -> str:
+    code = f"from hatchling.build import build_{kind}; print(build_{kind}({str(dist)!r}))"
+    return _output(sys.executable, "-c", code).split()[-1]
+
+
+def _with_kernels(pure: Path, machine: str, compiler: str) -> Path:
+    with tempfile.TemporaryDirectory(prefix="penstock-release-") as folder:
+        libraries = list(build_all(Path(folder), machine, compiler))
+        tag = "py3-none-manylinux_{}_{}_{}".format(*glibc_of(libraries), machine)
+        target = pure.with_name(pure.name.replace("py3-none-any", tag))
+        files = {f"{SHIPPED}/{file.name}": file.read_bytes() for file in Path(folder).glob("*.so*")}
+        add_files(pure, target, tag, files)
+    return target
+
+
+def _tried(wheel: Path) -> str:
+    """Loads the kernels from the wheel with the packages of this environment, where no compiler can be found."""
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(wheel).extractall(folder)
+        environment = {"PATH": folder, "PYTHONPATH": folder, "HOME": folder, "JAX_PLATFORMS": "cpu"}
+        _output(sys.executable, "-c", _LOAD, cwd=Path(folder), environment=environment)
+    return f"Python {platform.python_version()}"
+
+
+def _checked(dist: Path) -> Iterator[str]:
+    files = sorted(map(str, [*dist.glob("*.whl"), *dist.glob("*.tar.gz")]))
+    _output(str(Path(os.environ.get("TWINE", "twine"))), "check", "--strict", *files)
+    yield f"twine finds nothing wrong with {len(files)} files"
+    (wheel, *_) = sorted(dist.glob(f"*{platform.machine()}.whl")) or sorted(dist.glob("*.whl"))
+    for version in PYTHONS:
+        python = _python(version)
+        if python is None:
+            yield f"not tried on Python {version}: it is not here"
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            _output(python, "-m", "venv", folder)
+            constraints = ROOT / "constraints" / f"py{version.replace('.', '')}.txt"
+            bare = f"{folder}/bin"
+            _output(f"{bare}/pip", "install", "--quiet", "--constraint", str(constraints), str(wheel), cwd=Path(folder))
+            said = _output(f"{bare}/python", "-c", "import penstock; print(penstock.__version__)", cwd=Path(folder))
+            if said.strip() != __version__ or _output(f"{bare}/penstock", "version").strip() != __version__:
+                raise CannotRelease(f"{wheel.name} on Python {version} is version {said.strip()}, not {__version__}")
+        yield f"{wheel.name} can be imported on Python {version} with what it needs and nothing else"
+
+
+def _python(version: str) -> str | None:
+    """Returns a Python that runs: the shim of a version manager may fail."""
+    path = shutil.which(f"python{version}")
+    if path is None:
+        return None
+    tried = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False)  # noqa: S603
+    return path if tried.returncode == 0 else None
+
+
+def _output(*command: str, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> str:
+    result = subprocess.run(  # noqa: S603  programs named here
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise CannotRelease(f"{' '.join(command[:4])} failed: {(result.stderr or result.stdout).strip()[-2000:]}")
+    return result.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where everything goes; emptied first")
+    parser.add_argument("--machine", action="append", choices=sorted(TARGETS), help="by default all")
+    parser.add_argument("--rehearse", action="store_true", help="from any tree, with the notes so far, without a tag")
+    arguments = parser.parse_args()
+    try:
+        for line in release(arguments.dist, arguments.machine or sorted(TARGETS), rehearse=arguments.rehearse):
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+    except CannotRelease as error:
+        sys.exit(f"{DISTRIBUTION} {__version__}: {error}")
+
+
+if __name__ == "__main__":
+    main()
