@@ -58,7 +58,6 @@ app = typer.Typer(
     help="Serve a language model from a Redis queue: requests come in on a stream, tokens go out on another.",
     epilog="Settings are flags, PENSTOCK_* variables or lines of penstock.toml, in this order of precedence.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penstock.cli.shared.options import takes_settings
 from penstock.cli.shared.redis import connected
-from penstock.cli.watching.view import workers_table
+from penstock.cli.watching.view import reasons, workers_table
 from penstock.local.console import console
 from penstock.protocol.operations.collector import look
 from penstock.protocol.operations.snapshot import Snapshot, worker_document
@@ -40,6 +40,8 @@ def workers(
         return
     screen = console()
     screen.print(workers_table(found.workers) if found.workers else f"queue {settings.queue} has no workers")
+    for line in reasons(found.workers):
+        screen.print(line, markup=False, soft_wrap=True)
     screen.print(f"backlog: {found.num_waiting}")
     if found.load is not None and any(worker.is_live for worker in found.workers):
         _show(screen, found.load)

@@ -188,7 +188,8 @@ class WorkerConfig:
     health_port: Annotated[
         int | None,
         Setting(
-            "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server.",
+            "Port of /healthz, /readyz and /metrics; 0: any free one, none: no such server. Where it is not set and "
+            "8080 is taken, any free one.",
             least=0,
             most=65_535,
             group="Health and logs",

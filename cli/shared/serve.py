@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -29,8 +30,10 @@ from penstock.protocol.redis.renewal import keep_looking
 from penstock.protocol.tasks import end_tasks
 from penstock.protocol.telemetry.loading import load_telemetry
 from penstock.serving import garbage
+from penstock.serving.listening import listen
 from penstock.serving.log_lines import LogLines, Rank
 from penstock.stopping import Stopping
+from penstock.worker.config import WorkerConfig
 from penstock.worker.logs import is_for_people, service_logs
 from penstock.worker.service import Model, WorkerService
 from penstock.worker.settings import Settings, variable
@@ -58,7 +61,7 @@ def serve(settings: Settings) -> None:
             )
         _look_at(settings.model)
         load = partial(load_model, settings.model, settings.engine_config())
-        config = settings.worker_config()
+        config = _with_free_port(settings.worker_config(), is_set="health_port" in settings.model_fields_set)
         telemetry = load_telemetry("penstock-worker", config.name) if settings.otel else None
         with stopping.current() as signals:
             asyncio.run(_run(WorkerService(config, settings.address(), load, telemetry), signals))
@@ -79,6 +82,20 @@ def _look_at(model: str) -> None:
             resolve(model)
     except EngineError as error:
         raise SettingsError(f"{flag('model')} {model}: {error}") from error
+
+
+def _with_free_port(config: WorkerConfig, *, is_set: bool) -> WorkerConfig:
+    """Gives a second worker of this machine another health port, unless one was asked for."""
+    if is_set or config.health_port is None:
+        return config
+    try:
+        listen(config.health_host, config.health_port).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return config  # the health server will say it
+        _log.info("health_port_taken", port=config.health_port, instead="any free one")
+        return replace(config, health_port=0)
+    return config
 
 
 @contextmanager

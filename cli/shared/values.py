@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.worker.settings_loading import LONGEST_S, SettingsError
@@ -15,14 +16,24 @@ _OF_ANY_TEXT = frozenset({"chat", "map", "send"})
 """Commands whose options a model reads, line breaks included. `GenerateRequest` checks them."""
 
 
+_METAVARS: dict[Any, str] = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
+"""How help spells the type of a value, as it does for settings."""
+
+
 def strict(command: Any) -> Any:
-    """Makes a tree of commands refuse values that no option can mean, before a command sees them.
+    """Makes a tree of commands spell types alike, and refuse values that no option can mean before a command sees them.
 
     Such a refusal is a `SettingsError`: one line, with the option and the value.
     """
     for each in _leaves(command):
+        for parameter in each.params:
+            parameter.metavar = parameter.metavar or _METAVARS.get(_type_of(parameter))
         each.callback = _checked(each, each.callback)
     return command
+
+
+def _type_of(parameter: Any) -> Any:
+    return getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
 
 
 def _leaves(command: Any) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from penstock.cli.watching.view import (
     duration,
     lanes_table,
     letters_table,
+    reasons,
     running_table,
     summary,
     workers_table,
@@ -45,7 +46,7 @@ def screen(board: Board, width: int, height: int) -> Group:
 
     If not even all headings fit, only the table that keys act on is shown.
     """
-    sections = _sections(board.snapshot, board)
+    sections = _sections(board.snapshot, board, width)
     if height < _num_fixed(sections) + len(sections):
         sections = [section for section in sections if section.name == board.pane]
     fixed = _num_fixed(sections)
@@ -73,20 +74,22 @@ def _num_fixed(sections: Sequence[_Section]) -> int:
 def page(snapshot: Snapshot) -> Group:
     """Stacks everything up."""
     parts: list[RenderableType] = [*summary(snapshot, [])]
-    for section in _sections(snapshot, None):
+    for section in _sections(snapshot, None, None):
         parts += [Text(""), Text(section.heading, "bold")]
         if section.num_rows:
             parts.append(section.table(0))
+        if section.name == "workers":
+            parts += [Text(line) for line in reasons(snapshot.workers)]
     return Group(*parts)
 
 
-def _sections(snapshot: Snapshot, board: Board | None) -> list[_Section]:
+def _sections(snapshot: Snapshot, board: Board | None, width: int | None) -> list[_Section]:
     """Without a board, as for `page`, tables have all their rows."""
 
     def rows(name: str, most: int) -> RowSelection:
         if board is None:
             return RowSelection()
-        return RowSelection(most, board.selected if board.pane == name else None)
+        return RowSelection(most, board.selected if board.pane == name else None, width)
 
     workers, running, letters = snapshot.workers, snapshot.running, snapshot.letters
     untold = snapshot.num_running - len(running)
@@ -123,4 +126,8 @@ def _footer(board: Board) -> Text:
         return Text(f"[y/N] {visible(board.asked.question)}", "bold yellow")
     if board.trouble:
         return Text(f"no newer look: {visible(board.trouble)}", "bold red")
-    return Text(visible(board.note), "bold") if board.note else Text(HELP, "dim")
+    if board.note:
+        return Text(visible(board.note), "bold")
+    place = board.selected if board.pane == "workers" else None
+    why = [] if place is None else reasons(board.snapshot.workers[place : place + 1])
+    return Text("  ·  ".join([HELP, *why]), "dim")

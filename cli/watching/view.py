@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,8 @@ _STYLES: dict[WorkerState, str] = {
     "starting": "cyan", "live": "green", "unready": "yellow", "draining": "cyan", "silent": "bold red", "lost": "red",
 }  # fmt: skip
 _SELECTED = "reverse"
+_GAP = 2  # columns between those of a table
+_CUT_AT = 24  # a longer name is cut before a column is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,12 @@ class RowSelection:
     Args:
         most: rows to show at most; None: all.
         selected: index of the row that keys act on; None: it is in another table.
+        width: columns of the terminal; what does not fit beside the rest is left out. None: as wide as it gets.
     """
 
     most: int | None = None
     selected: int | None = None
+    width: int | None = None
 
     def window(self, count: int) -> range:
         """Returns the rows that are shown, the selected one among them."""
@@ -53,13 +58,19 @@ ALL = RowSelection()
 
 
 def workers_table(workers: Sequence[Worker], rows: RowSelection = ALL) -> Table:
-    table = _table(rows.folds, "worker", "state", "model", "version", "device")
-    for title in ("requests", "slots", "pages", "tokens/s", "heartbeat"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for place in rows.window(len(workers)):
-        worker = workers[place]
-        table.add_row(*_worker_cells(worker), style=rows.style_of(place))
-    return table
+    return _filled(
+        ("worker", "state", "model", "version", "device"),
+        ("requests", "slots", "pages", "tokens/s", "heartbeat"),
+        {place: _worker_cells(workers[place]) for place in rows.window(len(workers))},
+        rows,
+        leaving=("version", "device", "pages", "heartbeat", "model", "slots", "tokens/s"),
+    )
+
+
+def reasons(workers: Sequence[Worker]) -> list[str]:
+    """Returns a line for each worker that says why it is not ready, which is too long for a cell."""
+    said = ((worker.name, worker.report.unready) for worker in workers if worker.report is not None)
+    return [f"{visible(name)}: {visible(why)}" for name, why in said if why]
 
 
 def _worker_cells(worker: Worker) -> tuple[RenderableType, ...]:
@@ -67,8 +78,6 @@ def _worker_cells(worker: Worker) -> tuple[RenderableType, ...]:
     state = Text(worker.state, _STYLES[worker.state])
     if worker.state == "silent" and worker.reported_s is not None:
         state.append(f" {duration(worker.reported_s)}")
-    elif report is not None and report.unready and worker.state in ("starting", "unready"):
-        state.append(f": {visible(report.unready)}")
     if report is None:
         model = (worker.digest or "")[:SHOWN_DIGITS]
         return _text(worker.name), state, _text(model), "", "", f"{worker.num_taken:,}", "", "", "", _beat(worker)
@@ -101,17 +110,21 @@ def _beat(worker: Worker) -> str:
 
 def running_table(running: Sequence[RunningRequest], rows: RowSelection = ALL) -> Table:
     """Makes one row per request that a worker has."""
-    table = _table(rows.folds, "request", "worker", "tenant", "phase")
-    for title in ("age", "here for", "prompt", "tokens", "takeovers"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for place in rows.window(len(running)):
-        each = running[place]
-        table.add_row(
+    cells = {
+        place: (
             _text(each.id), _text(each.worker), _text(each.tenant or ""), each.phase, duration(each.age_s),
             duration(each.running_s), f"{each.prompt_tokens:,}", f"{each.tokens:,}", str(each.takeovers or ""),
-            style=rows.style_of(place),
-        )  # fmt: skip
-    return table
+        )
+        for place in rows.window(len(running))
+        for each in [running[place]]
+    }  # fmt: skip
+    return _filled(
+        ("request", "worker", "tenant", "phase"),
+        ("age", "here for", "prompt", "tokens", "takeovers"),
+        cells,
+        rows,
+        leaving=("here for", "prompt", "tenant", "age", "takeovers", "worker"),
+    )
 
 
 def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:
@@ -148,17 +161,21 @@ def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
 
 def letters_table(letters: Sequence[DeadLetter], rows: RowSelection = ALL) -> Table:
     """Makes one row per request that was given up."""
-    table = _table(rows.folds, "dead letter", "request", "code", "worker")
-    for title in ("given up", "crashes"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for place in rows.window(len(letters)):
-        each = letters[place]
-        crashes = "" if each.crashes is None else str(each.crashes)
-        table.add_row(
+    cells = {
+        place: (
             _text(each.id), _text(each.request_id), _text(each.code), _text(each.worker),
-            f"{duration(each.age_s)} ago", crashes, style=rows.style_of(place),
-        )  # fmt: skip
-    return table
+            f"{duration(each.age_s)} ago", "" if each.crashes is None else str(each.crashes),
+        )
+        for place in rows.window(len(letters))
+        for each in [letters[place]]
+    }  # fmt: skip
+    return _filled(
+        ("dead letter", "request", "code", "worker"),
+        ("given up", "crashes"),
+        cells,
+        rows,
+        leaving=("crashes", "worker", "request"),
+    )
 
 
 def summary(snapshot: Snapshot, history: Sequence[float], width: int = 40) -> tuple[Text, Text, Text]:
@@ -218,6 +235,45 @@ def _table(folds: bool, *titles: str) -> Table:
     for title in titles:
         table.add_column(title, no_wrap=not folds, overflow="fold" if folds else "ellipsis")
     return table
+
+
+def _filled(
+    left: Sequence[str],
+    right: Sequence[str],
+    rows: Mapping[int, Sequence[RenderableType]],
+    selection: RowSelection,
+    *,
+    leaving: Sequence[str],
+) -> Table:
+    """Makes a table of texts and, to their right, of numbers.
+
+    Args:
+        left: titles of the texts, which may be cut.
+        right: titles of the numbers.
+        rows: their cells, by place.
+        selection: of the rows.
+        leaving: titles that are left out, the first one first, where the terminal is too narrow for all.
+    """
+    titles = (*left, *right)
+    widths = [max(map(_width, (title, *(cells[at] for cells in rows.values())))) for at, title in enumerate(titles)]
+    needed = {
+        title: min(width, _CUT_AT) if title in left else width for title, width in zip(titles, widths, strict=True)
+    }
+    for title in leaving:
+        if selection.width is not None and sum(needed.values()) + _GAP * (len(needed) - 1) > selection.width:
+            del needed[title]
+    table = _table(selection.folds, *(title for title in left if title in needed))
+    for title in right:
+        if title in needed:
+            table.add_column(title, justify="right", no_wrap=True)
+    for place, cells in rows.items():
+        shown = (cell for title, cell in zip(titles, cells, strict=True) if title in needed)
+        table.add_row(*shown, style=selection.style_of(place))
+    return table
+
+
+def _width(cell: RenderableType) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(str(cell))
 
 
 def _text(value: str) -> Text:

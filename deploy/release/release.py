@@ -4,8 +4,8 @@
   CPU kernels inside. Its tag is that of the oldest glibc that has every symbol they need.
 - `notes.md`, from the changelog, and an annotated tag of the commit.
 
-Wheels are checked: by twine, by an import beside nothing but what they need and, for this type of machine, by loading the
-kernels where no compiler is.
+Wheels are checked: by twine, by an import beside nothing but what they need and, for this type of machine, by loading
+the kernels where no compiler is.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_help_of_a_command(name: str) -> None:
     assert outcome.status == 0
     assert f"Usage: penstock {name} [OPTIONS]" in outcome.out
     assert outcome.err == ""
+
+
+def test_types_of_values_have_one_spelling() -> None:
+    for name in COMMANDS:
+        group = getattr(typer.main.get_command(app).commands[name], "commands", {})  # type: ignore[attr-defined]  # as above
+        for words in [[name, each] for each in group] or [[name]]:
+            assert re.findall(r"INTEGER|FLOAT", command(*words, "--help").out) == [], words
+
+
+def test_a_shell_completes_commands() -> None:
+    outcome = command(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS="penstock wor", COMP_CWORD="1")
+    assert outcome.out.split() == ["worker", "workers"]
 
 
 def test_worker_has_an_option_for_every_setting() -> None:

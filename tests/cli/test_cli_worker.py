@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import run
+from penstock.cli.shared.serve import _with_free_port
 from penstock.engine.demo import MODEL_DIR
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient
+from penstock.worker.config import WorkerConfig
 from tests.cli.cli_process import command, finish, finish_by, penstock, start
 from tests.support.patience import WAIT_S
 
@@ -150,22 +152,25 @@ LLAMA = {
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "message", "status"),
     [
         (
             json.dumps({**LLAMA, "num_hidden_layers": 10**9}),
             "num_hidden_layers must be at most 1024",
+            4,
         ),
-        ("[" * 10**6, "config.json is not readable as JSON: it is nested too deep"),
-        (None, "config.json is a FIFO, not a regular file"),
+        ("[" * 10**6, "config.json is not readable as JSON: it is nested too deep", 2),
+        (None, "config.json is a FIFO, not a regular file", 2),
     ],
 )
 @pytest.mark.usefixtures("own_logs")
-def test_a_hostile_config_exits_4(redis_url: str, tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_hostile_config_ends_it(
+    redis_url: str, tmp_path: Path, content: str | None, message: str, status: int
+) -> None:
     path = tmp_path / "config.json"
     os.mkfifo(path) if content is None else path.write_text(content)
     outcome = command(*WORKER, "--model", str(tmp_path), "--health-port", "0", REDIS_URL=redis_url)
-    assert outcome.status == 4
+    assert outcome.status == status
     assert message in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
 
@@ -187,3 +192,11 @@ def test_a_health_host_that_is_none_is_named() -> None:
     assert outcome.status == 1
     assert "set --health-port or --health-host" in outcome.err.splitlines()[-1]
     assert "Traceback" not in outcome.err
+
+
+def test_a_second_worker_finds_another_health_port_unless_one_is_set() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = WorkerConfig(health_port=taken.getsockname()[1])
+        assert _with_free_port(config, is_set=False).health_port == 0
+        assert _with_free_port(config, is_set=True) is config
+    assert _with_free_port(config, is_set=False) is config

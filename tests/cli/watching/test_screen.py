@@ -69,9 +69,9 @@ def test_a_question_stands_where_keys_did() -> None:
         ({"heartbeat_left_ms": None}, "lost"),
         ({"is_draining": True}, "draining"),
         ({"report": WorkerReport(version="1", phase="serving", unready="no connection to Redis")},
-         "unready: no connection to Redis"),
+         "unready"),
         ({"report": WorkerReport(version="1", phase="starting", unready="loading"), "heartbeat_left_ms": None},
-         "starting: loading"),
+         "starting"),
         ({"report": None, "reported_s": None}, "live"),
     ],
 )  # fmt: skip
@@ -96,3 +96,29 @@ def test_figures() -> None:
     assert [duration(s) for s in (0.04, 9.96, 59, 61, 3600, 90_000)] == [
         "0.0 s", "10.0 s", "59 s", "1 m 01 s", "1 h 00 m", "1 d 01 h",
     ]  # fmt: skip
+
+
+def test_why_a_worker_is_not_ready_stands_beneath_the_table() -> None:
+    why = "the model is being loaded: " + "x" * 300
+    report = WorkerReport(version="1", phase="starting", unready=why)
+    board = Board(snapshot(workers=(worker("w0", report=report, heartbeat_left_ms=None),)))
+    shown = lines(page(board.snapshot), 400)
+    assert f"w0: {why}" in shown
+    assert lines(screen(board, 140, 40))[-1].startswith(f"{HELP}  ·  w0: the model is being loaded: xxx")
+
+
+@pytest.mark.parametrize(
+    ("width", "gone", "left"),
+    [
+        (140, set(), {"version", "device"}),
+        (85, {"version"}, {"slots", "tokens/s"}),
+        (50, {"version", "device", "pages"}, {"state"}),
+    ],
+)
+def test_a_narrow_screen_leaves_columns_out_before_it_cuts_them(width: int, gone: set[str], left: set[str]) -> None:
+    board = Board(snapshot(workers=(worker("a-long-hosts-name-a"), worker("a-long-hosts-name-b"))))
+    shown = lines(screen(board, width, 60), width)
+    titles = set(next(line for line in shown if line.startswith("worker ")).split())
+    assert not titles & gone
+    assert titles >= left | {"worker", "requests"}
+    assert not any("…" in line and line.startswith("a-long") for line in shown)
