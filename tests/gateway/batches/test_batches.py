@@ -285,7 +285,7 @@ async def test_a_line_waits_while_nobody_serves_its_model(redis: RedisClient, re
         await redis.delete(producer_keys.card("default"))
         batch = await asked.create(jsonl([line("a")]))
         await eventually(lambda: _is_unserved(asked))
-        assert (await asked.batch(batch.id)).status in ("validating", "in_progress", "completed")
+        assert (await asked.batch(batch.id)).status in ("validating", "in_progress", "finalizing", "completed")
         await announce(redis)
         assert (await asked.ended(batch)).status == "completed"
 
