@@ -161,6 +161,12 @@ class CompletionEvents(ChoiceEvents):
     def empty_part(self, *, is_first: bool) -> Document:
         return {"text": ""}
 
+    def last_part(self, index: int, *, is_first: bool) -> Document:
+        """Returns the log-probabilities of tokens whose text never came."""
+        writer = self._logprobs.get(index)
+        kept = None if writer is None else writer.part((), "", is_last=True)
+        return {"text": "", "logprobs": kept} if kept and kept["tokens"] else self.empty_part(is_first=is_first)
+
     def _logprobs_of(self, chunk: Chunk) -> Document | None:
         writer = self._logprobs.setdefault(chunk.index, LegacyLogprobs(self._shown))
         if self._prompt_text and chunk.prompt_logprobs:

@@ -74,7 +74,11 @@ class ChoiceEvents(ABC):
 
     @abstractmethod
     def empty_part(self, *, is_first: bool) -> Document:
-        """Returns the addition of an empty chunk, and of the event with the finish reason."""
+        """Returns the addition of an empty chunk."""
+
+    def last_part(self, index: int, *, is_first: bool) -> Document:
+        """Returns the addition of the event with the finish reason."""
+        return self.empty_part(is_first=is_first)
 
     def _unusual(self, chunk: Chunk) -> Iterable[ServerSentEvent]:
         is_first = chunk.index not in self._frames
@@ -106,7 +110,7 @@ class ChoiceEvents(ABC):
 
     def _finish(self, entry_id: str | None, choice: Choice, **more: object) -> Iterable[ServerSentEvent]:
         self._finished.add(choice.index)
-        part = self.empty_part(is_first=choice.index not in self._frames)
+        part = self.last_part(choice.index, is_first=choice.index not in self._frames)
         yield self._event(entry_id, [self._choice(choice.index, part, choice)], **more)
 
     def _choice(self, index: int, part: Document, ended: Choice | None = None) -> Document:

@@ -69,10 +69,20 @@ async def test_log_probabilities_agree_with_the_text(http: httpx2.AsyncClient, p
     assert [choice["text"][start:end] for start, end in spans] == found["tokens"]
     for name, value, best in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
         assert best is None or best[name] == value
+    assert await streamed_logprobs(http, asked) == found
+
+
+async def test_tokens_whose_text_a_stop_string_took_keep_their_log_probabilities(http: httpx2.AsyncClient) -> None:
+    asked = {**BASE, "prompt": PROMPT, "stop": [" a"], "logprobs": 0}
+    whole = await completed(http, **asked)
+    assert (whole["text"], len(whole["logprobs"]["tokens"])) == ("", 1)
+    assert await streamed_logprobs(http, asked) == whole["logprobs"]
+
+
+async def streamed_logprobs(http: httpx2.AsyncClient, asked: dict[str, Any]) -> Any:
     body = (await http.post("/v1/completions", json={**asked, "stream": True})).text
     events = [event.document for event in events_of(body) if event.data != "[DONE]"]
-    parts = [part for event in events for each in event["choices"] if (part := each["logprobs"])]
-    assert reduce(joined, parts) == found
+    return reduce(joined, [part for event in events for each in event["choices"] if (part := each["logprobs"])])
 
 
 async def test_special_tokens_are_spelled_by_detokenize(http: httpx2.AsyncClient) -> None:
