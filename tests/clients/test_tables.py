@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.test_clients import ENVIRONMENTS, run
+from tests.clients.test_clients import python_of, run
 from tests.support.packages import ROOT
 from tests.support.programs.fakes import ScriptedWorker
 
@@ -25,8 +25,7 @@ async def test_a_table_goes_through_a_queue_and_again_for_nothing(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_REDIS_URL", redis_url)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    python = ENVIRONMENTS / "tables" / "bin" / "python"
-    assert python.exists(), "not installed: tables; `make test-clients` does that"
+    python = python_of("tables")
     source, target = tmp_path / name, tmp_path / "replies"
     source.write_text(rows)
     async with ScriptedWorker(redis_url) as worker:
