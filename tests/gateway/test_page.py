@@ -192,3 +192,12 @@ def test_reasoning_calls_and_errors_are_told_apart() -> None:
     assert answer["message"] == {"role": "assistant", "content": "hm", "reasoning": "so", "tool_calls": [spelled]}
     assert failed == {"error": "out of luck"}
     assert (nothing["message"], nothing["isWhole"]) == (None, False)
+
+
+def test_an_id_that_both_pages_have_is_the_same_kind_of_element() -> None:
+    """One style sheet serves both: a style by an id is meant for one kind of element."""
+    kinds: dict[str, set[str]] = {}
+    for page in ("index.html", "operations.html"):
+        for kind, name in re.findall(r'<(\w+)[^>]*\bid="([\w-]+)"', (STATIC / page).read_text()):
+            kinds.setdefault(name, set()).add(kind)
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}

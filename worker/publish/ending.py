@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
 from penstock.engine.request import FinishReason
@@ -20,6 +22,9 @@ _log = structlog.get_logger(__name__)
 MAX_MESSAGE_CHARS = 2000  # of an error, which may quote the client
 NOT_OURS = "the request's keys in Redis hold what no worker writes there"
 """Message for the client; the log has Redis's words."""
+
+_NAMED_LOSSES = 8
+"""Requests that one line names."""
 
 MALFORMED_SHARE = 10  # malformed entries get a tenth of what dead letters may take
 
@@ -106,9 +111,21 @@ def observe_letter(metrics: WorkerMetrics, letter: Burial) -> None:
 
 def observe_loss(metrics: WorkerMetrics, live: LiveRequest, why: str) -> None:
     """Records that a request went to another owner, or that its reply is gone."""
+    count_loss(metrics, live, why)
+    log_losses([(live, why)])
+
+
+def count_loss(metrics: WorkerMetrics, live: LiveRequest, why: str) -> None:
     live.trace.lost(why)
     metrics.dropped.labels(reason=why).inc()
-    live.log.warning("request_dropped", reason=why, epoch=live.claim.epoch)
+
+
+def log_losses(losses: Sequence[tuple[LiveRequest, str]]) -> None:
+    """Writes one line for each reason: a worker that thaws loses all that it had at once."""
+    for why in dict.fromkeys(why for _, why in losses):
+        lost = [live for live, reason in losses if reason == why]
+        more = {} if len(lost) == 1 else {"count": len(lost), "others": [live.id for live in lost[1:_NAMED_LOSSES]]}
+        lost[0].log.warning("request_dropped", reason=why, epoch=lost[0].claim.epoch, **more)
 
 
 def observe_refusal(metrics: WorkerMetrics, write: Burial | AsideWrite | RefreshWrite, error: Exception) -> None:

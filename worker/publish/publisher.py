@@ -16,7 +16,7 @@ from penstock.protocol.redis.pipeline import Reconnected, execute
 from penstock.serving.readiness import Readiness
 from penstock.worker.metrics import WorkerMetrics
 from penstock.worker.publish.coalescing import Coalescing
-from penstock.worker.publish.ending import observe_end, observe_letter, observe_loss, observe_refusal
+from penstock.worker.publish.ending import count_loss, log_losses, observe_end, observe_letter, observe_refusal
 from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, Outbox, Verdict, WriteRefused
 from penstock.worker.publish.reconnect import Reconnects, look_back
 from penstock.worker.publish.writes import AsideWrite, Burial, Write, is_published
@@ -43,6 +43,7 @@ class Publisher:
         self._backoff = retries.Backoff()
         self._reconnects = Reconnects(redis, self._requests.recover)
         self._is_writing = False
+        self._lost: list[tuple[LiveRequest, str]] = []  # in this flush
         self._flushed = Signal()
 
     async def wait_idle(self) -> None:
@@ -65,6 +66,7 @@ class Publisher:
                 await self._flush(self._outbox.collect(time.monotonic()))
             finally:
                 self._is_writing = False
+                self._log_losses()
                 self._flushed.fire()
 
     async def _wait_due(self) -> None:
@@ -167,7 +169,12 @@ class Publisher:
     def _let_go(self, live: LiveRequest, why: str) -> None:
         if not live.is_gone:
             self._requests.let_go(live)
-            observe_loss(self._metrics, live, why)
+            count_loss(self._metrics, live, why)
+            self._lost.append((live, why))
+
+    def _log_losses(self) -> None:
+        log_losses(self._lost)
+        self._lost.clear()
 
     def _note_trouble(self, error: Exception | None) -> None:
         was_stuck = self._outbox.is_stuck

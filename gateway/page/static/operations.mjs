@@ -99,7 +99,7 @@ function show(snapshot) {
 function showTable(table, { titles, rows }) {
   if (table.querySelector("button:active")) return;
   const focused = table.contains(document.activeElement) ? document.activeElement.dataset.target : null;
-  const head = newRow("th", titles);
+  const head = newRow("th", [...titles, ""]); // the last one is above the buttons
   const body = rows.map(({ cells, state, action }) => {
     const row = newRow("td", cells);
     if (state) row.dataset.state = state;
@@ -132,7 +132,11 @@ function newButton(action) {
 }
 
 async function askAndDo({ deed, body, question }, queue) {
-  if (!(await isSure(question))) return;
+  if (!(await isSure(question))) {
+    say(`${deed}: not done.`);
+    at("status").dataset.kind = "done";
+    return;
+  }
   try {
     const sent = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
     const { target, new_id: newId } = await ask(`queues/${encodeURIComponent(queue)}/${deed}`, sent);
@@ -144,7 +148,7 @@ async function askAndDo({ deed, body, question }, queue) {
 }
 
 function isSure(question) {
-  const dialog = at("ask");
+  const dialog = at("sure");
   at("question").textContent = question;
   dialog.returnValue = "no";
   dialog.showModal();

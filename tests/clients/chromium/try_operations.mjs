@@ -23,10 +23,10 @@ async function enterKey(text) {
 // Presses a button as the keyboard does: the table is drawn anew each second, so a place to click at may have moved.
 async function press(target, question, answer) {
   await page.$eval(`button[data-target="${target}"]`, (button) => button.click());
-  await page.waitForSelector("#ask[open]");
+  await page.waitForSelector("#sure[open]");
   assert.match(await textOf("#question"), question);
-  await page.click(`#ask button[value="${answer}"]`);
-  await page.waitForSelector("#ask:not([open])");
+  await page.click(`#sure button[value="${answer}"]`);
+  await page.waitForSelector("#sure:not([open])");
 }
 
 try {

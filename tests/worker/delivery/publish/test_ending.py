@@ -156,6 +156,15 @@ def test_a_loss_is_counted_by_its_reason() -> None:
     assert [(log["event"], log["reason"], log["epoch"]) for log in logs] == [("request_dropped", "fenced", 5)]
 
 
+def test_what_is_lost_at_once_is_one_line_for_each_reason() -> None:
+    lost = [(make_live(), "fenced") for _ in range(64)]
+    with capture_logs() as logs:
+        ending.log_losses([*lost, (make_live(), "gone")])
+    assert [(log["reason"], log.get("count"), len(log.get("others", ()))) for log in logs] == [
+        ("fenced", 64, 7), ("gone", None, 0),
+    ]  # fmt: skip
+
+
 def test_a_letter_that_is_lost_is_counted_and_named() -> None:
     metrics, letter = WorkerMetrics(), dead_letter(make_live(), "too_many_crashes", "why", CONFIG)
     with capture_logs() as logs:
