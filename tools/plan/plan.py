@@ -10,7 +10,7 @@ from operator import mul
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.cache_sizes import useful_pages
 from penstock.engine.deployment.deployment import Deployment, usable
-from penstock.engine.errors import ConfigError
+from penstock.engine.errors import ConfigError, EngineError
 from penstock.engine.execution.geometry import Geometry
 from penstock.engine.models import ModelConfig
 from penstock.engine.progress import ReportProgress
@@ -22,6 +22,8 @@ from penstock.tools.plan.device.roofline import Step, decode_step, prefill_step
 from penstock.tools.plan.device.weights import vocab_padding_bytes
 from penstock.tools.plan.layout import ModelLayout, lay_out
 from penstock.tools.plan.side_by_side import PlanInputs, compiled_by_processes, compiled_in_turn
+
+_LONGEST_STEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def plan(
     Raises:
         ConfigError: libtpu is missing, the topology is unknown, the model cannot be split over `tensor_parallel`
             devices of one host, no sequence is as long as `context`, or it does not fit; the message says by how much.
-        EngineError: one of the processes was killed, or crashed.
+        EngineError: one of the processes was killed, or crashed; or a step would take more than a minute, which is an
+            error in the compiler's figures.
     """
     layout = lay_out(model, topology, config)
     deployment, chip, geometry = layout.deployment, layout.chip, layout.geometry
@@ -200,7 +203,18 @@ def plan(
         prefill=estimates.prefill(),
     )
     _check_fit(made)
+    _check_times(made)
     return made
+
+
+def _check_times(made: Plan) -> None:
+    """Refuses a plan whose estimates cannot be: no step of a model that fits a device takes that long."""
+    for step in (*made.decode, *made.decode_filtered, *made.decode_one_asks, *made.decode_all_options, made.prefill):
+        if step.seconds > _LONGEST_STEP_S:
+            raise EngineError(
+                f"a step of {step.num_tokens} tokens would take {step.seconds:.0f} s, which is an error of the plan: "
+                f"{step.time}"
+            )
 
 
 def _check_fit(made: Plan) -> None:

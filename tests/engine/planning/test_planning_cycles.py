@@ -116,6 +116,54 @@ def test_what_is_neither_matmul_nor_attention_takes_little(
         assert of_layers.hidden_share == pytest.approx(0, abs=1e-6)
 
 
+def test_what_the_compiler_does_not_know_counts_its_bytes_and_no_cycles() -> None:
+    """Libtpu writes the largest number for what it gives to SparseCores, and nothing for sorts."""
+    text = f"""HloModule step
+
+ENTRY %main (x: f32[8,128]) -> f32[8,128] {{
+  %x = f32[8,128]{{1,0}} parameter(0)
+  %known = f32[8,128]{{1,0}} add(%x, %x), {cycles(700)}
+  %unknown = f32[8,128]{{1,0}} fusion(%known), kind=kCustom, calls=%gather, {cycles(2**63 - 1)}
+  %ahead = (f32[8,128]{{1,0}}, f32[8,128]{{1,0}}, u32[]) copy-start(%x)
+  ROOT %sorted = f32[8,128]{{1,0}} sort(%unknown), dimensions={{1}}, to_apply=%less
+}}
+"""
+    traffic = HloModule(text).traffic(10**9)
+    assert (traffic.cycles, traffic.kernel_bytes) == (700, 2 * 2 * 8 * 128 * 4)
+
+
+@pytest.mark.parametrize(
+    ("choice", "times"), [({}, 0), ({"dearest": True}, 1), ({"dearest": True, "longest": True}, 5)]
+)
+def test_a_loop_over_rows_that_ask_runs_never_once_or_for_all(choice: dict[str, bool], times: int) -> None:
+    text = f"""HloModule step
+
+%until (s: (s32[], s32[])) -> pred[] {{
+  %s = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] get-tuple-element(%s), index=1
+  %five = s32[]{{:T(128)}} constant(5)
+  %asked = pred[] compare(%i, %n), direction=LT
+  %bound = pred[] compare(%i, %five), direction=LT
+  ROOT %both = pred[] and(%asked, %bound)
+}}
+
+%body (t: (s32[], s32[])) -> (s32[], s32[]) {{
+  %t = (s32[], s32[]) parameter(0)
+  %j = s32[] get-tuple-element(%t), index=0
+  %m = s32[] get-tuple-element(%t), index=1
+  %next = s32[] add(%j, %j), {cycles(100)}
+  ROOT %u = (s32[], s32[]) tuple(%next, %m)
+}}
+
+ENTRY %main (x: (s32[], s32[])) -> (s32[], s32[]) {{
+  %x = (s32[], s32[]) parameter(0)
+  ROOT %last = (s32[], s32[]) while(%x), condition=%until, body=%body
+}}
+"""
+    assert HloModule(text).traffic(10**9, **choice).cycles == times * 100
+
+
 @needs_libtpu
 def test_a_step_is_expected_to_take_longer_than_its_roofline_and_not_twice_as_long() -> None:
     """In a decode step weights and pages come from HBM: the compiler expects matmuls to have most of its bandwidth.
@@ -135,7 +183,7 @@ def test_a_step_is_expected_to_take_longer_than_its_roofline_and_not_twice_as_lo
         assert of.compute_s < of.memory_s < of.xla_s + of.kernels_s < 2 * of.memory_s
         assert step.seconds == of.xla_s + of.kernels_s + of.collective_s
     assert made.decode[-1].time.kernels_s == pytest.approx(
-        16 * kv_bytes_moved(deploy(config, made.model, devices_of("v6e:2x2")), 1024) / 1.64e12, rel=1e-3
+        16 * kv_bytes_moved(deploy(config, made.model, devices_of("v6e:2x2")), 1024) / 1.64e12, rel=1e-2
     )
 
 

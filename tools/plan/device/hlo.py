@@ -20,8 +20,9 @@ every instruction is counted as often as it runs, with its operands and results 
   planner adds the expected number. The kernel for quantized experts states its accesses without them.
 
 Cycles are those that libtpu's compiler expects, waiting for memory included; it writes them next to most instructions.
-Kernels, collectives and sorts have no estimate, and copies that run next to other work (`copy-start`, `slice-start`)
-have none of their own: they count nothing.
+Kernels and collectives have no estimate, and copies that run next to other work (`copy-start`, `slice-start`) have none
+of their own: they count nothing. What else has none, such as sorts, and gathers on SparseCores, counts its bytes like a
+kernel.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(calls|body|condition|to_apply)=%?([\w.\-]+)")
+_UNKNOWN = 2**63 - 1  # what libtpu writes as the cycles of what it has no estimate of
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _STATED_BYTES = re.compile(r'"bytes_accessed":"(\d+)"')
 _STATED_FLOPS = re.compile(r'"flops":"(\d+)"')
@@ -161,7 +163,7 @@ class Traffic:
     grouped_matmuls: int = 0  # those whose experts are in HBM
     quantized_grouped_matmuls: int = 0  # calls of the kernel for quantized experts
     cycles: int = 0  # expected by the compiler, without kernels and collectives
-    kernel_bytes: int = 0  # part of those bytes that kernels move, without pages and experts
+    kernel_bytes: int = 0  # part of those bytes moved by kernels, without pages and experts, or without an estimate
     kernel_flops: int = 0  # stated by kernels, except attention and grouped matmuls, whose shapes do not say
 
     def add(self, other: Traffic, times: int = 1) -> None:
@@ -265,6 +267,7 @@ class HloModule:
         cycles = 0 if is_kernel or is_collective else instruction.cycles
         if instruction.opcode in _FREE:
             return Traffic(cycles=cycles)
+        has_no_estimate = not (cycles or is_collective or instruction.opcode.endswith("-start"))  # as kernels have none
         is_attention, is_grouped = False, instruction.is_grouped_matmul or instruction.is_quantized_grouped_matmul
         reads, grouped_matmuls = 0, 0
         updated = instruction.updated if instruction.opcode == "custom-call" else {}
@@ -298,7 +301,7 @@ class HloModule:
             grouped_matmuls=grouped_matmuls,
             quantized_grouped_matmuls=int(instruction.is_quantized_grouped_matmul),
             cycles=cycles,
-            kernel_bytes=reads + writes if is_kernel else 0,
+            kernel_bytes=reads + writes if has_no_estimate else 0,
             kernel_flops=instruction.stated_flops if is_kernel and not (is_attention or is_grouped) else 0,
         )
 
@@ -401,6 +404,7 @@ def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
     operands = tuple(_NAME.findall(rest[len(opcode) : close]))
     attributes = inner if opcode in ("parameter", "constant") else rest[close:].split(", metadata=")[0]
     is_kernel = opcode == "custom-call"
+    cycles = _number(_CYCLES, rest, close)
     return Instruction(
         name,
         opcode.strip(),
@@ -408,7 +412,7 @@ def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
         operands,
         attributes,
         is_root,
-        cycles=_number(_CYCLES, rest, close),
+        cycles=0 if cycles == _UNKNOWN else cycles,
         stated_bytes=_number(_STATED_BYTES, rest, close) if is_kernel else 0,
         stated_flops=_number(_STATED_FLOPS, rest, close) if is_kernel else 0,
     )

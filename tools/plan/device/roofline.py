@@ -24,7 +24,7 @@ The formulas can be checked by hand. They are per device, with n devices of one 
   kernels, which have no cycles and run between XLA's fusions. Each kind of kernel takes the longer of bytes / bandwidth
   and FLOPs / peak. Attention has the pages that it reads and writes, and the FLOPs above. Grouped matmuls have the
   experts that have rows, and 2 x tokens x k x parameters of an expert / n. Others have the bytes that they move and the
-  FLOPs that they state.
+  FLOPs that they state; what the compiler has no estimate of counts like these.
 - A step takes the longer of the roofline and of cycles / clock + kernels, followed by the collectives, which wait for
   it. Both estimates cover the whole step, so they are not added. A copy that runs next to other work, such as a
   prefetch into VMEM, has no cycles and counts at the roofline. If the compiler cannot print a program, or wrote no
