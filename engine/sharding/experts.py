@@ -58,7 +58,10 @@ class ShardedExperts(GroupedMLP):
         return y
 
     def _spec(self, path: Any, array: jax.Array) -> PartitionSpec:
-        return self.placement.spec(logical_axes(("blocks", 0, "mlp", "experts", *path), array.ndim))
+        axes = logical_axes(("blocks", 0, "mlp", "experts", *path), array.ndim)
+        # One scale for all features of an expert is every device's, however the features are split.
+        whole = (None if n == 1 else axis for axis, n in zip(axes, array.shape, strict=True))
+        return self.placement.spec(tuple(whole))
 
     def _run_on_device(
         self, graph: Any, params: Any, x: jax.Array, chosen: jax.Array, weights: jax.Array, layer: jax.Array | None

@@ -210,8 +210,14 @@ class _Split:
             if self.tensor == 1 or path[:2] != ("mlp", "experts"):
                 continue
             share = block.mlp.intermediate_size // self.tensor
-            size = max(packing.group, packing.super_group) if path[-1] == "down" else packing.rows
-            if (path[-1] == "down" and packing.has_order) or not size or share % size:  # 0: all features are a group
+            is_down = path[-1] == "down"
+            size = max(packing.group, packing.super_group) if is_down else packing.rows  # 0: all features
+            if is_down and packing.has_int8_activations:
+                raise ConfigError(
+                    f"{self} cuts the activations of experts: they have one scale for all {share * self.tensor} "
+                    "features with activations int8; expert_parallel does not"
+                )
+            if (is_down and packing.has_order) or (share % size if size else not is_down):
                 raise ConfigError(
                     f"{self} cuts groups of the quantized experts: {share} features on each device, {packing}; "
                     "expert_parallel does not"

@@ -59,11 +59,8 @@ def test_a_gguf_file_is_divided_by_rows_as_they_should_be(tmp_path: Path) -> Non
     assert max(runs["2"]["weight_shares"]) == 2
 
 
-WHOLE_EXPERTS = {
-    "compressed int4 channel", "compressed int8 packed", "compressed int8", "compressed int8 asymmetric",
-    "compressed fp8 channel", "compressed fp8 tensor", "gptq in order", "gptq 8 bits channel",
-}  # fmt: skip
-"""Formats whose experts cannot be split: all of their features share a scale, or are in groups in any order."""
+WHOLE_EXPERTS = {"gptq in order", "compressed fp8 tensor"}
+"""Formats whose experts cannot be split: their features are in groups in any order, or gate and up have one scale."""
 
 
 @pytest.mark.parametrize("name", ["compressed int8", *(slow(name) for name in SCHEMES if name != "compressed int8")])
