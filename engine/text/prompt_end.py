@@ -86,7 +86,9 @@ def _unfinished(data: bytes) -> bytes:
     """Returns the unfinished character at the end of these bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     decoder.decode(data[-MAX_UNFINISHED:])
-    return decoder.getstate()[0]
+    held = decoder.getstate()[0]
+    # Python waits for the third byte of a surrogate, which is none: its first two are invalid already.
+    return b"" if held[:1] == b"\xed" and held[1:2] >= b"\xa0" else held
 
 
 def _is_text(data: bytes) -> bool:

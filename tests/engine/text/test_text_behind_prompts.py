@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from penstock.engine.request import Request, SamplingParams
+from penstock.engine.text.decoders import DecoderKind
 from penstock.engine.text.reply import ReplyDecoder, ReplyStreams
 from penstock.engine.text.tokenizer import Tokenizer
 from tests.engine.tokenizers_for_tests import (
@@ -58,15 +60,26 @@ def stream_of(
 
 
 def by_the_rule(tokenizer: Tokenizer, prompt: Sequence[int], answer: Sequence[int]) -> str:
-    """Returns what the library says behind the prompt up to its unfinished character."""
+    """Returns what the library says behind the prompt up to its unfinished character; a run of bytes begins anew."""
     head = tokenizer.decode_prompt(prompt)
-    whole = tokenizer.decode([*prompt, *answer])
-    if whole.startswith(head):
-        return whole[len(head) :]
-    visible = [id_ for id_ in prompt if id_ not in tokenizer.special_token_ids.values()]
-    unfinished = next(n for n in range(4) if tokenizer.decode(visible[: len(visible) - n]) == head)
-    (a,) = tokenizer.encode_part("a")[-1:]  # a run of bytes begins anew behind any text
-    return tokenizer.decode([a, *visible[len(visible) - unfinished :], *answer])[len(tokenizer.decode([a])) :]
+    byte_of = tokenizer._spelling.byte_of
+    visible = [id_ for id_ in prompt if tokenizer._spelling.is_visible(id_)]
+    run = list(takewhile(lambda id_: byte_of(id_) is not None, reversed(visible)))[::-1]
+    if tokenizer._spelling._kind is DecoderKind.BYTES or not run:
+        return tokenizer.decode([*prompt, *answer])[len(head) :]
+    num_unfinished = next(n for n in range(4) if tokenizer.decode(visible[: len(visible) - n]) == head)
+    if not is_text(b"".join(byte_of(id_) or b"" for id_ in run[: len(run) - num_unfinished])):
+        return tokenizer.decode([*prompt, *answer])[len(head) :]
+    (a,) = tokenizer.encode_part("a")[-1:]
+    return tokenizer.decode([a, *run[len(run) - num_unfinished :], *answer])[len(tokenizer.decode([a])) :]
+
+
+def is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def bytes_as_tokens(tokenizer: Tokenizer, data: bytes) -> list[int]:
@@ -145,3 +158,9 @@ def test_a_run_of_bytes_that_the_prompt_broke_stays_broken() -> None:
     assert LLAMA2.decode_prompt(prompt) == "\ufffd"
     assert of_answer(LLAMA2, prompt, bytes_as_tokens(LLAMA2, b"\xa9")) == ["\ufffd" * 2, ""]
     assert of_answer(LLAMA2, prompt, []) == ["\ufffd"]
+
+
+def test_half_of_a_surrogate_is_no_unfinished_character() -> None:
+    for half in (b"\xed\xa0", b"\xed\xbc"):
+        assert BYTES.decode_prompt(bytes_as_tokens(BYTES, half)) == "\ufffd" * 2
+        assert of_answer(BYTES, bytes_as_tokens(BYTES, half), []) == [""]
