@@ -60,9 +60,9 @@ def value_without_end(
     end = parameter.end.strip()
     next_key = "|".join(map(re.escape, sorted(keys, key=len, reverse=True))) or "(?!)"
     another = re.compile(
-        rf"\n\s*{re.escape(parameter.before_key)}(?:{next_key}){re.escape(parameter.before_value[:1])}"
+        rf"\n[ \t]*{re.escape(parameter.before_key)}(?:{next_key}){re.escape(parameter.before_value[:1])}"
     )
-    last = re.compile(r"\s*".join(map(re.escape, ["", *calls.end.split(), ""])))
+    last = re.compile(r"\s*".join(map(re.escape, [*calls.end.split(), ""])))
     first_tag = calls.begin.split()[0]
     seen = source.place
     while True:
