@@ -601,9 +601,9 @@ def test_calls_within_calls_that_are_cut_off_are_read_a_bounded_number_of_times(
     begun: list[str] = []
     original = CallReader.read
 
-    def read_call(calls: CallReader, source: TextCursor, *, is_marked: bool) -> Reading[None]:
+    def read_call(calls: CallReader, source: TextCursor, *, is_marked: bool, tag: str) -> Reading[None]:
         begun.append(source.text)
-        return original(calls, source, is_marked=is_marked)
+        return original(calls, source, is_marked=is_marked, tag=tag)
 
     monkeypatch.setattr(CallReader, "read", read_call)
     text = write(name, Message(calls=[("search", "")]), call_arguments=[{"city": "Oslo"}])
