@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -16,15 +14,16 @@ from penstock.producer.arguments import check_name, check_wait
 from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S, check_timeout
 from penstock.producer.connections import Connections
+from penstock.producer.environment import address_from_environment
 from penstock.producer.handle import Handle, ReplyStream, row_reply, send_and_follow
 from penstock.producer.patience import Patience
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.request import Prompt, build_request, request_of_tokens
 from penstock.producer.row_ids import RowIds, check_ids
 from penstock.producer.transport import Transport
-from penstock.protocol.errors import BadAddress, ConnectionLost
+from penstock.protocol.errors import ConnectionLost
 from penstock.protocol.queue.status import QueueStatus
-from penstock.protocol.redis.address import Address, check_files, parse_url
+from penstock.protocol.redis.address import Address
 from penstock.protocol.reply import Reply
 from penstock.protocol.telemetry.loading import client_spans
 from penstock.protocol.wire import AnswerEntry, CallName, GenerateRequest, ModelCard, Sampling
@@ -32,9 +31,6 @@ from penstock.protocol.wire import AnswerEntry, CallName, GenerateRequest, Model
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-DEFAULT_URL = "redis://localhost:6379"
-URL_VARIABLES = ("PENSTOCK_REDIS_URL", "REDIS_URL")
-UNNAMED = "-"  # until a row's id is known, which depends on the checked request
 MAX_OTHERS = 64  # queues whose clients `AsyncClient.on` keeps while nothing of them runs
 
 
@@ -83,7 +79,7 @@ class AsyncClient:
         tracing: bool | TracerProvider = False,
     ) -> None:
         self._connections: Connections | None = Connections(
-            _address_from_environment() if url is None else url,
+            address_from_environment() if url is None else url,
             reconnect_timeout_s=reconnect_timeout_s,
             answer_timeout_s=answer_timeout_s,
         )
@@ -221,12 +217,7 @@ class AsyncClient:
             return send_and_follow(transport, prompt, sampling, send=send, timeout_s=timeout_s)
 
         def generate(prompt: Prompt, sampling: Sampling) -> Awaitable[Reply]:
-            if ids is None:
-                return follow(prompt, sampling).read_to_end()
-            request = build_request(prompt, sampling, fresh_id=UNNAMED)
-            if not (isinstance(prompt, GenerateRequest) and prompt.id):
-                request = request.model_copy(update={"id": ids.of(request)})
-            return row_reply(lambda request: follow(request, {}), request, ids)
+            return follow(prompt, sampling).read_to_end() if ids is None else row_reply(follow, prompt, sampling, ids)
 
         return run_bulk(
             generate,
@@ -383,32 +374,3 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def known_address(shown: str) -> Address:
-    """Returns an address by what `str` of it shows: with user, password and options, if it is the environment's.
-
-    Raises:
-        BadAddress: it is none.
-    """
-    with suppress(BadAddress):
-        address = _address_from_environment()
-        if str(address) == shown:
-            return address
-    return parse_url(shown)
-
-
-def _address_from_environment() -> Address:
-    """Reads the address of Redis from the environment. An empty variable counts as not set, as everywhere.
-
-    Raises:
-        BadAddress: the URL can't be used; the message begins with the variable's name.
-    """
-    given = ((name, url) for name in URL_VARIABLES if (url := os.environ.get(name)))
-    name, url = next(given, ("the default", DEFAULT_URL))
-    try:
-        address = parse_url(url)
-        check_files(address)
-    except BadAddress as error:
-        raise BadAddress(f"{name}: {error}") from error
-    return address

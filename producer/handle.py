@@ -21,6 +21,7 @@ from penstock.protocol.redis.streams import is_entry_id
 from penstock.protocol.reply import Chunk, Reply
 from penstock.protocol.wire import GenerateRequest, ReplyEntry, Sampling, in_python
 
+UNNAMED = "-"  # until a row's id is known, which depends on the checked request
 MAX_EXPIRED_ATTEMPTS = 8
 """How many replies to one row may be gone; more are only where Redis keeps no replies at all."""
 
@@ -178,12 +179,22 @@ def send_and_follow(
     return ReplyStream(request_id, chunks, assembler)
 
 
-async def row_reply(follow: Callable[[GenerateRequest], ReplyStream], request: GenerateRequest, ids: RowIds) -> Reply:
-    """Returns the reply to a row of a job. One that was sent by an earlier run and has expired is generated again.
+def row_reply(
+    follow: Callable[[Prompt, Sampling], ReplyStream], prompt: Prompt, sampling: Sampling, ids: RowIds
+) -> Awaitable[Reply]:
+    """Names the next row of a job, and returns its reply. One of an earlier run that has expired is generated again.
 
     Raises:
+        RequestRefused: an option is unknown or out of range.
         Whatever following raises; ReplyGone only if the replies to several attempts are gone.
     """
+    request = build_request(prompt, sampling, fresh_id=UNNAMED)
+    if not (isinstance(prompt, GenerateRequest) and prompt.id):
+        request = request.model_copy(update={"id": ids.of(request)})
+    return _row_reply(lambda named: follow(named, {}), request, ids)
+
+
+async def _row_reply(follow: Callable[[GenerateRequest], ReplyStream], request: GenerateRequest, ids: RowIds) -> Reply:
     for _ in range(MAX_EXPIRED_ATTEMPTS):
         with suppress(ReplyGone):
             return await follow(request).read_to_end()

@@ -8,13 +8,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from penstock.producer.aio import AsyncClient, connections_of, known_address
+from penstock.producer.aio import AsyncClient, connections_of
 from penstock.producer.arguments import check_wait
 from penstock.producer.blocking.feed import drive
 from penstock.producer.blocking.loop_thread import LoopThread
 from penstock.producer.blocking.session import Session
 from penstock.producer.bulk import BulkResult, check_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S
+from penstock.producer.environment import known_address
 from penstock.producer.handle import Handle, ReplyStream
 from penstock.producer.progress import ProgressCallback
 from penstock.producer.request import Prompt

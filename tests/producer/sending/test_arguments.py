@@ -27,9 +27,10 @@ from penstock.producer import (
     ReplyTimeout,
     RequestRefused,
 )
-from penstock.producer.aio import URL_VARIABLES, connections_of
+from penstock.producer.aio import connections_of
 from penstock.producer.arguments import LONGEST_S, MOST
 from penstock.producer.connections import MAX_UNREADABLE, Connections
+from penstock.producer.environment import URL_VARIABLES
 from penstock.producer.request import build_request, check_options
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import Sampling, in_python
