@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 from weakref import WeakSet
 
-from penstock.producer.arguments import check_name, check_wait
+from penstock.producer.arguments import check_flag, check_name, check_wait
 from penstock.producer.bulk import BulkResult, check_bulk, run_bulk
 from penstock.producer.calls import DEFAULT_TIMEOUT_S, check_timeout
 from penstock.producer.connections import Connections
@@ -298,9 +298,8 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,  # noqa: ASYNC109
     ) -> str:
         """Returns the text of tokens, special ones left out or spelled. Raises as `count_tokens`."""
-        request = request_of_tokens(
-            token_ids, fresh_id=self._transport.new_id(), skip_special_tokens=skip_special_tokens
-        )
+        skips = check_flag("skip_special_tokens", skip_special_tokens)
+        request = request_of_tokens(token_ids, fresh_id=self._transport.new_id(), skip_special_tokens=skips)
         timeout_s = check_timeout(timeout)
         if not request.prompt_token_ids:
             return ""
