@@ -308,6 +308,10 @@ def test_every_kind_of_head_is_counted_and_filters_cost_next_to_nothing() -> Non
 
 @needs_libtpu
 def test_what_no_worker_could_serve_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"1000000 pages take \d+ bytes, and the weights leave \d+ .* set num_pages \d+"
+    ):
+        plan(narrow_llama(), "v6e:2x2", replace(SMALL, num_pages=1_000_000))
     with pytest.raises(ConfigError, match=r"v5e:4x4 is 4 hosts of 4 devices each, and tensor_parallel = 8 would"):
         plan(llama_8b(), "v5e:4x4", replace(SMALL, tensor_parallel=8))
     with pytest.raises(ConfigError, match=r"context 2048 leaves no room .* the longest sequence here has 2048 tokens"):
