@@ -25,6 +25,7 @@ class EngineInfo:
     vocab_size: int  # token ids are below it
     num_state_slots: int = 0  # for recurrent states of sequences and prefixes
     state_cache_bytes: int = 0  # of all slots, over all devices
+    exceeded_len: int | None = None  # the model's own limit, if `max_model_len` is set above it
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
     batch_invariant: bool = False  # whether log-probabilities are the same to the bit in any batch (docs/guarantees.md)
     arithmetic: str | None = None  # names how sums are rounded; None: it never matters

@@ -325,7 +325,9 @@ async def _loaded(model: asyncio.Future[Model]) -> Model:
 
 
 def _warn_of_missing(info: EngineInfo) -> None:
-    """Warns of what makes an engine slow to serve or to start, but no answer wrong."""
+    """Warns of what makes an engine slow to serve or to start, and of lengths that its model was not made for."""
+    if info.exceeded_len is not None:
+        _log.warning("beyond_models_length", max_model_len=info.max_model_len, of_model=info.exceeded_len)
     if info.fallback is not None:
         _log.warning("no_native_kernels", why=info.fallback, hint=NO_COMPILER_HINT)
     if info.unkept is not None:

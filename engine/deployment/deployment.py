@@ -204,6 +204,7 @@ class Deployment:
             attention=self.attention.name,
             matmul=self.matmul,
             fallback=self.fallback,
+            exceeded_len=self.model.max_position if self.max_model_len > self.model.max_position else None,
             unkept=self.unkept,
             vocab_size=self.model.vocab_size,
         )

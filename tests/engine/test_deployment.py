@@ -101,6 +101,14 @@ def test_lengths_come_from_the_settings_or_the_model() -> None:
     assert deployed(max_model_len=50).geometry(40).pages_per_seq == 2  # as many as the pages allow
 
 
+@pytest.mark.parametrize(("more", "exceeded"), [(0, False), (1, True)])
+def test_a_length_above_the_models_own_is_told(more: int, exceeded: bool) -> None:
+    own = TINY.max_position
+    deployment = deployed(max_model_len=own + more)
+    info = deployment.describe(with_pages(deployment, 2**24))
+    assert info.exceeded_len == (own if exceeded else None)
+
+
 def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:
     here = deployed()
     tpu: Any = SimpleNamespace(platform="tpu")
