@@ -62,7 +62,7 @@ def test_without_libtpu_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("penstock.tools.plan.device.topology.has_libtpu", lambda: False)
     assert run(["plan", "--model", tiny, "--topology", "v5e:2x2", *SMALL]) == 1
-    assert "needs libtpu, which is not installed here: pip install" in capsys.readouterr().err
+    assert "needs libtpu, which is not installed here (no TPU is needed): pip install" in capsys.readouterr().err
 
 
 def test_a_trace_that_is_wrong_or_too_long_is_refused_before_anything_is_compiled(
