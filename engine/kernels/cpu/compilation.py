@@ -64,9 +64,9 @@ def find_compiler() -> str:
     return compiler
 
 
-def fingerprint(flags: Sequence[str], processor: str = "") -> str:
+def fingerprint(flags: Sequence[str], processor: str = "", version: tuple[int, int] | None = None) -> str:
     """Returns a hash of what a library is built from: sources, flags, the version of XLA's interface for kernels, and
-    the processor if flags say `native`. A library runs under every jax that has this interface.
+    the processor if flags say `native`. `version` is that of the interface; None: this jax's.
 
     Raises:
         NativeUnavailableError: the sources can't be read.
@@ -75,13 +75,14 @@ def fingerprint(flags: Sequence[str], processor: str = "") -> str:
         texts = [file.read_text(errors="replace") for file in (*SOURCES, *_HEADERS)]
     except OSError as error:
         raise NativeUnavailableError(f"the sources of the kernels can't be read: {error}") from error
-    parts = (*texts, " ".join((*FLAGS, *flags)), ffi_version(), processor)
+    parts = (*texts, " ".join((*FLAGS, *flags)), "{}.{}".format(*(version or ffi_version())), processor)
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
 @functools.cache
-def ffi_version() -> str:
-    """Returns the version of the interface between XLA and kernels, such as `0.3`. XLA refuses kernels of another one.
+def ffi_version() -> tuple[int, int]:
+    """Returns the version of the interface between XLA and kernels. Kernels that were built with an older second number
+    run too.
 
     Raises:
         NativeUnavailableError: its header can't be read.
@@ -94,7 +95,7 @@ def ffi_version() -> str:
     found = dict(re.findall(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text, re.MULTILINE))
     if found.keys() != {"MAJOR", "MINOR"}:
         raise NativeUnavailableError(f"{header} names no version of XLA's interface")
-    return f"{found['MAJOR']}.{found['MINOR']}"
+    return int(found["MAJOR"]), int(found["MINOR"])
 
 
 def compile_library(compiler: str, flags: Sequence[str], library: Path, link_flags: Sequence[str] = ()) -> None:

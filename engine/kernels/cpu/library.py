@@ -96,7 +96,10 @@ def _register(library: ctypes.CDLL) -> ctypes.CDLL:
     check_layout(library.PenstockLayout().decode(), TABLES)
     for kernel in KERNELS:
         handler = jax.ffi.pycapsule(getattr(library, kernel.symbol))
-        jax.ffi.register_ffi_target(kernel.target, handler, platform="cpu")
+        try:
+            jax.ffi.register_ffi_target(kernel.target, handler, platform="cpu")
+        except (RuntimeError, ValueError) as error:  # built for an interface that this XLA no longer has
+            raise UnusableFolderError(f"XLA refuses the kernels: {error}") from error
     return library
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.engine import kept_files
-from penstock.engine.kernels.cpu.compilation import compile_library, find_compiler, fingerprint
+from penstock.engine.kernels.cpu.compilation import compile_library, ffi_version, find_compiler, fingerprint
 from penstock.engine.processors import cpu_facts
 
 SHIPPED_DIR = Path(__file__).parent / "shipped"
@@ -62,12 +62,18 @@ _LINK_FLAGS = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", 
 
 
 def shipped_library(directory: Path | None = None) -> Path | None:
-    """Returns the best library in `SHIPPED_DIR` that has these sources and XLA's interface, and runs here."""
+    """Returns the best library in `SHIPPED_DIR` that has these sources and runs under this XLA, on this processor."""
     directory = directory or SHIPPED_DIR
     if not directory.is_dir():
         return None
     features = _features()
-    fit = (_place(directory, each) for each in _targets(platform.machine()) if each.features <= features)
+    major, newest = ffi_version()
+    fit = (
+        _place(directory, each, (major, minor))
+        for each in _targets(platform.machine())
+        if each.features <= features
+        for minor in range(newest, -1, -1)
+    )
     return next((path for path in fit if kept_files.is_whole(path)), None)
 
 
@@ -94,8 +100,8 @@ def _targets(machine: str) -> tuple[ProcessorKind, ...]:
     return TARGETS.get(machine, ())
 
 
-def _place(directory: Path, target: ProcessorKind) -> Path:
-    return directory / f"kernels-{target.name}-{fingerprint(target.flags)}.so"
+def _place(directory: Path, target: ProcessorKind, version: tuple[int, int] | None = None) -> Path:
+    return directory / f"kernels-{target.name}-{fingerprint(target.flags, version=version)}.so"
 
 
 def _features() -> frozenset[str]:

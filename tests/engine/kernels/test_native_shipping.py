@@ -60,8 +60,17 @@ def test_the_best_that_the_processor_runs_is_taken(
     found = shipped_library(shipped)
     assert found is not None
     assert found.name.startswith(f"kernels-{name}-")
-    monkeypatch.setattr(shipping, "fingerprint", lambda *_: "of other sources, or of another jaxlib")
+    monkeypatch.setattr(shipping, "fingerprint", lambda *_, **__: "of other sources")
     assert shipped_library(shipped) is None
+
+
+@pytest.mark.parametrize(("running", "is_found"), [((0, 99), True), ((0, 0), False), ((99, 99), False)])
+def test_a_library_serves_every_jax_whose_interface_is_as_new(
+    running: tuple[int, int], is_found: bool, shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(tmp_path, monkeypatch, "")
+    monkeypatch.setattr(shipping, "ffi_version", lambda: running)
+    assert (shipped_library(shipped) is not None) == is_found
 
 
 def test_where_nothing_was_shipped_it_is_built_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
