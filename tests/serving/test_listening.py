@@ -74,6 +74,7 @@ def test_each_server_of_ours_listens_by_it() -> None:
         ("serving/listening.py", "socket.create_server"),
         ("serving/http/guard.py", "loop.create_server"),  # at a socket that listens
         ("tools/chaos/proxy.py", "asyncio.start_server"),
+        ("local/data_folder.py", "socket.create_server"),  # to see whether a port is free
         ("local/embedded.py", "probe.bind"),
         ("local/progress.py", "structlog.get_logger().bind"),
         ("worker/logs.py", "_REQUESTS.bind"),
