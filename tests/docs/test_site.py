@@ -45,6 +45,12 @@ def test_it_is_strict_and_loads_no_fonts() -> None:
     assert set(CONFIG["validation"].values()) == {"warn"}
 
 
+def test_it_is_searched_from_a_disk_by_files_of_its_own() -> None:
+    assert {"search", "offline"} <= {each for each in CONFIG["plugins"] if isinstance(each, str)}
+    assert [name for name in CONFIG["extra"]["polyfills"] if "iframe-worker" in name] == ["iframe-worker.js"]
+    assert (ROOT / "docs" / "iframe-worker.js").is_file()
+
+
 def test_every_public_name_is_in_the_reference_once() -> None:
     names = Counter(name for section in SECTIONS.values() for name in section.names)
     assert names == Counter([*penstock.__all__, "LLM"]) - Counter(["__version__"])
@@ -64,6 +70,8 @@ def test_it_is_built_and_whole(tmp_path: Path) -> None:
         html = (tmp_path / "reference" / f"{name}.html").read_text()
         assert [each for each in section.names if f'id="{defined_in(each)}.{each}"' not in html] == []
     assert "user producer on" in (tmp_path / "repository" / "deploy" / "redis" / "users.acl.html").read_text()
+    assert "var __index = {" in (tmp_path / "search" / "search_index.js").read_text()
+    assert '<script src="../iframe-worker.js">' in (tmp_path / "reference" / "clients.html").read_text()
     assert 'src="architecture.svg"' in (tmp_path / "index.html").read_text()
 
 
