@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shlex
 import shutil
@@ -70,7 +71,10 @@ def test_every_file_is_served_and_none_refers_to_anything_else() -> None:
         text = file.read_text()
         assert text.isascii()
         assert re.findall(r"(?:https?:|wss?:)?//\w\S*", text) == []
-        assert not re.search(r"\bimport\(|innerHTML|localStorage|eval\(|url\(|@import", text)
+        assert not re.search(r"\bimport\(|(?:inner|outer|Adjacent)HTML|document\.write|eval\(|url\(|@import", text)
+        assert (
+            file.name == "chat.mjs" or "localStorage" not in text
+        )  # a key is kept as long as the tab, chats for longer
         linked |= {urljoin("/operations", link) for link in re.findall(r'(?:href|src)="(?!data:)(.*?)"', text)}
         linked |= {f"/page/{link}" for link in re.findall(r'from "\./(.*?)"', text)}
     assert linked - {"/docs"} == PATHS - {"/page/docs.css"}  # that page is made, and links to its style itself
@@ -117,7 +121,7 @@ def in_node(*calls: Any) -> list[Any]:
     command = ["node", str(HERE / "page_functions.mjs")]
     result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return [json.loads(line) for line in result.stdout.split("\n") if line]
 
 
 @needs_node
@@ -192,6 +196,151 @@ def test_reasoning_calls_and_errors_are_told_apart() -> None:
     assert answer["message"] == {"role": "assistant", "content": "hm", "reasoning": "so", "tool_calls": [spelled]}
     assert failed == {"error": "out of luck"}
     assert (nothing["message"], nothing["isWhole"]) == (None, False)
+
+
+@needs_node
+def test_markdown_becomes_elements() -> None:
+    cases = {
+        "one\ntwo\n\nthree": [["p", "", "one\ntwo"], ["p", "", "three"]],
+        "# a *b*\n### c": [["h2", "", "a ", ["em", "", "b"]], ["h4", "", "c"]],
+        "**a** __b__ ***c*** _d_ `**e**`": [
+            ["p", "", ["strong", "", "a"], " ", ["strong", "", "b"], " ", ["em", "", ["strong", "", "c"]], " ",
+             ["em", "", "d"], " ", ["code", "", "**e**"]],
+        ],
+        "snake_case_name 2 * 3 * 4 **open": [["p", "", "snake_case_name 2 * 3 * 4 **open"]],
+        "- a\n  - b\n- c": [
+            ["ul", "", ["li", "", ["p", "", "a"], ["ul", "", ["li", "", ["p", "", "b"]]]], ["li", "", ["p", "", "c"]]],
+        ],
+        "3. a\n\n   b\n\n4) c": [["ol", "", ["li", "", ["p", "", "a"], ["p", "", "b"]], ["li", "", ["p", "", "c"]]]],
+        "It was in\n1984. Then": [["p", "", "It was in\n1984. Then"]],
+        "see [the *page*](https://a.example/x_(y)), https://b.example/c_d.": [
+            ["p", "", "see ", ["a", "https://a.example/x_(y)", "the ", ["em", "", "page"]], ", ",
+             ["a", "https://b.example/c_d", "https://b.example/c_d"], "."],
+        ],
+        "a\n---\nb \\* c": [["p", "", "a"], ["hr", ""], ["p", "", "b * c"]],
+    }  # fmt: skip
+    assert in_node(*(["shown", [text]] for text in cases)) == list(cases.values())
+
+
+@needs_node
+def test_code_is_shown_as_it_is_and_can_be_copied() -> None:
+    def block(language: str, code: str) -> list[Any]:
+        header = ["header", "", ["span", "", language], ["button", "", "Copy"]]
+        return ["figure", "code", header, ["pre", "", ["code", "", code]]]
+
+    whole, unclosed, nested = in_node(
+        ["shown", ["```py\n<b>*x*</b>\n\n  y\n```\nz"]],
+        ["shown", ["~~~\n", "```\na"]],
+        ["shown", ["1. do\n   ```\n   - x\n   ```\n2. z"]],
+    )
+    assert whole == [block("py", "<b>*x*</b>\n\n  y"), ["p", "", "z"]]
+    assert unclosed == [block("", "```\na")]
+    assert nested == [["ol", "", ["li", "", ["p", "", "do"], block("", "- x")], ["li", "", ["p", "", "z"]]]]
+
+
+SAFE = {
+    "a", "button", "code", "em", "figure", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "ol", "p", "pre", "span",
+    "strong", "ul",
+}  # fmt: skip
+PIECES = [
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "[x](data:text/html,1)",
+    "![i](//e.example)", "[a](HTTPS://e.example)", "](", "[", "*", "**", "_", "`", "```", "\n", "\n\n", "- ", "1. ",
+    "# ", "  ", "\\", "http://", "\u2028", "word",
+]  # fmt: skip
+
+
+@needs_node
+def test_whatever_a_model_writes_is_text_and_links_to_the_web() -> None:
+    chosen = random.Random(0)
+    texts = [PIECES, *(chosen.choices(PIECES, k=12) for _ in range(300))]
+    whole, grown = (in_node(*(["shown", each] for each in given)) for given in ([["".join(t)] for t in texts], texts))
+    assert whole == grown  # however it comes in pieces
+
+    def check(node: Any) -> str:
+        if isinstance(node, str):
+            return node
+        tag, attribute, *children = node
+        assert tag in SAFE
+        assert tag != "a" or attribute.startswith(("http://", "https://"))
+        return "".join(map(check, children))
+
+    for pieces, nodes in zip(texts, whole, strict=True):
+        shown = "".join(map(check, nodes))
+        if not {"`", "```"} & set(pieces):
+            assert [shown.count(piece) for piece in PIECES[:2]] == [pieces.count(piece) for piece in PIECES[:2]]
+
+
+@needs_node
+def test_markdown_takes_time_by_its_length_alone() -> None:
+    patterns = [
+        "[", "](", "![a](b ", "*a ", "**a *b ", "_", "`a``b", "- ", "1. \n", " \n", "\\", "https://a)",
+        '[a](https://b "', "#", "~", "``` ", "- - a\n", "> ", "* a\n\n", "[a](https://b)", "h", "[*a](https://b", "\t",
+    ]  # fmt: skip
+    assert all(isinstance(count, int) for count in in_node(*(["numBlocks", pattern, 200_000] for pattern in patterns)))
+
+
+@needs_node
+def test_chats_are_kept_last_first_within_the_space_there_is() -> None:
+    def chat(name: str, **fields: Any) -> dict[str, Any]:
+        return {"id": name, "model": "tiny", "system": "", "messages": [{"role": "user", "content": name}], **fields}
+
+    names = [str(number) for number in range(60)]
+    chats = [chat(name) for name in names]
+    junk = json.dumps(
+        [chat("good"), {}, None, chat("bad", messages=[{"role": "tool", "content": 1}]), chat("none", messages=[])]
+    )
+    many, again, full, nowhere, damaged, unread, title = in_node(
+        ["kept", chats, 100_000],
+        ["kept", [*chats[:2], chats[0]], 100_000],
+        ["kept", chats[:4], 250],
+        ["kept", chats[:2], None],
+        ["kept", [], 1000, junk],
+        ["kept", chats[:1], 1000, "{"],
+        ["titleOf", chat("", messages=[{"role": "user", "content": " a\nb"}])],
+    )
+    assert many == {"done": [True] * 60, "left": names[:9:-1], "cleared": []}
+    assert again["left"] == ["0", "1"]
+    assert (full["done"], full["left"]) == ([True] * 4, ["3", "2"][: len(full["left"])])
+    assert nowhere == {"done": [False, False], "left": ["1", "0"], "cleared": []}
+    assert (damaged["left"], unread["left"], title) == (["good"], ["0"], "a")
+
+
+@needs_node
+async def test_what_is_missing_is_said_at_its_field(redis: RedisClient, redis_url: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with browsing(redis_url) as http:
+        nobody = await http.post("/v1/chat/completions", json=body)
+    await announce(redis)
+    async with browsing(redis_url) as http:
+        wrong = await http.post("/v1/chat/completions", json=body | {"temperature": "warm"})
+        other = await http.post("/v1/chat/completions", json=body | {"model": "other"})
+        role = await http.post("/v1/chat/completions", json=body | {"messages": [{"role": "x", "content": ""}]})
+        await new_key(redis_url)
+    async with browsing(redis_url) as http:
+        keyless = await http.post("/v1/chat/completions", json=body)
+        headers = {"authorization": "Bearer wrong"}
+        unknown = await http.post("/v1/chat/completions", json=body, headers=headers)
+    answers = [nobody, wrong, other, role, keyless]
+    said = in_node(
+        *(["failureOf", each.status_code, each.text, False] for each in answers),
+        ["failureOf", unknown.status_code, unknown.text, True],
+        ["failureOf", 502, "<html>", False],
+    )
+    assert [each.get("field") for each in said] == ["model", "temperature", "model", None, "key", "key", None]
+    assert "No worker" in said[0]["message"]
+    assert "penstock keys create" in said[4]["message"]
+    assert said[6]["message"] == "502 <html>"
+
+
+@needs_node
+def test_a_question_without_an_answer_is_asked_again_or_left_out() -> None:
+    first, answer, second = ({"role": role, "content": role} for role in ("user", "assistant", "user"))
+    whole, open_ = [first, {**answer, "note": "9 tokens"}], [first, answer, second]
+    sent, *parts = in_node(
+        ["requestOf", FORM, whole], ["answeredOf", whole], ["answeredOf", open_], ["askedOf", whole], ["askedOf", open_]
+    )
+    assert sent["messages"] == [first, answer]
+    assert parts == [whole, [first, answer], [first], open_]
 
 
 def test_an_id_that_both_pages_have_is_the_same_kind_of_element() -> None:

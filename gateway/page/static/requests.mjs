@@ -2,15 +2,23 @@
 
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
+// What is wrong with a field of the form, or with what the gateway says about it.
+export class FieldError extends Error {
+  constructor(field, message) {
+    super(message);
+    this.field = field;
+  }
+}
+
 // The body of a request. `fields` has what is in the form, as text. Throws an Error that says what is wrong.
 export function requestOf(fields, messages) {
   const body = { model: fields.model, messages: [], stream: true, stream_options: { include_usage: true } };
   if (fields.system) body.messages.push({ role: "system", content: fields.system });
-  body.messages.push(...messages);
+  for (const { note: _, ...message } of messages) body.messages.push(message); // a note is the page's own
   for (const name of NUMBERS) {
     if (fields[name].trim() === "") continue;
     const number = Number(fields[name]);
-    if (!Number.isFinite(number)) throw new Error(`${name} ${fields[name]} is no number`);
+    if (!Number.isFinite(number)) throw new FieldError(name, `${fields[name]} is no number`);
     body[name] = number;
   }
   return { ...body, ...moreOf(fields.more) };
@@ -22,11 +30,43 @@ function moreOf(text) {
   try {
     more = JSON.parse(text);
   } catch (error) {
-    throw new Error(`more fields: ${error.message}`);
+    throw new FieldError("more", error.message);
   }
-  if (more === null || typeof more !== "object" || Array.isArray(more)) throw new Error("more fields are no JSON object");
-  if ("stream" in more && more.stream !== true) throw new Error("more fields: the page reads streams only");
+  if (more === null || typeof more !== "object" || Array.isArray(more)) throw new FieldError("more", "This is no JSON object.");
+  if ("stream" in more && more.stream !== true) throw new FieldError("more", "This page reads streams only.");
   return more;
+}
+
+export const NO_WORKER = "No worker serves a model yet. Start one, then reload the models.";
+const OF_MODEL = {
+  no_worker: "No worker serves this model now. Start one, or reload the models.",
+  model_not_found: "This model is not served, or not for this key. Reload the models.",
+};
+
+// The error of an answer that is none, at the field that it is about.
+export function failureOf(status, text, hasKey) {
+  let error;
+  try {
+    ({ error } = JSON.parse(text));
+  } catch {
+    error = null;
+  }
+  if (status === 401 && !hasKey) return new FieldError("key", "This gateway needs an API key. `penstock keys create` makes one.");
+  if (typeof error?.message !== "string") return new Error(`${status} ${text.slice(0, 200)}`);
+  if (status === 401) return new FieldError("key", error.message);
+  if (error.code in OF_MODEL) return new FieldError("model", OF_MODEL[error.code]);
+  if (["model", ...NUMBERS].includes(error.param)) return new FieldError(error.param, error.message);
+  return new Error(error.message);
+}
+
+// A chat up to its last answer. A question that got none is left out: templates refuse two in a row.
+export function answeredOf(messages) {
+  return messages.at(-1)?.role === "user" ? messages.slice(0, -1) : messages;
+}
+
+// A chat up to its last question, which is to be answered anew.
+export function askedOf(messages) {
+  return messages.slice(0, messages.findLastIndex(({ role }) => role === "user") + 1);
 }
 
 // The same as a command. A key is taken from the environment, so that it ends up in no history.
