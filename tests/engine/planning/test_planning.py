@@ -260,7 +260,7 @@ def test_a_model_is_planned_from_a_config_alone_and_unknown_ones_are_refused(tmp
 
 def test_without_libtpu_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.tools.plan.device.topology.has_libtpu", lambda: False)
-    with pytest.raises(ConfigError, match="libtpu, which is not installed here .*: pip install"):
+    with pytest.raises(ConfigError, match=r"libtpu, which is not installed here .*: pip install"):
         plan(llama_8b(), "v5e:2x2", EngineConfig())
 
 
