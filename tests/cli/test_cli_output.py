@@ -73,12 +73,14 @@ ONE_OF_EACH = {
     "requests list": ["--queue", "q"], "requests show": ["x", "--queue", "q"], "requests cancel": ["--yes", "x"],
     "dead list": ["--queue", "q"], "dead show": ["x"], "dead replay": ["--all"], "dead purge": ["--all", "--yes"],
     "tenants list": ["--queue", "q"], "tenants weight": ["t", "2"], "drain": ["nobody"], "doctor": [],
-    "keys create": ["--name", "k"], "keys list": [], "keys revoke": ["x"],
+    "keys create": ["--name", "k"], "keys list": [], "keys revoke": ["x"], "explain": ["x", "--queue", "q"],
+    "chat": ["--queue", "q"],
 }  # fmt: skip
 REFUSED = {
     "worker": ["--max-num-seqs", "0"], "gateway": ["--port", "x"], "demo": ["--max-tokens", "0"],
     "chaos": ["--requests", "0"], "plan": ["--topology", "x"], "bench engine": ["--requests", "0"],
     "bench serve": ["--requests", "0"], "bench compare": ["/no/file", "/no/file"], "version": [],
+    "serve": ["--workers", "0"], "map": ["/no/file", "/no/file.jsonl"], "pull": ["--list"],
 }  # fmt: skip
 """Services, commands that start some, and commands that take no `--redis-url`."""
 

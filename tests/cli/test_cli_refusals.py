@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "card": ("card",),
     "requests list": ("requests", "list"),
     "requests show": ("requests", "show", "known"),
+    "explain": ("explain", "known"),
     "requests cancel": ("requests", "cancel", "known", "--yes"),
     "tenants list": ("tenants", "list"),
     "tenants weight": ("tenants", "weight", "acme", "2"),
@@ -38,6 +40,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "keys list": ("keys", "list"),
     "keys revoke": ("keys", "revoke", "k"),
     "send": ("send", "x", "--max-tokens", "2"),
+    "chat": ("chat",),
+    "map": ("map", "rows.csv", "replies.jsonl", "--max-tokens", "2"),
     "drain": ("drain", "w", "--no-wait"),
 }
 """Commands, in an order in which each finds what it needs."""
@@ -46,7 +50,7 @@ DONE_BEFORE = {"requests cancel", "dead show", "dead replay", "dead purge", "key
 """Commands that may find their work done by the earlier try, which did not learn of it."""
 
 ELSEWHERE = {"worker", "gateway", "doctor"}  # have tests of their own for it
-WITHOUT_REDIS = {"bench", "chaos", "demo", "plan", "version"}  # or with one that they start
+WITHOUT_REDIS = {"bench", "chaos", "demo", "plan", "pull", "serve", "version"}  # or with one that they start
 
 
 def all_commands() -> set[str]:
@@ -63,10 +67,12 @@ def test_every_command_is_here() -> None:
 
 
 async def test_each_command_meets_each_refusal(
-    redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("prompt\nx\n")
     letter = {"id": "gone", "entry": "1-0", "code": "c", "field:prompt": "x"}
     await redis.xadd(keys.dead("q"), letter, id="1-0")  # type: ignore[arg-type]
     async with running_worker(redis_url, name="w", heartbeat_ttl_s=WAIT_S), RefusingProxy(redis_url) as proxy:
