@@ -133,13 +133,6 @@ def test_wrong_settings_exit_2(
     assert message in capsys.readouterr().err
 
 
-async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str) -> None:
-    outcome = await penstock("worker", "--model", "/no/such/folder", "--health-port", "0", REDIS_URL=redis_url)
-    assert outcome.status == 4
-    assert "there is no directory /no/such/folder" in outcome.err.splitlines()[-1]
-    assert "Traceback" not in outcome.err
-
-
 WORKER = ("worker", "--log-format", "console")  # where a log's lines go is settled once per process
 LLAMA = {
     "model_type": "llama",
@@ -149,6 +142,21 @@ LLAMA = {
     "num_attention_heads": 2,
     "vocab_size": 8,
 }
+
+
+def test_a_path_without_a_model_is_refused_before_redis() -> None:
+    outcome = command(*WORKER, "--model", "/no/such/folder", "--redis-url", "redis://nobody.invalid")
+    assert outcome.status == 2
+    assert outcome.err.startswith("penstock: --model /no/such/folder: there is no directory /no/such/folder")
+    assert len(outcome.err.splitlines()) == 1
+
+
+async def test_a_model_that_cannot_be_loaded_exits_4(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    outcome = await penstock("worker", "--model", str(tmp_path), "--health-port", "0", REDIS_URL=redis_url)
+    assert outcome.status == 4
+    assert "the model could not be loaded: config.json: num_hidden_layers" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize(
