@@ -32,7 +32,7 @@ demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and 
 DEFAULT = not slow and not clients and not manifests and not prometheus and not real and not upgrade
 PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 2 --dist worksteal
 test: $(VENV)/dev.stamp  ## run the tests in two processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
-	@echo "running the tests; this takes about half an hour on two cores"
+	@echo "running the tests; this takes about twenty minutes on two cores"
 	@$(PYTEST)
 
 test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway test-local test-producer test-protocol test-serving test-worker: $(VENV)/dev.stamp
