@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,21 @@ def clear(name: str) -> int:
     return num_bytes
 
 
+def fetched_once(name: str, fetch: Callable[[Path], Path]) -> Path:
+    """Returns a model's file or folder. If it is not there whole, `fetch` puts it into the model's folder.
+
+    Raises:
+        CheckpointError: the model can't be kept.
+        Exception: what `fetch` raises.
+    """
+    path = cached(name)
+    if path is not None:
+        return path
+    with being_fetched(name) as folder:
+        path = cached(name)  # another process was quicker
+        return keep(folder, name, fetch(folder)) if path is None else path
+
+
 @contextmanager
 def being_fetched(name: str) -> Iterator[Path]:
     """Yields a model's folder, for one process at a time.
@@ -80,7 +95,7 @@ def being_fetched(name: str) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CheckpointError(f"models can't be kept in {folder}: {error}; set XDG_CACHE_HOME") from error
+        raise _unkept(folder, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
@@ -91,9 +106,16 @@ def being_fetched(name: str) -> Iterator[Path]:
 def keep(folder: Path, name: str, file: Path) -> Path:
     """Notes that a folder's model is whole: its `file`, perhaps a folder, is there under its own name. Returns it."""
     beside = folder / f"{ORIGIN_FILE}.new"
-    beside.write_text(f"{name}\n{file.name}\n{_size_of(file)}\n")
-    beside.replace(folder / ORIGIN_FILE)
+    try:
+        beside.write_text(f"{name}\n{file.name}\n{_size_of(file)}\n")
+        beside.replace(folder / ORIGIN_FILE)
+    except OSError as error:
+        raise _unkept(folder, error) from error
     return file
+
+
+def _unkept(folder: Path, why: OSError) -> CheckpointError:
+    return CheckpointError(f"models can't be kept in {folder}: {why}; set XDG_CACHE_HOME")
 
 
 def _size_of(path: Path) -> int:

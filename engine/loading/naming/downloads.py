@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from http import HTTPStatus
 from http.client import HTTPException
@@ -12,14 +11,14 @@ from urllib.parse import unquote, urldefrag, urlsplit
 from urllib.request import Request, urlopen
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.loading.naming.cache import being_fetched, cached, keep
+from penstock.engine.loading.naming.cache import fetched_once
+from penstock.engine.loading.naming.digests import check_digest, stated_digest
 from penstock.engine.loading.source import GGUF_SUFFIX
 from penstock.engine.progress import ReportProgress
 
 TIMEOUT_S = 30.0
 TRIES = 5
 CHUNK_BYTES = 1 << 18
-_DIGEST = re.compile(r"sha256=([0-9a-f]{64})")
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
@@ -34,26 +33,22 @@ def fetch_url(url: str, report: ReportProgress) -> Path:
     Raises:
         CheckpointError: the URL names no GGUF file, the server does not deliver it, or its digest is another.
     """
-    path = cached(url)
-    if path is not None:
-        return path
     address, fragment = urldefrag(url)
     name = Path(unquote(urlsplit(address).path)).name
-    digest = _DIGEST.fullmatch(fragment)
+    digest = stated_digest(fragment)
     if not name.endswith(GGUF_SUFFIX):
         raise CheckpointError(f"{_shown(address)} does not name a file that ends in {GGUF_SUFFIX}")
     if fragment and digest is None:
         raise CheckpointError(f"the fragment of {_shown(address)} is not sha256= with 64 hex digits")
-    with being_fetched(url) as folder:
-        path = cached(url)  # another process was quicker
-        if path is not None:
-            return path
+
+    def fetch(folder: Path) -> Path:
         part = folder / f"{name}.part"
         _stream(address, part, report)
-        if digest is not None and (found := _sha256(part)) != digest[1]:
-            part.unlink()
-            raise CheckpointError(f"{_shown(address)} has the digest {found}, not {digest[1]}")
-        return keep(folder, url, part.replace(folder / name))
+        if digest is not None:
+            check_digest(part, digest, _shown(address))
+        return part.replace(folder / name)
+
+    return fetched_once(url, fetch)
 
 
 def _stream(address: str, part: Path, report: ReportProgress) -> None:
@@ -102,11 +97,6 @@ def _is_whole_after_one(address: str, part: Path, report: ReportProgress) -> boo
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _shown(address: str) -> str:

