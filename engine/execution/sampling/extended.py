@@ -216,7 +216,7 @@ def _sample_whole_rows(
     vocab_size = state.tokens.shape[1]
     raw = logits = joined(shares, vocab_size)
     is_sound = survey(logits, form).is_sound
-    logits = adjust(logits, rows, state, sampling.output_index, drafts)
+    logits = adjust(logits, rows, state, sampling.output_index, drafts, form)
     if masks is not None:
         logits = jax.lax.cond(jnp.any(masks != -1), masked, lambda logits, _: logits, logits, masks)
     token_ids = sample(logits[None], sampling, vocab_size, form, is_sound=is_sound)
@@ -241,13 +241,11 @@ def _drafts_before(rows: ExtendedRows) -> jax.Array:
     return jnp.tril(is_same) & (rows.draft >= 0) & (rows.draft >= 0)[:, None]
 
 
-def _with_drafts(tokens: jax.Array, drafts: SeenDrafts) -> jax.Array:
+def _with_drafts(tokens: jax.Array, drafts: SeenDrafts, form: Form) -> jax.Array:
     """Returns the token words `[num_rows, vocab]` with the drafts counted that each row sees."""
     # Each scatter would cost a TPU's compiler many seconds.
-    several: jax.Array = jax.lax.platform_dependent(
-        tokens, drafts, cuda=_with_all_drafts, default=_with_one_draft_after_another
-    )
-    return several
+    count = _with_all_drafts if form is Form.GPU else _with_one_draft_after_another
+    return count(tokens, drafts)
 
 
 def _with_one_draft_after_another(tokens: jax.Array, drafts: SeenDrafts) -> jax.Array:
@@ -271,21 +269,38 @@ def _with_all_drafts(tokens: jax.Array, drafts: SeenDrafts) -> jax.Array:
 
 
 def adjust(
-    logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_index: jax.Array, drafts: SeenDrafts
+    logits: jax.Array,
+    rows: ExtendedRows,
+    state: SamplingState,
+    output_index: jax.Array,
+    drafts: SeenDrafts,
+    form: Form = Form.XLA,
 ) -> jax.Array:
     """Applies penalties, biases and restrictions to logits `[num_rows, vocab]`, those that a row asks for.
 
     Forbidden tokens get NEVER, whatever their bias; all others stay above it.
     """
     logits = jax.lax.cond(
-        jnp.any(rows.is_adjusted), _penalised, lambda logits, *_: logits, logits, rows, state, output_index, drafts
+        jnp.any(rows.is_adjusted),
+        partial(_penalised, form=form),
+        lambda logits, *_: logits,
+        logits,
+        rows,
+        state,
+        output_index,
+        drafts,
     )
     adjusted: jax.Array = jax.lax.cond(jnp.any(rows.is_biased), _biased, lambda logits, *_: logits, logits, rows, state)
     return adjusted
 
 
 def _penalised(
-    logits: jax.Array, rows: ExtendedRows, state: SamplingState, output_index: jax.Array, drafts: SeenDrafts
+    logits: jax.Array,
+    rows: ExtendedRows,
+    state: SamplingState,
+    output_index: jax.Array,
+    drafts: SeenDrafts,
+    form: Form,
 ) -> jax.Array:
     """Applies penalties and `min_tokens`, in one pass.
 
@@ -293,7 +308,9 @@ def _penalised(
     as in OpenAI's API, over the output alone.
     """
     tokens = rows_of(state.tokens, rows.slot).astype(jnp.int32)
-    tokens = jax.lax.cond(jnp.any(drafts.num_seen > 0), _with_drafts, lambda tokens, _: tokens, tokens, drafts)
+    tokens = jax.lax.cond(
+        jnp.any(drafts.num_seen > 0), partial(_with_drafts, form=form), lambda tokens, _: tokens, tokens, drafts
+    )
     counts = tokens // GENERATED
     is_seen = (counts > 0) | (tokens & IN_PROMPT > 0)
     is_blocked = (tokens & STOPS > 0) & (output_index < rows.min_tokens)[:, None]

@@ -117,7 +117,12 @@ def _sample_by_xla(shares: jax.Array, rows: SamplingRows, vocab_size: int, form:
     found = survey(logits, form)
     greedy = found.greedy
     drawn = jax.lax.cond(
-        jnp.any(rows.temperature > 0), _draw, lambda _logits, _rows, greedy: greedy, logits, rows, greedy
+        jnp.any(rows.temperature > 0),
+        partial(_draw, form=form),
+        lambda _logits, _rows, greedy: greedy,
+        logits,
+        rows,
+        greedy,
     )
     sampled = jnp.where(rows.temperature > 0, drawn, greedy)
     top = jnp.take_along_axis(logits, greedy[:, None], axis=-1)[:, 0]
@@ -136,11 +141,11 @@ def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
     return best * _ARGMAX_BLOCK + within
 
 
-def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array) -> jax.Array:
+def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array, form: Form = Form.XLA) -> jax.Array:
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
     logits = logits / temperature[:, None]
     is_filtered = jnp.any((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
-    logits = jax.lax.cond(is_filtered, _filter, lambda logits, _: logits, logits, rows)
+    logits = jax.lax.cond(is_filtered, partial(_filter, form=form), lambda logits, _: logits, logits, rows)
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     cumulative = jnp.cumsum(weights, axis=-1)
     target = uniforms(rows)[:, None] * cumulative[:, -1:]
@@ -160,7 +165,7 @@ def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, ot
     return jnp.where(first < vocab, first, otherwise)
 
 
-def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def _filter(logits: jax.Array, rows: SamplingRows, form: Form = Form.XLA) -> jax.Array:
     """Masks what top_k, then top_p, then min_p leave out, by a threshold each, without sorting the vocabulary."""
     vocab = logits.shape[-1]
     top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
@@ -168,7 +173,7 @@ def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     def enough_tokens(threshold: jax.Array) -> jax.Array:
         return jnp.sum(logits >= threshold, axis=-1, keepdims=True) >= top_k[:, None]
 
-    logits = jnp.where(logits >= _highest(enough_tokens, logits), logits, NEVER)
+    logits = jnp.where(logits >= _highest(enough_tokens, logits, form), logits, NEVER)
     top = jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(logits - top)
     wanted = rows.top_p[:, None] * jnp.sum(weights, axis=-1, keepdims=True)
@@ -177,12 +182,12 @@ def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
         return jnp.sum(jnp.where(logits >= threshold, weights, 0.0), axis=-1, keepdims=True) >= wanted
 
     # A top_p that f32 rounds to 0 wants no mass at all, and still keeps the most likely token.
-    kept = (logits >= jnp.minimum(_highest(enough_mass, logits), top)) | (rows.top_p[:, None] >= 1.0)
+    kept = (logits >= jnp.minimum(_highest(enough_mass, logits, form), top)) | (rows.top_p[:, None] >= 1.0)
     floor = top + jnp.log(rows.min_p)[:, None]  # -inf if min_p is 0
     return jnp.where(kept & (logits >= floor), logits, NEVER)
 
 
-def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
+def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array, form: Form) -> jax.Array:
     """Returns the highest f32 threshold for which `holds`, per row `[num_rows, 1]`, by bisection over all floats.
 
     `holds` is true for low thresholds, minus infinity included, and false for high ones. 32 halvings of the integers
@@ -198,7 +203,6 @@ def _highest(holds: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.
     shape = (logits.shape[0], 1)
     low = jnp.full(shape, 0x007FFFFF, jnp.uint32)  # minus infinity
     high = jnp.full(shape, 0xFF800000, jnp.uint32)  # plus infinity
-    found = partial(jax.lax.fori_loop, 0, 32, halve)
     # A CUDA graph can contain branches, but no loops: with a loop, the host would have to read each step's branch.
-    low, _ = jax.lax.platform_dependent((low, high), cuda=partial(found, unroll=True), default=found)
+    low, _ = jax.lax.fori_loop(0, 32, halve, (low, high), unroll=form is Form.GPU)
     return ordered_to_float(low)
