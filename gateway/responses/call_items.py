@@ -13,7 +13,14 @@ from penstock.gateway.responses.input_item import InputItem, content_of, parts_o
 from penstock.gateway.responses.tools import INPUT, full_name
 
 
-class FunctionCallItem(InputItem):
+class _NamedCallItem(InputItem):
+    """A call of a tool that the client named, by the assistant."""
+
+    def shown(self) -> Document:
+        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
+
+
+class FunctionCallItem(_NamedCallItem):
     """A function call by the assistant."""
 
     prefix: ClassVar[str] = "fc"
@@ -24,14 +31,11 @@ class FunctionCallItem(InputItem):
     namespace: str | None = None
     arguments: str = "{}"
 
-    def shown(self) -> Document:
-        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
-
     def add_to(self, messages: list[Document]) -> None:
         _add_call(messages, self.call_id, full_name(self.name, self.namespace), self.arguments)
 
 
-class CustomCallItem(InputItem):
+class CustomCallItem(_NamedCallItem):
     """A call of a custom tool by the assistant."""
 
     prefix: ClassVar[str] = "ctc"
@@ -41,9 +45,6 @@ class CustomCallItem(InputItem):
     name: str
     namespace: str | None = None
     input: str
-
-    def shown(self) -> Document:
-        return {**self.model_dump(exclude={"id"}, exclude_none=True), "status": "completed"}
 
     def add_to(self, messages: list[Document]) -> None:
         arguments = json.dumps({INPUT: self.input}, ensure_ascii=False)

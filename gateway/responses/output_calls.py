@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
-from penstock.gateway.responses.output_items import ItemStatus, OutputItem, UnnumberedEvent, part
+from penstock.gateway.responses.output_items import OutputItem, UnnumberedEvent, part
 from penstock.gateway.responses.tools import INPUT, OfferedTool
 
 
@@ -64,10 +64,10 @@ class _CustomCall(_FunctionCall):
         if more := self._input.take(text):
             yield self.delta(more)
 
-    def close(self, status: ItemStatus) -> Iterator[UnnumberedEvent]:
+    def _close_content(self) -> Iterator[UnnumberedEvent]:
         if more := self._input.rest():
             yield self.delta(more)
-        yield from super().close(status)
+        yield from super()._close_content()
 
     def _done(self) -> UnnumberedEvent:
         return part(f"response.{self.name}.done", **self._place(), input=self.text)
@@ -93,9 +93,8 @@ class _BuiltinCall(_FunctionCall):
         self._texts.append(text)
         yield from ()
 
-    def close(self, status: ItemStatus) -> Iterator[UnnumberedEvent]:
-        self._status = status
-        yield part("response.output_item.done", output_index=self.index, item=self.document())
+    def _close_content(self) -> Iterator[UnnumberedEvent]:
+        yield from ()
 
 
 _KINDS: Mapping[str, type[_FunctionCall]] = {"function": _FunctionCall, "custom": _CustomCall}

@@ -59,9 +59,13 @@ class OutputItem(ABC):
         yield self.delta(text)
 
     def close(self, status: ItemStatus) -> Iterator[UnnumberedEvent]:
-        yield self._done()
+        yield from self._close_content()
         self._status = status
         yield part("response.output_item.done", output_index=self.index, item=self.document())
+
+    def _close_content(self) -> Iterator[UnnumberedEvent]:
+        """Yields what comes before the item's own end."""
+        yield self._done()
 
     @abstractmethod
     def _done(self) -> UnnumberedEvent: ...
@@ -80,11 +84,9 @@ class TextItem(OutputItem):
         yield from super().open()
         yield part("response.content_part.added", **self._place(), part=self._content())
 
-    def close(self, status: ItemStatus) -> Iterator[UnnumberedEvent]:
-        yield self._done()
+    def _close_content(self) -> Iterator[UnnumberedEvent]:
+        yield from super()._close_content()
         yield part("response.content_part.done", **self._place(), part=self._content())
-        self._status = status
-        yield part("response.output_item.done", output_index=self.index, item=self.document())
 
     @abstractmethod
     def _content(self) -> Document: ...
