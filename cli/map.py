@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.shared.errors import USAGE, CommandFailed
 from penstock.cli.shared.options import takes_settings
-from penstock.cli.shared.sampling import takes_sampling
+from penstock.cli.shared.sampling import takes_sampling, text_or_file
 from penstock.local.progress import shown
 from penstock.producer import AsyncClient, BulkProgress, PenstockError, RequestRefused
 from penstock.producer.progress import clock
@@ -67,11 +67,12 @@ def map_rows(
     Exit status: 0 all rows have their reply; 1 some failed, or the run did; 2 wrong usage; 130 interrupted.
     """
     configure_logs("info", "auto", sys.stderr)
+    text = None if template is None else text_or_file(template, "--template")
     options = MapOptions(
         input=rows,
         output=output,
         failures=failures,
-        source=PromptSource(column, _text(template), system, plain),
+        source=PromptSource(column, text, system, plain),
         sampling=sampling,
         in_flight=in_flight,
         is_ordered=order == "kept",
@@ -112,15 +113,6 @@ async def _run(settings: Settings, job: MapJob) -> tuple[Counts, float]:
 def _what(now: BulkProgress) -> str:
     left = "" if now.remaining_s is None else f", {clock(now.remaining_s)} left"
     return f"{now.rate:.1f}/s, {now.failed} failed{left}"
-
-
-def _text(template: str | None) -> str | None:
-    if template is None or not template.startswith("@"):
-        return template
-    try:
-        return Path(template[1:]).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{template[1:]} cannot be read: {error}", param_hint="--template") from error
 
 
 def _report(counts: Counts, took_s: float, failures: Path, *, as_json: bool) -> None:

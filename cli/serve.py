@@ -158,7 +158,7 @@ async def _serve(plan: _Plan, signals: Stopping) -> bool:
 
         base = plan.settings.name or default_name()
         names = [base if plan.num_workers == 1 else f"{base}-{number}" for number in range(1, plan.num_workers + 1)]
-        workers = {name: {**plan.worker, **own, "name": name, "health_port": 0} for name in names}
+        workers = [{**plan.worker, **own, "name": name, "health_port": 0} for name in names]
         service = LocalService(workers, {**plan.gateway, **own}, ready)
         with signals.serving(asyncio.get_running_loop(), service.stop, service.reload):
             await service.run(*beside)

@@ -25,14 +25,14 @@ class LocalService:
     """Runs workers and a gateway until told to stop. The gateway drains first, as its answers need the workers.
 
     Args:
-        workers: settings of the workers, by name.
+        workers: settings of each worker.
         gateway: settings of the gateway.
         ready: called with the gateway's URL once it listens and a worker has joined.
     """
 
     def __init__(
         self,
-        workers: Mapping[str, Mapping[str, Any]],
+        workers: Sequence[Mapping[str, Any]],
         gateway: Mapping[str, Any],
         ready: Callable[[str], object],
     ) -> None:
@@ -41,9 +41,10 @@ class LocalService:
         self._is_ready = False
         self._url = ""
         self._gateway = Program("gateway", "gateway", gateway, self._hear_gateway)
-        self._workers: list[Program] = []
-        for number, settings in enumerate(workers.values(), 1):
-            self._workers.append(Program(f"worker-{number}", "worker", settings, partial(self._hear_worker, number)))
+        self._workers = [
+            Program(f"worker-{number}", "worker", settings, partial(self._hear_worker, number))
+            for number, settings in enumerate(workers, 1)
+        ]
 
     @property
     def is_aborted(self) -> bool:

@@ -45,13 +45,21 @@ def _option(name: str, each: Parameter) -> inspect.Parameter:
 
 def _read_files(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the options, with the text of each file that is named."""
-    return {name: _text_of(name, value) if name in _FORMS else value for name, value in given.items()}
+    return {
+        name: text_or_file(value, flag(name)) if "@FILE" in _FORMS.get(name, "") else value
+        for name, value in given.items()
+    }
 
 
-def _text_of(name: str, value: str) -> str:
-    if not value.startswith("@") or "@FILE" not in _FORMS[name]:
+def text_or_file(value: str, option: str) -> str:
+    """Returns an option's value, or the text of the file that it names behind an `@`.
+
+    Raises:
+        BadParameter: the file can't be read.
+    """
+    if not value.startswith("@"):
         return value
     try:
         return Path(value[1:]).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{value[1:]} cannot be read: {error}", param_hint=flag(name)) from error
+        raise typer.BadParameter(f"{value[1:]} cannot be read: {error}", param_hint=option) from error

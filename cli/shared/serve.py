@@ -115,11 +115,10 @@ def _fatal_line(lines: LogLines, *, is_json: bool) -> Iterator[None]:
 
 def load_model(model: str, config: EngineConfig, say: Say | None = None) -> Model:
     """Loads and warms up a model, and shows progress."""
-    if local(model) is None:
+    path = local(model)
+    if path is None:
         with shown(f"fetching {model}", BYTES, say) as report:
             path = resolve(model, report)
-    else:
-        path = resolve(model)
     with shown("loading the model", BYTES, say) as report:
         engine = engine_package.Engine.from_checkpoint(path, config, report)
     with shown("warming up", "shapes", say) as report:
