@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,8 @@ from penstock.worker.intake.preparation import Preparer
 from penstock.worker.publish.chunks import chunk_fields
 from penstock.worker.run.choices import ChoiceBuffer
 from penstock.worker.service import WorkerService
-from tests.support.programs.worker_harness import read_reply, serving, take_and_claim
+from tests.support.patience import eventually
+from tests.support.programs.worker_harness import is_queue_empty, read_reply, serving, take_and_claim
 from tests.support.redis_servers.streams import add_entry
 
 SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_batch_tokens": 64, "num_pages": 520, "decode_steps": 1}
@@ -80,6 +82,28 @@ def told(reply: Reply) -> list[tuple[Any, ...]]:
         )
         for choice in reply.choices
     ]
+
+
+async def resumed(
+    redis: RedisClient,
+    url: str,
+    model: Path,
+    config: EngineConfig,
+    request: Callable[[str, int], GenerateRequest],
+    outputs: Mapping[str, list[Output]],
+    cuts: Sequence[tuple[str, int]],
+) -> dict[tuple[str, int], Reply]:
+    """Leaves each kind of request behind each of its cuts. Returns what another worker makes of them: whatever the
+    cut, the reply must be the undisturbed one.
+    """
+    for kind, cut in cuts:
+        await leave(redis, request(kind, cut), outputs[kind], cut)
+    async with guessing_worker(url, model, config):
+        replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
+        await eventually(lambda: is_queue_empty(redis))
+    for (kind, cut), reply in replies.items():
+        assert told(reply) == told(replies[kind, 0]), (kind, cut)
+    return replies
 
 
 def guessing_worker(url: str, model: Path, config: EngineConfig) -> AbstractAsyncContextManager[None]:

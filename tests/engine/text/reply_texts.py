@@ -149,3 +149,11 @@ def _bare(value: object, quote: str) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_bare(item, quote) for item in value) + "]"
     return quote + value + quote if isinstance(value, str) else json.dumps(value)
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

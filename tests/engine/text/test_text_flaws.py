@@ -12,7 +12,7 @@ from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.flaws import Flaw
 from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.delta import ReplyEnd
-from tests.engine.text.reply_texts import Message, as_written, formats, read, write
+from tests.engine.text.reply_texts import Message, as_written, formats, is_json, read, write
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
 TOOLS = (Tool("get_weather", json.dumps(CITY)), Tool("now", '{"type": "object", "properties": {}}'))
@@ -187,13 +187,5 @@ def test_one_edit_gives_a_call_or_text(name: str) -> None:
     for text in edits(right):
         reply, _ = found(name, text)
         assert len(reply.calls) <= 1, text
-        if reply.calls and _is_json(reply.calls[0][1]):
+        if reply.calls and is_json(reply.calls[0][1]):
             assert not any(tag in reply.text for tag in (*tags, "<function", "<parameter")), text
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

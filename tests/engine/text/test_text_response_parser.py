@@ -18,7 +18,7 @@ from penstock.engine.text.response.reading.calls import CallReader
 from penstock.engine.text.response.reading.delta import DELIMITER, Delta, ReplyEnd
 from penstock.engine.text.response.reading.parser import MAX_CUT_OFF, PIECE_CHARS
 from penstock.engine.text.response.reading.source import Reading, TextCursor
-from tests.engine.text.reply_texts import TOOLS, Message, as_written, parser, read, write
+from tests.engine.text.reply_texts import TOOLS, Message, as_written, is_json, parser, read, write
 
 NAMES = list(FORMATS)
 each_format = pytest.mark.parametrize("name", NAMES)
@@ -78,17 +78,7 @@ def is_taken_literally(name: str, message: Message, arguments: list[dict[str, ob
         return False
     if FORMATS[name].calls.parameter is not None:
         texts = [value for one in arguments for value in one.values() if isinstance(value, str)]
-        return not any(
-            text in ("True", "False", "None") or _is_json(text) or text != text.strip("\n") for text in texts
-        )
-    return True
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
+        return not any(text in ("True", "False", "None") or is_json(text) or text != text.strip("\n") for text in texts)
     return True
 
 
