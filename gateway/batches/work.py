@@ -18,7 +18,7 @@ from penstock.gateway.openai.completions import check_number, completion, parts_
 from penstock.gateway.openai.tokens import tokens_of
 from penstock.gateway.responses.create import unstored, with_input
 from penstock.gateway.responses.events import ResponseEvents
-from penstock.gateway.responses.items import to_messages
+from penstock.gateway.responses.input.items import to_messages
 from penstock.gateway.responses.request import read_response
 from penstock.producer import AsyncClient, Chunk, GenerateRequest, ModelCard, Reply
 from penstock.protocol.ranks import LOWEST_PRIORITY

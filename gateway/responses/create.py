@@ -20,8 +20,8 @@ from penstock.gateway.http.events import BEFORE_ALL
 from penstock.gateway.http.interruptions import interruption_of
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
-from penstock.gateway.responses.input_item import InputItem
-from penstock.gateway.responses.items import additional_tools, read_items, shown_items, to_messages
+from penstock.gateway.responses.input.item import InputItem
+from penstock.gateway.responses.input.items import additional_tools, read_items, shown_items, to_messages
 from penstock.gateway.responses.reading import Attended, followed, history_behind, snapshot
 from penstock.gateway.responses.references import resolved
 from penstock.gateway.responses.request import ResponseBody, read_response

@@ -6,7 +6,7 @@ from typing import Literal
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
-from penstock.gateway.responses.output import ResponseOutput
+from penstock.gateway.responses.output.answer import ResponseOutput
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.producer import FinishReason, Reply, Usage
 

@@ -11,8 +11,8 @@ from penstock.gateway.common.documents import Document, created_at, spell
 from penstock.gateway.errors import ApiError, ended_early
 from penstock.gateway.http.events import ServerSentEvent
 from penstock.gateway.responses import documents
-from penstock.gateway.responses.output import ResponseOutput
-from penstock.gateway.responses.output_items import UnnumberedEvent, part
+from penstock.gateway.responses.output.answer import ResponseOutput
+from penstock.gateway.responses.output.items import UnnumberedEvent, part
 from penstock.gateway.responses.stored import StoredResponse
 from penstock.gateway.responses.tools import offered
 from penstock.producer import Chunk, Reply

@@ -22,7 +22,7 @@ from penstock.gateway.http.resuming import AFTER_ALL, Entry, SoughtNumber, check
 from penstock.gateway.http.streaming import EventStream
 from penstock.gateway.responses.documents import pending
 from penstock.gateway.responses.events import ResponseEvents
-from penstock.gateway.responses.items import read_items, to_messages
+from penstock.gateway.responses.input.items import read_items, to_messages
 from penstock.gateway.responses.stored import ResponseStore, StoredResponse, not_found
 from penstock.producer import Handle, PenstockError, ReplyGone, ReplyStream, RequestFailed, RequestRefused, State
 

@@ -16,7 +16,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import HEADER, MAX_NAMES, PassedOver, reading_fields
 from penstock.gateway.openai.chat_request import CHAT_POLICY, read_chat
 from penstock.gateway.openai.completion_request import COMPLETION_POLICY, read_completion
-from penstock.gateway.responses.items import read_items
+from penstock.gateway.responses.input.items import read_items
 from penstock.gateway.responses.request import RESPONSE_POLICY, read_response
 from penstock.protocol.redis.connection import RedisClient
 from tests.gateway.openai.openai_clients import asking

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec, Tool
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText, TextRule
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText, TextRule
 from penstock.protocol.wire import GenerateRequest, NamedTool, ResponseFormat
 
 

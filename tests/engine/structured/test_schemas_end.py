@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.key_patterns import with_listed_names
-from penstock.engine.text.response.rules import JsonText
+from penstock.engine.text.response.grammar.key_patterns import with_listed_names
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import JsonText
 from tests.engine.structured.schema_corpus import Schema, schemas
 from tests.engine.text.reply_walks import vocabulary
 from tests.support.patience import slow

@@ -14,8 +14,16 @@ import pytest
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import FREE, CallRule, ChoiceText, JsonText, LarkText, RegexText, TextRule
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import (
+    FREE,
+    CallRule,
+    ChoiceText,
+    JsonText,
+    LarkText,
+    RegexText,
+    TextRule,
+)
 from penstock.engine.text.response.syntax import Arguments
 from tests.engine.text.reply_walks import vocabulary
 

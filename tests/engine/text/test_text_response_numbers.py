@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.numbers import BOUNDS, Numbers, exact, positional
-from penstock.engine.text.response.rules import CallRule, JsonText
+from penstock.engine.text.response.grammar.numbers import BOUNDS, Numbers, exact, positional
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import CallRule, JsonText
 from tests.engine.text.reply_walks import vocabulary
 
 ID = 1234567890123456789  # as a float64 it is ...768

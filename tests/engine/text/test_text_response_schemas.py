@@ -12,10 +12,10 @@ import pytest
 from jsonschema.validators import validator_for
 
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.response import schemas as schemas_of_llguidance
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import JsonText
-from penstock.engine.text.response.schemas import parsed_schema
+from penstock.engine.text.response.grammar import schemas as schemas_of_llguidance
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import JsonText
+from penstock.engine.text.response.grammar.schemas import parsed_schema
 from tests.engine.structured.schema_corpus import Schema, schemas
 from tests.engine.text.reply_walks import vocabulary
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.text.response.grammar.schemas import pointed
 from penstock.engine.text.response.reading import casting
 from penstock.engine.text.response.reading.casting import MAX_NODES, ArgumentsSchema
 from penstock.engine.text.response.reading.json_text import read_value, to_json
 from penstock.engine.text.response.reading.literals import MAX_DEPTH, read_literal
 from penstock.engine.text.response.reading.source import Malformed, Reading, TextCursor
-from penstock.engine.text.response.schemas import pointed
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import Engine, Request, SamplingParams, TokenLogprob
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import RegexText
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import RegexText
 from tests.engine.engines import SMALL, drive
 
 PROMPT = tuple(range(40, 50))

@@ -12,8 +12,8 @@ import pytest
 from penstock.engine import Engine, EngineConfig, Output, Request, SamplingParams
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import CallRule
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import CallRule
 from tests.engine.checkpoints import write_checkpoint
 from tests.engine.text.reply_walks import EOS, chat_tokenizer
 

@@ -12,8 +12,8 @@ from jsonschema.validators import validator_for
 
 from penstock.engine import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from penstock.engine.structured import Grammar
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import JsonText
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import JsonText
 from tests.engine.engines import Result, drive, forget_prefixes, write_model
 from tests.engine.structured.schema_corpus import Schema, schemas
 

@@ -13,8 +13,8 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.responses.create import with_input
-from penstock.gateway.responses.input_item import InputItem
-from penstock.gateway.responses.items import read_items, shown_items, to_messages
+from penstock.gateway.responses.input.item import InputItem
+from penstock.gateway.responses.input.items import read_items, shown_items, to_messages
 from penstock.gateway.responses.request import RESPONSE_POLICY, ResponseBody, read_response
 from penstock.gateway.responses.stored import asked_for
 from penstock.producer import GenerateRequest

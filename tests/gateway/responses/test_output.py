@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.responses.output import ResponseOutput
+from penstock.gateway.responses.output.answer import ResponseOutput
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta, TopLogprob
 
 

@@ -12,14 +12,14 @@ from pydantic import BaseModel, TypeAdapter
 
 from penstock.engine.request import ResponseSpec, Tool
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.grammar import reply_grammar
-from penstock.engine.text.response.rules import CallRule
+from penstock.engine.text.response.grammar.reply_grammar import reply_grammar
+from penstock.engine.text.response.grammar.rules import CallRule
 from penstock.gateway.common.documents import Document
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import reading_fields
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
-from penstock.gateway.responses.items import read_items, shown_items, to_messages
-from penstock.gateway.responses.output import ResponseOutput
+from penstock.gateway.responses.input.items import read_items, shown_items, to_messages
+from penstock.gateway.responses.output.answer import ResponseOutput
 from penstock.gateway.responses.request import read_response
 from penstock.gateway.responses.tools import offered
 from penstock.producer import ToolCallDelta

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from penstock.engine.text.response.grammar.schemas import pointed
 from penstock.engine.text.response.reading.literals import whole_literal
 from penstock.engine.text.response.reading.source import Malformed
-from penstock.engine.text.response.schemas import pointed
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool,),

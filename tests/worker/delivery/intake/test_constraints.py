@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec, Tool
-from penstock.engine.text.response.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText
+from penstock.engine.text.response.grammar.rules import CallRule, ChoiceText, JsonText, LarkText, RegexText
 from penstock.protocol.wire import GenerateRequest
 from penstock.worker.intake.constraints import call_rule, callable_tools, grammar_source, text_rule
 

@@ -12,12 +12,12 @@ from itertools import combinations
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest, shown
-from penstock.engine.text.response.branches import are_apart, kind_of
-from penstock.engine.text.response.endless import without_endless
-from penstock.engine.text.response.lark import GrammarWriter, either, literal, separated, sequence
-from penstock.engine.text.response.long_numbers import LongNumbers, has_long_number
-from penstock.engine.text.response.numbers import KEYWORDS, Numbers, exact, is_number, spelled
-from penstock.engine.text.response.schemas import WHITE_SPACE, Schema, on_its_own, pointed, with_options
+from penstock.engine.text.response.grammar.branches import are_apart, kind_of
+from penstock.engine.text.response.grammar.endless import without_endless
+from penstock.engine.text.response.grammar.lark import GrammarWriter, either, literal, separated, sequence
+from penstock.engine.text.response.grammar.long_numbers import LongNumbers, has_long_number
+from penstock.engine.text.response.grammar.numbers import KEYWORDS, Numbers, exact, is_number, spelled
+from penstock.engine.text.response.grammar.schemas import WHITE_SPACE, Schema, on_its_own, pointed, with_options
 
 _KEY = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'
 _LITERALS = frozenset(("const", "enum"))

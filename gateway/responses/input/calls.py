@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
-from penstock.gateway.responses.input_item import InputItem, content_of, parts_of, turn_of
+from penstock.gateway.responses.input.item import InputItem, content_of, parts_of, turn_of
 from penstock.gateway.responses.tools import INPUT, full_name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.response.schemas import Schema, pointed
+from penstock.engine.text.response.grammar.schemas import Schema, pointed
 
 _IN_ONE = ("items", "additionalProperties", "additionalItems")
 _IN_LIST = ("allOf", "anyOf", "oneOf", "prefixItems", "items")

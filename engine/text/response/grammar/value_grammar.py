@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.response.json_grammar import JsonGrammar
-from penstock.engine.text.response.lark import GrammarWriter, either, literal
-from penstock.engine.text.response.schemas import Schema, checked, edited, pointed
+from penstock.engine.text.response.grammar.json_grammar import JsonGrammar
+from penstock.engine.text.response.grammar.lark import GrammarWriter, either, literal
+from penstock.engine.text.response.grammar.schemas import Schema, checked, edited, pointed
 
 _NUMBERS = {
     "integer": "/-?(0|[1-9][0-9]{0,17})/",

@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import ResponseSpec
-from penstock.engine.text.response.call_grammar import CallGrammar, between_marks
 from penstock.engine.text.response.formats import FORMATS
-from penstock.engine.text.response.json_grammar import JsonGrammar
-from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, regex, sequence
-from penstock.engine.text.response.rules import FREE, CallRule, ChoiceText, JsonText, RegexText, TextRule
-from penstock.engine.text.response.schemas import edited, parsed_schema
+from penstock.engine.text.response.grammar.call_grammar import CallGrammar, between_marks
+from penstock.engine.text.response.grammar.json_grammar import JsonGrammar
+from penstock.engine.text.response.grammar.lark import ANY, GrammarWriter, either, literal, regex, sequence
+from penstock.engine.text.response.grammar.rules import FREE, CallRule, ChoiceText, JsonText, RegexText, TextRule
+from penstock.engine.text.response.grammar.schemas import edited, parsed_schema
 from penstock.engine.text.response.syntax import ReplyFormat
 
 _GAP = r"/[ \t\n]{1,2}/"  # allowed before text that follows a rule, and before a call

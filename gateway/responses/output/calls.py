@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
-from penstock.gateway.responses.output_items import OutputItem, UnnumberedEvent, part
+from penstock.gateway.responses.output.items import OutputItem, UnnumberedEvent, part
 from penstock.gateway.responses.tools import INPUT, OfferedTool
 
 

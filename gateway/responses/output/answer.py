@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from penstock.gateway.common.documents import Document
-from penstock.gateway.responses.output_calls import call_of
-from penstock.gateway.responses.output_items import ItemStatus, Message, OutputItem, Reasoning, UnnumberedEvent
+from penstock.gateway.responses.output.calls import call_of
+from penstock.gateway.responses.output.items import ItemStatus, Message, OutputItem, Reasoning, UnnumberedEvent
 from penstock.gateway.responses.tools import OfferedTool
 from penstock.producer import Chunk, TokenLogprob, ToolCallDelta
 

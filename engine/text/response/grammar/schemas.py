@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.response.key_patterns import with_listed_names
-from penstock.engine.text.response.numbers import KEYWORDS, is_number
+from penstock.engine.text.response.grammar.key_patterns import with_listed_names
+from penstock.engine.text.response.grammar.numbers import KEYWORDS, is_number
 
 Schema = dict[str, Any]
 

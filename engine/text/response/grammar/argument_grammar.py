@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest
 from penstock.engine.request import Tool
-from penstock.engine.text.response.bare_text import OTHER_VALUES, bare_text, text_before
-from penstock.engine.text.response.json_grammar import JsonGrammar
-from penstock.engine.text.response.lark import GrammarWriter, literal, separated, sequence
-from penstock.engine.text.response.schemas import Schema, edited, parsed_schema
+from penstock.engine.text.response.grammar.bare_text import OTHER_VALUES, bare_text, text_before
+from penstock.engine.text.response.grammar.json_grammar import JsonGrammar
+from penstock.engine.text.response.grammar.lark import GrammarWriter, literal, separated, sequence
+from penstock.engine.text.response.grammar.schemas import Schema, edited, parsed_schema
+from penstock.engine.text.response.grammar.value_grammar import ValueGrammar
 from penstock.engine.text.response.syntax import Arguments, ReplyFormat
-from penstock.engine.text.response.value_grammar import ValueGrammar
 
 _PYTHON_WORDS: Mapping[str, str] = MappingProxyType({"true": "True", "false": "False", "null": "None"})
 _PLAIN_KEY = re.compile(r"[^\s<>{}()\[\]\"'=,;:|]+")

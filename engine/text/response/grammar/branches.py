@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engine.text.response.numbers import exact, is_number
-from penstock.engine.text.response.schemas import Schema, pointed
+from penstock.engine.text.response.grammar.numbers import exact, is_number
+from penstock.engine.text.response.grammar.schemas import Schema, pointed
 
 _MAX_REFERENCES = 16  # in a row
 _KINDS = frozenset(("array", "boolean", "integer", "null", "object", "string", "fraction"))

@@ -13,7 +13,7 @@ from penstock.gateway.common.near import nearest
 from penstock.gateway.common.turns import spoken
 from penstock.gateway.errors import ApiError
 from penstock.gateway.http.passed_over import pass_over
-from penstock.gateway.responses.call_items import (
+from penstock.gateway.responses.input.calls import (
     AdditionalToolsItem,
     BuiltinCallItem,
     BuiltinOutputItem,
@@ -21,7 +21,7 @@ from penstock.gateway.responses.call_items import (
     CustomCallItem,
     FunctionCallItem,
 )
-from penstock.gateway.responses.input_item import InputItem, content_of, parts_of, turn_of
+from penstock.gateway.responses.input.item import InputItem, content_of, parts_of, turn_of
 from penstock.gateway.responses.tools import read_tools
 from penstock.protocol.wire.values import spelled
 

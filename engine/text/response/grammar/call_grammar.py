@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.engine.request import Tool
-from penstock.engine.text.response.argument_grammar import call_body
-from penstock.engine.text.response.lark import ANY, GrammarWriter, either, literal, sequence, without
-from penstock.engine.text.response.rules import CallRule
+from penstock.engine.text.response.grammar.argument_grammar import call_body
+from penstock.engine.text.response.grammar.lark import ANY, GrammarWriter, either, literal, sequence, without
+from penstock.engine.text.response.grammar.rules import CallRule
 from penstock.engine.text.response.syntax import Arguments, ReplyFormat
 
 

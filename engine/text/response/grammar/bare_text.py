@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from penstock.engine.errors import InvalidRequest
-from penstock.engine.text.response.lark import ANY, either, literal, regex
-from penstock.engine.text.response.schemas import FORMATS, LEAP_YEAR, Schema
+from penstock.engine.text.response.grammar.lark import ANY, either, literal, regex
+from penstock.engine.text.response.grammar.schemas import FORMATS, LEAP_YEAR, Schema
 
 _MONTH_AND_DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from penstock.engine.text.response.numbers import BOUNDS, is_kept, is_kept_multiple, is_number
-from penstock.engine.text.response.schemas import Schema, inner, pointed
+from penstock.engine.text.response.grammar.numbers import BOUNDS, is_kept, is_kept_multiple, is_number
+from penstock.engine.text.response.grammar.schemas import Schema, inner, pointed
 
 
 class LongNumbers:

@@ -1,0 +1,1 @@
+"""The grammars of replies: texts, schemas and calls as a model may write them."""

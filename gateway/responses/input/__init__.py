@@ -1,0 +1,1 @@
+"""The input of a response, item by item."""

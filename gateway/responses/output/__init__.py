@@ -1,0 +1,1 @@
+"""The output of a response, item by item."""
