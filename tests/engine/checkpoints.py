@@ -145,9 +145,11 @@ def edit_config(directory: Path, *remove: str, **fields: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in remove} | fields))
 
 
-def reference_logits(directory: Path, token_ids: list[int]) -> np.ndarray:  # f32 [num_tokens, vocab]
+def reference_logits(
+    directory: Path, token_ids: list[int], *, dtype: torch.dtype = torch.float32
+) -> np.ndarray:  # [num_tokens, vocab]
     with torch.no_grad():
-        logits: np.ndarray = reference_model(directory)(torch.tensor([token_ids])).logits[0].numpy()
+        logits: np.ndarray = reference_model(directory, dtype)(torch.tensor([token_ids])).logits[0].numpy()
     return logits
 
 
@@ -170,8 +172,8 @@ def reference_greedy(directory: Path, token_ids: list[int], num_tokens: int, *, 
     return tokens
 
 
-def reference_model(directory: Path) -> Any:
+def reference_model(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     # torch's grouped matmul takes rows of 16 bytes alone; the eager one takes any size
     auto = _auto(json.loads((directory / "config.json").read_text())["model_type"])
-    reference = auto.from_pretrained(directory, dtype=torch.float32, experts_implementation="eager")
+    reference = auto.from_pretrained(directory, dtype=dtype, experts_implementation="eager")
     return reference.eval()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 
 from penstock.engine.execution.state_cache import init_states, state_arrays
@@ -727,7 +728,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     family, config = CASES[case]
     write_checkpoint(tmp_path, family, **config)
-    np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
+    assert_equals_reference(our_logits(tmp_path, TOKENS), tmp_path)
 
 
 STACKED = (
@@ -796,7 +797,21 @@ def test_stacked_layers_compute_the_same(case: str, tmp_path: Path) -> None:
 def test_logits_with_the_older_dialect_of_config_json(family: str, rope: dict[str, Any], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, family)
     edit_config(tmp_path, "rope_parameters", "head_dim", "layer_types", "dtype", torch_dtype="float32", **rope)
-    np.testing.assert_allclose(our_logits(tmp_path, TOKENS), reference_logits(tmp_path, TOKENS), atol=1e-4, rtol=1e-4)
+    assert_equals_reference(our_logits(tmp_path, TOKENS), tmp_path)
+
+
+def assert_equals_reference(ours: np.ndarray, path: Path) -> None:
+    """Asserts that logits [tokens, vocab] are those of transformers, but for rounding.
+
+    Models of some families amplify the rounding of float32 beyond 1e-4, by processor and by model. How much they do is
+    known from the reference in float64: its distance from the reference in float32 is the scale for ours.
+    """
+    expected = reference_logits(path, TOKENS)
+    if np.allclose(ours, expected, atol=1e-4, rtol=1e-4):
+        return
+    exact = reference_logits(path, TOKENS, dtype=torch.float64)
+    rounding = np.abs(expected - exact).max()
+    np.testing.assert_allclose(ours, exact, atol=max(1e-4, 3 * rounding), rtol=1e-4)
 
 
 def our_logits(
