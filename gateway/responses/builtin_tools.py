@@ -45,11 +45,15 @@ class BuiltinTool:
 
     def held(self, arguments: Mapping[str, Any]) -> Document:
         """Returns what a call's item has in its holder."""
-        made = self.always | {name: value for name, value in arguments.items() if name in self.properties}
+        made = self.always | {name: value for name, value in arguments.items() if self._has(name, value)}
         for (name, value), needless in self.needless.items():
             if made.get(name) == value:
                 made.pop(needless, None)
         return made
+
+    def _has(self, name: str, value: object) -> bool:
+        """Whether a parameter can have this value, which may be half written."""
+        return name in self.properties and value in self.properties[name].get("enum", (value,))
 
     def arguments(self, held: Mapping[str, Any]) -> Document:
         """Returns the arguments of a call from its holder, as a model writes them."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain, repeat
 
 from pydantic_core import from_json
 
 from penstock.gateway.common.documents import Document
 from penstock.gateway.responses.builtin_tools import BUILTIN_TOOLS
 from penstock.gateway.responses.output.items import OutputItem, UnnumberedEvent, part
+from penstock.gateway.responses.output.strings import StringReader
 from penstock.gateway.responses.tools import INPUT, OfferedTool
+
+_INPUT = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_COMMANDS = re.compile(r'\s*\{\s*"commands"\s*:\s*\[\s*"')
+_NEXT = re.compile(r'\s*,\s*"')
+_OPERATION = (
+    re.compile(r'\s*\{\s*"type"\s*:\s*"'), re.compile(r'\s*,\s*"path"\s*:\s*"'), re.compile(r'\s*,\s*"diff"\s*:\s*"'),
+)  # fmt: skip
 
 
 def call_of(request_id: str, index: int, call_id: str, tool: OfferedTool) -> OutputItem:
@@ -46,14 +54,17 @@ class _FunctionCall(OutputItem):
 
 
 class _CustomCall(_FunctionCall):
-    """A call of a custom tool: its text is inside of the function's arguments."""
+    """A call of a custom tool. Its text is inside of the function's arguments.
+
+    Where they are no object with this text in front, the arguments are the text.
+    """
 
     prefix = "ctc"
     name = "custom_tool_call_input"
 
     def __init__(self, request_id: str, index: int, call_id: str, tool: OfferedTool) -> None:
         super().__init__(request_id, index, call_id, tool)
-        self._input = InputText()
+        self._strings = StringReader((_INPUT,))
 
     def document(self) -> Document:
         return {
@@ -61,13 +72,21 @@ class _CustomCall(_FunctionCall):
         }  # fmt: skip
 
     def argument(self, text: str) -> Iterator[UnnumberedEvent]:
-        if more := self._input.take(text):
+        if more := "".join(each.text for each in self._strings.take(text)):
             yield self.delta(more)
 
     def _close_content(self) -> Iterator[UnnumberedEvent]:
-        if more := self._input.rest():
+        if more := self._rest():
             yield self.delta(more)
         yield from super()._close_content()
+
+    def _rest(self) -> str:
+        """Returns what the end of the arguments adds to the text."""
+        unread = self._strings.unread
+        if self._strings.has_begun or f'{{"{INPUT}":"'.startswith("".join(unread.split())):
+            return ""
+        given = _object_in(unread).get(INPUT)
+        return given if isinstance(given, str) else unread
 
     def _done(self) -> UnnumberedEvent:
         return part(f"response.{self.name}.done", **self._place(), input=self.text)
@@ -85,9 +104,13 @@ class _BuiltinCall(_FunctionCall):
             "id": self.id,
             "type": f"{self._tool.kind}_call",
             "call_id": self._call_id,
-            tool.holder: tool.held(_object_in(self.text)),
+            tool.holder: tool.held(_object_in(self.text) | self._read()),
             "status": tool.cut_status if self._status == "incomplete" else self._status,
         }
+
+    def _read(self) -> Document:
+        """Returns the arguments that were sent in events of their own."""
+        return {}
 
     def argument(self, text: str) -> Iterator[UnnumberedEvent]:
         self._texts.append(text)
@@ -97,65 +120,105 @@ class _BuiltinCall(_FunctionCall):
         yield from ()
 
 
-_KINDS: Mapping[str, type[_FunctionCall]] = {"function": _FunctionCall, "custom": _CustomCall}
+class _ShellCall(_BuiltinCall):
+    """A call of `shell`. Its commands are sent as they are written."""
 
-_OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-_CHARACTERS = re.compile(
-    r"""(?:
-        [^"\\] | \\[^u]
-        | \\u(?!d[89ab])[0-9a-f]{4}
-        | \\ud[89ab][0-9a-f]{2} (?: \\ud[c-f][0-9a-f]{2} | (?=[^\\] | \\[^u] | \\u(?!d[c-f])[0-9a-f]{4}) )
-    )*""",
-    re.VERBOSE | re.IGNORECASE | re.DOTALL,
-)
-"""Whole characters of a JSON string: no escape or pair of surrogates is torn."""
+    def __init__(self, request_id: str, index: int, call_id: str, tool: OfferedTool) -> None:
+        super().__init__(request_id, index, call_id, tool)
+        self._strings = StringReader(chain((_COMMANDS,), repeat(_NEXT)))
+        self._commands: list[str] = []
+        self._num_whole = 0
+
+    def _read(self) -> Document:
+        return {"commands": self._commands} if self._commands else {}
+
+    def argument(self, text: str) -> Iterator[UnnumberedEvent]:
+        yield from super().argument(text)
+        for each in self._strings.take(text):
+            if each.is_first:
+                yield self._begin()
+            elif each.is_last:
+                yield self._end()
+            else:
+                yield self._more(each.text)
+
+    def _close_content(self) -> Iterator[UnnumberedEvent]:
+        if self._num_whole < len(self._commands):
+            yield self._end()
+        if not self._strings.has_begun:  # they came behind other arguments, or not at all
+            for command in _texts_in(_object_in(self.text).get("commands")):
+                yield from (self._begin(), self._more(command), self._end())
+
+    def _begin(self) -> UnnumberedEvent:
+        self._commands.append("")
+        return self._event("added", command="")
+
+    def _more(self, text: str) -> UnnumberedEvent:
+        self._commands[-1] += text
+        return self._event("delta", delta=text)
+
+    def _end(self) -> UnnumberedEvent:
+        self._num_whole += 1
+        return self._event("done", command=self._commands[-1])
+
+    def _event(self, name: str, **fields: str) -> UnnumberedEvent:
+        place = {"output_index": self.index, "command_index": len(self._commands) - 1}
+        return part(f"response.shell_call_command.{name}", **place, **fields)
 
 
-class InputText:
-    """A custom tool's text, read from the arguments as they come. Each of their characters is looked at once.
-
-    Where they are no object with this text in front, the arguments are the text.
+class _PatchCall(_BuiltinCall):
+    """A call of `apply_patch`. Its item is sent once it says what is done to which file, then the diff as it is
+    written.
     """
 
-    def __init__(self) -> None:
-        self._head: str | None = ""  # all so far; None: the text has begun
-        self._open = ""  # the beginning of a character
-        self._has_ended = False
+    name = "apply_patch_call_operation_diff"
 
-    def take(self, arguments: str) -> str:
-        """Returns what the next piece of the arguments adds to the text."""
-        if self._has_ended:
-            return ""
-        if self._head is not None:
-            self._head += arguments
-            opening = _OPENING.match(self._head)
-            if opening is None:
-                return ""
-            arguments, self._head = self._head[opening.end() :], None
-        self._open += arguments
-        found = _CHARACTERS.match(self._open)
-        whole = found.group() if found else ""
-        self._open = self._open[len(whole) :]
-        self._has_ended = self._open.startswith('"')
-        return _read(whole)
+    def __init__(self, request_id: str, index: int, call_id: str, tool: OfferedTool) -> None:
+        super().__init__(request_id, index, call_id, tool)
+        self._strings = StringReader(_OPERATION)
+        self._operation = ["", "", ""]
+        self._is_shown = False
 
-    def rest(self) -> str:
-        """Returns what the end of the arguments adds to the text."""
-        if self._head is None or f'{{"{INPUT}":"'.startswith("".join(self._head.split())):
-            return ""
-        given = _object_in(self._head).get(INPUT)
-        return given if isinstance(given, str) else self._head
+    def _read(self) -> Document:
+        read = dict(zip(("type", "path", "diff"), self._operation, strict=True))
+        return {name: value for name, value in read.items() if value}
+
+    def open(self) -> Iterator[UnnumberedEvent]:
+        yield from ()
+
+    def argument(self, text: str) -> Iterator[UnnumberedEvent]:
+        yield from super().argument(text)
+        for each in self._strings.take(text):
+            self._operation[each.number] += each.text
+            if each.number == 1 and each.is_last:
+                yield from self._show()
+            elif each.number == 2 and each.text and self._operation[0] != "delete_file":
+                yield self._diff_event("delta", delta=each.text)
+
+    def _close_content(self) -> Iterator[UnnumberedEvent]:
+        if not self._is_shown:
+            yield from self._show()
+        operation = self.document()["operation"]
+        if "diff" not in operation:
+            return
+        if operation["diff"] and not self._operation[2]:  # it came in front of other arguments
+            yield self._diff_event("delta", delta=operation["diff"])
+        yield self._diff_event("done", diff=operation["diff"])
+
+    def _show(self) -> Iterator[UnnumberedEvent]:
+        self._is_shown = True
+        item = self.document()
+        if "diff" in item["operation"]:
+            item["operation"]["diff"] = ""  # which its own events have
+        yield part("response.output_item.added", output_index=self.index, item=item)
+
+    def _diff_event(self, kind: str, **fields: str) -> UnnumberedEvent:
+        return part(f"response.{self.name}.{kind}", **self._place(), **fields)
 
 
-def _read(spelled: str) -> str:
-    """Returns the text of whole characters of a JSON string. What is no JSON stays as it is."""
-    if "\\" not in spelled:
-        return spelled
-    try:
-        text: str = json.loads(f'"{spelled}"', strict=False)
-    except ValueError:
-        return spelled
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+_KINDS: Mapping[str, type[_FunctionCall]] = {
+    "function": _FunctionCall, "custom": _CustomCall, "shell": _ShellCall, "apply_patch": _PatchCall,
+}  # fmt: skip
 
 
 def _object_in(text: str) -> Document:
@@ -165,3 +228,7 @@ def _object_in(text: str) -> Document:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _texts_in(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

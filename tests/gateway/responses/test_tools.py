@@ -24,7 +24,7 @@ from penstock.gateway.responses.request import read_response
 from penstock.gateway.responses.tools import offered
 from penstock.producer import ToolCallDelta
 from penstock.protocol.redis.connection import RedisClient
-from tests.gateway.responses.responses_harness import asking
+from tests.gateway.responses.responses_harness import EVENT, asking
 from tests.gateway.responses.test_output import chunk, written
 from tests.support.programs.gateway_harness import CARD
 
@@ -145,7 +145,7 @@ def test_a_call_of_a_built_in_tool_is_an_item_of_its_own_kind_and_comes_back(nam
     body = read_response({**BODY, "tools": [{"type": name}]})
     output = ResponseOutput("r", tools=offered(body.tools))
     events = written(output, *(chunk(tool_calls=(each,)) for each in call(name, [text[:5], text[5:]])))
-    assert [event["type"] for event in events] == ["response.output_item.added", "response.output_item.done"]
+    assert [events[0]["type"], events[-1]["type"]] == ["response.output_item.added", "response.output_item.done"]
     (item,) = output.items
     assert item == {"id": "btc_r_0", "type": f"{name}_call", "call_id": "call_1", **held, "status": "completed"}
     assert isinstance(TypeAdapter(ResponseOutputItem).validate_python(item), BaseModel)
@@ -171,6 +171,82 @@ def test_a_call_of_a_built_in_tool_may_be_cut_off_anywhere(name: str) -> None:
         assert item["status"] != "completed"
         assert item[next(iter(held))].keys() >= held[next(iter(held))].keys() - {"timeout_ms"}
         assert to_messages(read_items([item]))
+
+
+COMMANDS = ["ls", "", 'echo "\u00e9\U0001f600" \\']
+PATCHED = {"type": "update_file", "path": "a/\u00e9", "diff": TEXT}
+
+
+def shell_events(events: list[Document]) -> list[tuple[str, int, str]]:
+    found = [event for event in events if event["type"].startswith("response.shell_call_command.")]
+    for event in found:
+        assert isinstance(EVENT.validate_python({**event, "sequence_number": 1}, strict=True), BaseModel)
+    kinds = [event["type"].rpartition(".")[2] for event in found]
+    texts = [event["delta" if kind == "delta" else "command"] for kind, event in zip(kinds, found, strict=True)]
+    return [(kind, event["command_index"], text) for kind, event, text in zip(kinds, found, texts, strict=True)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_commands_of_a_shell_are_streamed_as_they_are_written_wherever_they_are_cut(size: int, is_ascii: bool) -> None:
+    arguments = json.dumps({"commands": COMMANDS, "timeout_ms": 5}, ensure_ascii=is_ascii)
+    tools = offered(read_response({**BODY, "tools": [{"type": "shell"}]}).tools)
+    for end in range(1, len(arguments) + 1):
+        pieces = [arguments[at : min(at + size, end)] for at in range(0, end, size)]
+        output = ResponseOutput("r", tools=tools)
+        events = shell_events(written(output, *(chunk(tool_calls=(each,)) for each in call("shell", pieces))))
+        (item,) = output.items
+        commands = item["action"]["commands"]
+        assert [text for kind, _, text in events if kind == "done"] == commands
+        for number, command in enumerate(commands):
+            own = [(kind, text) for kind, index, text in events if index == number]
+            assert (own[0], own[-1]) == (("added", ""), ("done", command))
+            assert "".join(text for kind, text in own if kind == "delta") == command
+        assert all(whole.startswith(command) for whole, command in zip(COMMANDS, commands, strict=False))
+    assert commands == COMMANDS
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("kind", ["create_file", "update_file", "delete_file"])
+def test_a_diff_is_streamed_as_it_is_written_once_its_file_is_known(size: int, kind: str) -> None:
+    """Clients begin their own call by the type and path of the first event."""
+    arguments = json.dumps({**PATCHED, "type": kind})
+    tools = offered(read_response({**BODY, "tools": [{"type": "apply_patch"}]}).tools)
+    for end in range(1, len(arguments) + 1):
+        pieces = [arguments[at : min(at + size, end)] for at in range(0, end, size)]
+        output = ResponseOutput("r", tools=tools)
+        first, *events = written(output, *(chunk(tool_calls=(each,)) for each in call("apply_patch", pieces)))
+        (item,) = output.items
+        shown = item["operation"]
+        assert first["type"] == "response.output_item.added"
+        assert first["item"]["operation"] == {**shown, **({"diff": ""} if "diff" in shown else {})}
+        texts = [event["delta"] for event in events if event["type"].endswith("_diff.delta")]
+        assert ("".join(texts), "" in texts) == (shown.get("diff", ""), False)
+        done = [event["diff"] for event in events if event["type"].endswith("_diff.done")]
+        assert done == [shown[name] for name in shown if name == "diff"]
+    assert shown == BUILTIN_TOOLS["apply_patch"].held({**PATCHED, "type": kind})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrote", "count"),
+    [
+        ("shell", '{"timeout_ms": 5, "commands": ["ls", "pwd"]}', 6),
+        ("shell", '{"commands": ["\\ud83d!"]}', 3),
+        ("shell", '{"commands": [5, ["ls"]]}', 0),
+        ("shell", "ls", 0),
+        ("apply_patch", '{"diff": "+a", "path": "b", "type": "create_file"}', 2),
+        ("apply_patch", '{"path": "b", "type": "create_file"}', 1),
+        ("apply_patch", "+a", 1),
+    ],
+)
+def test_arguments_in_another_order_or_of_another_kind_are_sent_at_the_end(name: str, wrote: str, count: int) -> None:
+    output = ResponseOutput("r", tools=offered(read_response({**BODY, "tools": [{"type": name}]}).tools))
+    pieces = [wrote[at : at + 2] for at in range(0, len(wrote), 2)]
+    events = written(output, *(chunk(tool_calls=(each,)) for each in call(name, pieces)))
+    shown = json.dumps(output.items[0])
+    texts = [event["delta"] for event in events if event["type"].endswith(".delta")]
+    assert all(json.dumps(text)[1:-1] in shown for text in texts)
+    assert len([event for event in events if "output_item" not in event["type"]]) == count
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
