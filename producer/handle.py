@@ -12,7 +12,7 @@ from typing import Self, TypeAlias, TypeVar
 
 from penstock.producer.arguments import check_wait
 from penstock.producer.reading.assembly import Assembler
-from penstock.producer.reading.reader import Subscription
+from penstock.producer.reading.subscription import Subscription
 from penstock.producer.request import Prompt, build_request
 from penstock.producer.row_ids import RowIds
 from penstock.producer.transport import State, Transport

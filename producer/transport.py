@@ -15,7 +15,8 @@ from penstock.producer.calls import CallClient
 from penstock.producer.connections import Connections
 from penstock.producer.patience import Patience
 from penstock.producer.reading.entries import decode_fields, position
-from penstock.producer.reading.reader import ENDED, Subscription, find_gone
+from penstock.producer.reading.gone import ENDED, find_gone
+from penstock.producer.reading.subscription import Subscription
 from penstock.protocol import keys
 from penstock.protocol.errors import ConnectionLost, NotDurable, QueueFull, ReplyGone, ServerRefused, UnknownRequest
 from penstock.protocol.ids import new_id

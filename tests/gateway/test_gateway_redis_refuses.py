@@ -71,7 +71,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         "standing.MAX_AGE_S", "standing.HOLD_S",
     ):  # fmt: skip
         monkeypatch.setattr(f"penstock.gateway.{name}", 0.005)
-    for name in ("reading.reader.MAX_BACKOFF_S", "reading.reader.WAKE_RETRY_S", "calls.MAX_BACKOFF_S"):
+    for name in ("reading.line.MAX_BACKOFF_S", "reading.line.WAKE_RETRY_S", "calls.MAX_BACKOFF_S"):
         monkeypatch.setattr(f"penstock.producer.{name}", 0.005)
 
 

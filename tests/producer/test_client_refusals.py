@@ -79,7 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets retries follow each other at once."""
     monkeypatch.setattr(ExponentialWithJitterBackoff, "compute", lambda *_: 0.001)
     for name in (
-        "reading.reader.MAX_BACKOFF_S", "reading.reader.WAKE_RETRY_S", "calls.FIRST_BACKOFF_S", "calls.MAX_BACKOFF_S",
+        "reading.line.MAX_BACKOFF_S", "reading.line.WAKE_RETRY_S", "calls.FIRST_BACKOFF_S", "calls.MAX_BACKOFF_S",
         "patience.FIRST_DELAY_S", "patience.MAX_DELAY_S",
     ):  # fmt: skip
         monkeypatch.setattr(f"penstock.producer.{name}", 0.002)

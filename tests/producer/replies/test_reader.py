@@ -11,7 +11,7 @@ from redis import Redis as BlockingRedis
 from penstock.local.embedded import EmbeddedServer
 from penstock.producer import AsyncClient, ConnectionLost, ReplyCorrupt, ReplyGone, ReplyTimeout, ServerRefused
 from penstock.producer.reading.entries import position
-from penstock.producer.reading.reader import MAX_ARRIVED
+from penstock.producer.reading.subscription import MAX_ARRIVED
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.patience import TEST_S, WAIT_S, eventually
@@ -78,7 +78,7 @@ async def test_a_new_reply_does_not_wait_for_the_read_in_flight(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The read blocks for longer than any test when nothing comes; the wake-up ends it."""
-    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 10 * TEST_S)
+    monkeypatch.setattr("penstock.producer.reading.line.BLOCK_S", 10 * TEST_S)
     async with ScriptedWorker(redis_url) as worker, AsyncClient(redis_url) as client:
         worker.behave = never
         waiting = asyncio.create_task(client.generate("never answered"))
@@ -134,7 +134,7 @@ async def test_a_paused_reader_that_ends_is_not_resumed(redis: RedisClient, redi
         gone.close()
         for _ in range(MAX_ARRIVED):
             await gone.next()
-        assert not gone._line._all()
+        assert not client._transport.reader._lines[0]._all()
 
 
 async def test_the_wake_up_stream_expires_and_is_removed(redis: RedisClient, redis_url: str) -> None:
@@ -217,8 +217,8 @@ async def test_a_long_outage_is_told_to_those_who_wait(redis_server: EmbeddedSer
 async def test_a_reply_that_expires_while_it_is_waited_for_is_gone(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
-    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.line.GONE_CHECK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.line.BLOCK_S", 0.1)
     script = Script()
     async with ScriptedWorker(redis_url, script), AsyncClient(redis_url) as client:
         handle = await client.submit("x")
@@ -233,9 +233,9 @@ async def test_a_reply_that_expires_while_it_is_waited_for_is_gone(
 async def test_no_read_is_blocked_for_as_long_as_the_server_s_clock_was_set_back(
     shifted: ShiftedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
-    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 1.0)
-    monkeypatch.setattr("penstock.producer.reading.reader.LATE_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.line.GONE_CHECK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.line.BLOCK_S", 1.0)
+    monkeypatch.setattr("penstock.producer.reading.line.LATE_S", 0.1)
     script = Script()
     async with ScriptedWorker(shifted.url, script), AsyncClient(shifted.url) as client:
         handle = await client.submit("x")
@@ -260,8 +260,8 @@ async def test_a_reply_that_came_and_expired_while_its_reader_was_away_is_gone(
     redis: RedisClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of it was read, and only the mark of its worker is left."""
-    monkeypatch.setattr("penstock.producer.reading.reader.GONE_CHECK_S", 0.1)
-    monkeypatch.setattr("penstock.producer.reading.reader.BLOCK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.line.GONE_CHECK_S", 0.1)
+    monkeypatch.setattr("penstock.producer.reading.line.BLOCK_S", 0.1)
     async with AsyncClient(redis_url) as client:
         handle, other = await client.submit("x"), await client.submit("y")
         waiting, stays = (asyncio.create_task(each.result()) for each in (handle, other))
