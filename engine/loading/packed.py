@@ -192,7 +192,7 @@ class PackedWeights:
             modules=tuple(modules),
             num_spread=num_spread,
             whole=(*shape[num_spread : len(shape) - len(one)], *one),
-            copies=_copies(layers[0], config) if len(one) == 2 and rows == 1 and packing.rows else 1,
+            copies=_copies(layers[0], config) if len(one) == 2 and rows == 1 else 1,
             head_dim=config.blocks[int(layers[0][1])].attention.head_dim if _is_of_kv(layers[0]) else 1,
             rows=of_fused if rows else None,
             padding=padding if any(padding) else (),

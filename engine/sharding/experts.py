@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec
 from penstock.engine.models import Decoder
 from penstock.engine.models.axes import logical_axes
 from penstock.engine.models.layers.experts import Experts, GroupedMLP, mix
+from penstock.engine.models.layers.quantized import Quantized
 from penstock.engine.sharding.placement import EXPERT, TENSOR, Placement
 
 _WHOLE: Any = PartitionSpec()
@@ -37,6 +39,9 @@ class ShardedExperts(GroupedMLP):
         self.gate, self.up, self.down = experts.gate, experts.up, experts.down
         self.num_experts, self.activation, self.clamped = experts.num_experts, experts.activation, experts.clamped
         self.placement = placement
+        held = self.down.held
+        if isinstance(held, Quantized) and placement.mesh.shape[TENSOR] > 1:
+            self.down.held = replace(held, input_axis=TENSOR)
 
     @property
     def num_shares(self) -> int:

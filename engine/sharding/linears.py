@@ -31,7 +31,7 @@ from penstock.engine.models.layers.linear import (
     by_row,
     rounded,
 )
-from penstock.engine.models.layers.quantized import Quantized
+from penstock.engine.models.layers.quantized import Quantized, quantized_rows
 from penstock.engine.sharding.overlapped_sums import overlap
 from penstock.engine.sharding.placement import Placement
 from penstock.engine.sharding.states import KernelDeltaNet, has_kernel
@@ -78,10 +78,10 @@ def _is_served(weight: Weight, path: ParamPath, placement: Placement | None) -> 
     held = weight.held
     if not isinstance(held, Quantized):
         return False
-    packing = held.packing
-    if not KernelForm.serves(packing) or placement is None:
-        return KernelForm.serves(packing)
-    num_dims = 2 if isinstance(weight, Linear) else 3
+    packing, num_dims = held.packing, 2 if isinstance(weight, Linear) else 3
+    has_kernel = KernelForm.serves(packing, of_experts=isinstance(weight, GroupedLinear))
+    if not has_kernel or placement is None:
+        return has_kernel
     ways = [placement.ways(axis) for axis in logical_axes((*path, "codes"), num_dims)[-2:]]
     sizes = (max(packing.rows, 1), packing.group or 1)
     return all(n == 1 or num % (n * size) == 0 for n, num, size in zip(ways, held.shape, sizes, strict=True))
@@ -95,6 +95,7 @@ class TPUKernel(Held):
     path: ParamPath
     placement: Placement | None
     interpret: bool
+    input_axis: str | None = None  # as in Quantized
 
     is_read_in_stack = True
 
@@ -107,7 +108,12 @@ class TPUKernel(Held):
         self, rows: jax.Array, arrays: Arrays, bias: jax.Array | None, dtype: DTypeLike, groups: RowGroups
     ) -> jax.Array:
         stack, layer = _stacked(arrays, groups.layer)
-        y = grouped_quantized_matmul(self.form, rows, groups.sizes, stack, layer, interpret=self.interpret)
+        multiply = partial(grouped_quantized_matmul, self.form, interpret=self.interpret)
+        if self.form.packing.has_int8_activations:
+            codes, scales = quantized_rows(rows, self.input_axis)
+            y = multiply(codes.astype(rows.dtype), groups.sizes, stack, layer) * scales
+        else:
+            y = multiply(rows, groups.sizes, stack, layer)
         return rounded(y, by_row(bias, rows, groups), dtype)
 
     def columns(self, numbers: jax.Array, arrays: Arrays) -> jax.Array:
@@ -157,7 +163,7 @@ def _with_kernel(weight: Weight, path: ParamPath, placement: Placement | None, *
             value = _changed(held, value, (*path, name), placement)
         arrays[name] = value
     bias = None if weight.bias is None else weight.bias.get_value()
-    return type(weight)(TPUKernel(form, path, placement, interpret), arrays, bias)
+    return type(weight)(TPUKernel(form, path, placement, interpret, quantized.input_axis), arrays, bias)
 
 
 def _pad_embedding(model: Decoder, placement: Placement | None) -> None:

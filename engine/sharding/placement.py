@@ -212,12 +212,7 @@ class _Split:
             share = block.mlp.intermediate_size // self.tensor
             is_down = path[-1] == "down"
             size = max(packing.group, packing.super_group) if is_down else packing.rows  # 0: all features
-            if is_down and packing.has_int8_activations:
-                raise ConfigError(
-                    f"{self} cuts the activations of experts: they have one scale for all {share * self.tensor} "
-                    "features with activations int8; expert_parallel does not"
-                )
-            if (is_down and packing.has_order) or (share % size if size else not is_down):
+            if (is_down and packing.has_order) or (size and share % size):
                 raise ConfigError(
                     f"{self} cuts groups of the quantized experts: {share} features on each device, {packing}; "
                     "expert_parallel does not"

@@ -41,6 +41,7 @@ class Quantized(Held):
     packing: Packing
     shape: tuple[int, int]  # [out, in]
     is_in_pieces: bool = False
+    input_axis: str | None = None  # the mesh axis whose devices each multiply their part of the input, under shard_map
 
     def empty(self, num_experts: int | None = None) -> dict[str, jax.Array]:
         """Returns arrays of zeros for one weight, or for one per expert."""
@@ -69,7 +70,7 @@ class Quantized(Held):
         kernels = unpacked(self.packing, arrays).astype(rows.dtype).swapaxes(1, 2)
         if not self.packing.has_int8_activations:
             return grouped_dot(rows, kernels, groups)
-        codes, scales = quantized_rows(rows)
+        codes, scales = quantized_rows(rows, self.input_axis)
         return grouped_dot(codes.astype(rows.dtype), kernels, groups) * scales
 
     def _multiply_by_expert(self, rows: jax.Array, arrays: Arrays, groups: RowGroups) -> jax.Array:
@@ -140,14 +141,17 @@ def _multiply_integers(packing: Packing, leaves: Mapping[str, jax.Array], x: jax
     return jnp.sum(sums * leaves["scales"].astype(F32), axis=2) * row_scales
 
 
-def quantized_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def quantized_rows(x: jax.Array, axis: str | None = None) -> tuple[jax.Array, jax.Array]:
     """Returns i8 `[rows, in]` and scales f32 `[rows, 1]`: the values nearest to `x / scale`, with a row's largest at
     127.
 
-    A row of nearly nothing becomes zeros. One with an infinity or a NaN has a scale of NaN.
+    A row of nearly nothing becomes zeros. One with an infinity or a NaN has a scale of NaN. If the devices along the
+    mesh axis `axis` have parts of the rows, the largest is that of all parts.
     """
     wide = x.astype(F32)
     largest = jnp.max(jnp.abs(wide), axis=1, keepdims=True)
+    if axis is not None:
+        largest = jax.lax.pmax(largest, axis)
     is_finite, is_large = jnp.isfinite(largest), largest > LEAST
     inverse = jnp.where(is_finite & is_large, 127 / largest, 0.0)
     rows = jnp.where(inverse > 0, jnp.rint(wide * inverse), 0.0).astype(jnp.int8)

@@ -23,6 +23,7 @@ def random_stack(packing: Packing, num_out: int, num_in: int, *leading: int) -> 
             leaves[name] = rng.integers(*limits, whole).astype(kind)
         else:
             values = rng.normal(0, 1, whole) * 2.0 ** rng.integers(-20, 8, whole)  # f16, some of them subnormal
-            values[..., -1:, :] = 0
+            if shape[0] > 1:
+                values[..., -1:, :] = 0
             leaves[name] = values.astype(np.dtype(getattr(ml_dtypes, kind, kind)))
     return leaves

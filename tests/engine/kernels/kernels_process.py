@@ -1,6 +1,7 @@
 """Run by test_kernels.py in a process with eight host devices; prints one JSON object.
 
-The interpreted kernel computes each quantized matmul of a small stacked model, and so does f64.
+The interpreted kernel computes each quantized matmul of a small stacked model, and so does f64. Mixtures of experts are
+compared with what XLA computes on one device.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from flax import nnx
 
 from penstock.engine.formats.packing import Packing
 from penstock.engine.loading.checkpoint import random_model
-from penstock.engine.models import Decoder, MLPConfig
+from penstock.engine.models import Decoder, ExpertsConfig, MLPConfig
 from penstock.engine.models.axes import logical_axes
-from penstock.engine.models.layers.linear import Held, Linear
+from penstock.engine.models.layers.experts import Experts
+from penstock.engine.models.layers.linear import GroupedLinear, Held, Linear
 from penstock.engine.models.layers.quantized import Quantized, unpacked
 from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
 from penstock.engine.sharding.placement import place, split_model
@@ -35,10 +37,20 @@ PACKINGS = {
     ("mlp", "up"): Packing("int4", 64, scale="bfloat16"),
     ("mlp", "down"): Packing("int4", 128, scale="float16"),
 }
+EXPERTS = {
+    "w8a8": Packing("int8", 0, has_int8_activations=True),
+    "int8 in groups by int8": Packing("int8", 64, has_int8_activations=True),
+    "int8 per channel": Packing("int8", 0),
+    "fp8 per tensor": Packing("fp8", 0, rows=0),
+}
 
 
 def main() -> None:
-    found: dict[str, Any] = {"kernels": {}, "errors": {}}
+    found: dict[str, Any] = {
+        "kernels": {},
+        "errors": {},
+        "mixtures": {name: mixtures(of) for name, of in EXPERTS.items()},
+    }
     for tensor in (1, 2, 4):
         placement = place(jax.devices()[:tensor], tensor)
         model = filled(tensor, placement)
@@ -65,6 +77,33 @@ def filled(tensor: int, placement: Any) -> Decoder:
                 sharding = placement.sharding(logical_axes((*cast("tuple[str | int, ...]", path), name), 3), leaf.shape)
                 setattr(linear, name, nnx.Param(jax.device_put(leaf, sharding)))
     return model
+
+
+def mixtures(packing: Packing) -> dict[str, float]:
+    """Returns how far the kernels' mixture over some devices, TENSORxEXPERT, is from that of XLA on one."""
+    of_experts = tuple((("mlp", "experts", name), packing) for name in ("gate", "up", "down"))
+    block = replace(TINY.blocks[0], mlp=ExpertsConfig(4, 2, 256), packed=of_experts)
+    config = replace(TINY, blocks=(block,), dtype="bfloat16", hidden_size=256)
+
+    def mixed(tensor: int, expert: int, *, by_kernel: bool) -> np.ndarray:
+        placement = place(jax.devices()[: tensor * expert], tensor, expert)
+        model = random_model(split_model(config, tensor, expert), 0, placement=placement)
+        for path, linear in nnx.iter_modules(model):
+            if isinstance(linear, GroupedLinear):
+                assert isinstance(linear.held, Quantized)
+                for name, leaf in random_stack(packing, *linear.held.shape, 4).items():
+                    axes = logical_axes((*cast("tuple[str | int, ...]", path), name), 3)
+                    setattr(linear, name, nnx.Param(jax.device_put(leaf, placement.sharding(axes, leaf.shape))))
+        if by_kernel:
+            model = prepare_for_tpu(model, placement, interpret=True)
+        experts = cast("Experts", model.blocks[0].mlp).experts
+        assert isinstance(experts.down.held, TPUKernel) == by_kernel
+        chosen, weights = jnp.arange(18).reshape(9, 2) % 4, jnp.full((9, 2), 0.5)
+        return np.asarray(jax.jit(experts.mix)(inputs(), chosen, weights), np.float64)
+
+    expected = mixed(1, 1, by_kernel=False)
+    found = {f"{t}x{e}": mixed(t, e, by_kernel=True) for t, e in ((1, 1), (4, 1), (2, 2))}
+    return {layout: float(np.abs(y - expected).max() / np.abs(expected).max()) for layout, y in found.items()}
 
 
 def is_held(module: Any, way: type[Held]) -> TypeGuard[Linear]:

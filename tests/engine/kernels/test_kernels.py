@@ -40,6 +40,7 @@ FORMS = {
     "fp8 per tensor": Packing("fp8", 0, rows=0),
     "mxfp4": Packing("fp4", 32, scale="e8m0"),
 }
+EXPERTS = {**FORMS, "int8 per channel": Packing("int8", 0)}  # XLA reads that of one weight as it is
 NUM_LAYERS = 3
 
 
@@ -128,10 +129,21 @@ def test_each_device_multiplies_by_its_share() -> None:
     found = said_by("tests.engine.kernels.kernels_process")
     assert found["kernels"] == {"1": 7, "2": 7, "4": 5}  # each of four has half of a block and of a group
     assert max(found["errors"].values()) < 1e-5
+    for of_layout in found["mixtures"].values():  # XLA rounds scaled weights to bf16
+        assert max(of_layout.values()) < 0.02
 
 
 @pytest.mark.parametrize(
-    "name", ["int8 in groups of 32 with zeros", "int4 with minimums", "fp8 in blocks", "fp8 per channel", "mxfp4"]
+    "name",
+    [
+        "int8 in groups of 32 with zeros",
+        "int8 per channel",
+        "int4 with minimums",
+        "fp8 in blocks",
+        "fp8 per channel",
+        "fp8 per tensor",
+        "mxfp4",
+    ],
 )
 @pytest.mark.parametrize(
     ("num_rows", "num_out", "sizes"),
@@ -146,7 +158,8 @@ def test_each_device_multiplies_by_its_share() -> None:
 def test_rows_are_multiplied_by_the_weights_of_their_experts(
     name: str, num_rows: int, num_out: int, sizes: tuple[int, ...]
 ) -> None:
-    packing, form, num_in = FORMS[name], KernelForm(FORMS[name]), 192 if name == "mxfp4" else 256
+    packing, form, num_in = EXPERTS[name], KernelForm(EXPERTS[name]), 192 if name == "mxfp4" else 256
+    assert KernelForm.serves(packing, of_experts=True)
     leaves = random_stack(packing, num_out, num_in, 2, len(sizes))
     held = held_of(form, {leaf: jnp.asarray(array) for leaf, array in leaves.items()}, num_out)
     rows = jnp.asarray(np.random.default_rng(3).normal(size=(num_rows, num_in)), jnp.bfloat16)

@@ -3,7 +3,8 @@
 python tensor_parallel_process.py '{"NAME": ["CHECKPOINT", "LAYOUT,..."], ...}'
 
 A LAYOUT is TENSOR or TENSORxEXPERT; one that the engine refuses gives `refused`, with the message. A NAME that begins
-with int8 has int8 pages, in C++ where possible; one that begins with fp8 has fp8 pages.
+with int8 has int8 pages, in C++ where possible; one that begins with fp8 has fp8 pages, and one with w8a8 quantizes its
+activations.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def attempt(name: str, directory: Path, tensor: int, expert: int) -> dict[str, A
 
 def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
     """Returns the tokens of a few requests, and how the engine is laid out on the devices."""
-    kv_dtype = {"int8": "int8", "fp8": "float8_e4m3fn"}.get(name.partition(" ")[0], "unquantized")
+    kind = name.partition(" ")[0]
+    kv_dtype = {"int8": "int8", "fp8": "float8_e4m3fn"}.get(kind, "unquantized")
     config = EngineConfig(
         max_num_seqs=SMALL.max_num_seqs,
         max_batch_tokens=SMALL.max_batch_tokens,
@@ -55,6 +57,7 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
         expert_parallel=expert,
         attention="auto" if kv_dtype == "int8" else "xla",
         kv_cache_dtype=kv_dtype,
+        activations="int8" if kind == "w8a8" else "auto",
     )
     engine = Engine.from_checkpoint(directory, config)
     prompts = [list(range(5, 5 + length)) for length in (3, 9, 21)]

@@ -86,7 +86,7 @@ def _expert_bytes(
     matrices = []
     for at, packing in block.packed:
         form = KernelForm(packing)
-        if at[:2] == ("mlp", "experts") and form.serves(packing):
+        if at[:2] == ("mlp", "experts") and form.serves(packing, of_experts=True):
             held = form.shapes({leaf: shards["blocks", 0, *at, leaf] for leaf in form.leaves})
             matrices.append(sum(_num_bytes(array) for array in held.values()))
     return tuple(matrices)
