@@ -16,7 +16,7 @@ RESOLVE_IMAGE = UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --python-version
   --constraint constraints/py312.txt --upgrade --generate-hashes --quiet --no-annotate --no-emit-index-url --no-emit-find-links \
   --custom-compile-command "make image-requirements"
 
-.PHONY: help demo test test-slow test-clients test-real test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture \
+.PHONY: help demo test test-slow test-clients test-real test-prometheus test-upgrade mutants lint format types chaos bench bench-peers bench-gpu tpu-ledger docs site picture pictures \
   test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway \
   test-local test-producer test-protocol test-serving test-worker \
   constraints image-requirements manifests sbom release image clean distclean
@@ -122,6 +122,10 @@ site: $(VENV)/docs.stamp  ## build the site of docs/ into site/; a link that lea
 
 picture: $(VENV)/worker.stamp  ## draw docs/top.svg: the screen of `penstock top` over a small load, while a worker dies
 	@$(BIN)/python -m docs.scripts.terminal_view
+
+pictures: $(VENV)/docs.stamp $(VENV)/clients/chromium.stamp  ## draw every screen into build/pictures/ (light, dark, narrow, phone; full, empty, broken), and say what is cut off or hard to read; needs npm
+	@$(BIN)/python -m pytest -q -m clients tests/clients/test_pictures.py
+	@echo "look at build/pictures/*.png"
 
 clean:  ## remove caches and build outputs
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

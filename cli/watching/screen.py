@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ STALE_S = 5.0
 """Stale age of lane counts, which a live worker keeps within two seconds."""
 
 _SUMMARY_LINES = 3
+_MOST_FOOTER_LINES = 4
 _RATE_COLUMNS = 40  # beside the sparkline
 
 
@@ -47,9 +49,10 @@ def screen(board: Board, width: int, height: int) -> Group:
     If not even all headings fit, only the table that keys act on is shown.
     """
     sections = _sections(board.snapshot, board, width)
-    if height < _num_fixed(sections) + len(sections):
+    footer = _footer(board, width)
+    if height < _num_fixed(sections) + len(footer) + len(sections):
         sections = [section for section in sections if section.name == board.pane]
-    fixed = _num_fixed(sections)
+    fixed = _num_fixed(sections) + len(footer)
     shares = _shared(max(0, height - fixed), [section.num_rows for section in sections])
     parts: list[RenderableType] = list(summary(board.snapshot, list(board.history), max(1, width - _RATE_COLUMNS)))
     for section, share in zip(sections, shares, strict=True):
@@ -59,7 +62,7 @@ def screen(board: Board, width: int, height: int) -> Group:
         if share:
             parts.append(section.table(share))
     parts += [Text("")] * (height - fixed - sum(shares))
-    parts.append(_footer(board))
+    parts += footer
     for part in parts:
         if isinstance(part, Text):
             part.no_wrap, part.overflow = True, "ellipsis"
@@ -67,8 +70,8 @@ def screen(board: Board, width: int, height: int) -> Group:
 
 
 def _num_fixed(sections: Sequence[_Section]) -> int:
-    """Counts lines that are no rows: summary, footer, and each section's blank line, heading and titles."""
-    return _SUMMARY_LINES + sum(2 + (section.num_rows > 0) for section in sections) + 1
+    """Counts lines above the footer that are no rows: summary, and each section's blank line, heading and titles."""
+    return _SUMMARY_LINES + sum(2 + (section.num_rows > 0) for section in sections)
 
 
 def page(snapshot: Snapshot) -> Group:
@@ -102,7 +105,7 @@ def _sections(snapshot: Snapshot, board: Board | None, width: int | None) -> lis
         _Section("workers", f"workers: {len(workers):,}", len(workers),
                  lambda most: workers_table(workers, rows("workers", most))),
         _Section("lanes", f"lanes: {snapshot.num_waiting:,} waiting{age}", num_lane_rows,
-                 lambda most: lanes_table(snapshot, None if board is None else most)),
+                 lambda most: lanes_table(snapshot, rows("lanes", most))),
         _Section("requests", f"running requests: {len(running):,}{more}", len(running),
                  lambda most: running_table(running, rows("requests", most))),
         _Section("letters", f"dead letters: {snapshot.num_dead:,}", len(letters),
@@ -121,13 +124,19 @@ def _shared(num_lines: int, wanted: list[int]) -> list[int]:
     return shares
 
 
-def _footer(board: Board) -> Text:
+def _footer(board: Board, width: int) -> list[Text]:
+    """Returns what keys do, or instead of it what is asked or said, in as many lines as that takes."""
     if board.asked is not None:
-        return Text(f"[y/N] {visible(board.asked.question)}", "bold yellow")
+        return _wrapped(f"[y/N] {visible(board.asked.question)}", width, "bold yellow")
     if board.trouble:
-        return Text(f"no newer look: {visible(board.trouble)}", "bold red")
+        return _wrapped(f"no newer look: {visible(board.trouble)}", width, "bold red")
     if board.note:
-        return Text(visible(board.note), "bold")
+        return _wrapped(visible(board.note), width, "bold")
     place = board.selected if board.pane == "workers" else None
     why = [] if place is None else reasons(board.snapshot.workers[place : place + 1])
-    return Text("  ·  ".join([HELP, *why]), "dim")
+    return [Text("  ·  ".join([HELP, *why]), "dim")]
+
+
+def _wrapped(text: str, width: int, style: str) -> list[Text]:
+    lines = textwrap.wrap(text, max(width, 10), max_lines=_MOST_FOOTER_LINES, break_on_hyphens=False)
+    return [Text(line, style) for line in lines]

@@ -139,24 +139,25 @@ def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:
     return table
 
 
-def lanes_table(snapshot: Snapshot, most: int | None = None) -> Table:
+def lanes_table(snapshot: Snapshot, rows: RowSelection = ALL) -> Table:
     """Makes one row per priority, and below it the tenants that are next."""
-    table = _table(most is None, "lane")
-    for title in ("waiting", "tokens", "oldest", "served"):
-        table.add_column(title, justify="right", no_wrap=True)
-    rows: list[tuple[RenderableType, ...]] = []
+    cells: list[tuple[RenderableType, ...]] = []
     for lane in snapshot.lanes:
         tenants = "1 tenant" if lane.num_tenants == 1 else f"{lane.num_tenants:,} tenants"
         name = Text(f"priority {lane.priority}", "bold").append(f", {tenants}", "not bold dim")
-        rows.append((name, f"{lane.num_requests:,}", f"{lane.tokens:,}", duration(lane.oldest_s), ""))
-        rows += [
+        cells.append((name, f"{lane.num_requests:,}", f"{lane.tokens:,}", duration(lane.oldest_s), ""))
+        cells += [
             (_text(f"  {tenant.name or '(none)'}"), f"{tenant.num_waiting:,}", "", "", f"{tenant.served:,.0f}")
             for tenant in lane.tenants
             if tenant.num_waiting
         ]
-    for row in rows[:most]:
-        table.add_row(*row)
-    return table
+    return _filled(
+        ("lane",),
+        ("waiting", "tokens", "oldest", "served"),
+        {place: cells[place] for place in rows.window(len(cells))},
+        rows,
+        leaving=("served", "tokens"),
+    )
 
 
 def letters_table(letters: Sequence[DeadLetter], rows: RowSelection = ALL) -> Table:
@@ -248,8 +249,8 @@ def _filled(
     """Makes a table of texts and, to their right, of numbers.
 
     Args:
-        left: titles of the texts, which may be cut.
-        right: titles of the numbers.
+        left: titles of the texts. What the terminal has no columns for is cut from the last ones.
+        right: titles of the numbers, which are never cut.
         rows: their cells, by place.
         selection: of the rows.
         leaving: titles that are left out, the first one first, where the terminal is too narrow for all.
@@ -266,10 +267,21 @@ def _filled(
     for title in right:
         if title in needed:
             table.add_column(title, justify="right", no_wrap=True)
+    if selection.width is not None:
+        _fit(table, needed, dict(zip(titles, widths, strict=True)), selection.width)
     for place, cells in rows.items():
         shown = (cell for title, cell in zip(titles, cells, strict=True) if title in needed)
         table.add_row(*shown, style=selection.style_of(place))
     return table
+
+
+def _fit(table: Table, needed: Mapping[str, int], wanted: Mapping[str, int], width: int) -> None:
+    """Gives each column what it needs, and the first ones of the rest what they want."""
+    spare = width - sum(needed.values()) - _GAP * (len(needed) - 1)
+    for column, (title, cells) in zip(table.columns, needed.items(), strict=True):
+        more = max(0, min(spare, wanted[title] - cells))
+        column.width = cells + more
+        spare -= more
 
 
 def _width(cell: RenderableType) -> int:

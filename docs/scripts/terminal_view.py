@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.terminal_theme import SVG_EXPORT_THEME, TerminalTheme
 
 from penstock.cli.watching.board import Board
 from penstock.cli.watching.screen import screen
@@ -120,11 +121,12 @@ def shows_a_takeover(snapshot: Snapshot) -> bool:
     return is_lost and any(each.takeovers and each.tokens for each in snapshot.running)
 
 
-def drawn(board: Board) -> str:
+def drawn(board: Board, columns: int = COLUMNS, rows: int = ROWS, theme: TerminalTheme = SVG_EXPORT_THEME) -> str:
     """Returns the screen as SVG."""
-    console = Console(record=True, file=io.StringIO(), width=COLUMNS, height=ROWS, force_terminal=True, highlight=False)
-    console.print(screen(board, COLUMNS, ROWS))
-    svg = console.export_svg(title=f"penstock top --queue {QUEUE}", code_format=FORMAT, unique_id="top")
+    console = Console(record=True, file=io.StringIO(), width=columns, height=rows, force_terminal=True, highlight=False)
+    console.print(screen(board, columns, rows))
+    title = f"penstock top --queue {board.snapshot.queue}"
+    svg = console.export_svg(title=title, code_format=FORMAT, unique_id="top", theme=theme)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +10,11 @@ import pytest
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine
+from tests.clients.environments import in_browser, in_node, python_of, run
 from tests.clients.programs import COMMANDS, HERE, PAGE, PROGRAMS, Program, page, versions_of
 from tests.support.programs.gateway_harness import new_key, running_gateway
 from tests.support.programs.gateway_model import serving_model
 from tests.support.programs.worker_harness import read_reply, running_worker, send
-
-ENVIRONMENTS = Path(sys.prefix) / "clients"
-TIMEOUT_S = 300
 
 
 @pytest.mark.clients
@@ -69,38 +64,3 @@ def command_of(program: Program) -> tuple[Path, Path]:
     if not program.is_javascript:
         return python_of(program.environment), HERE / program.script
     return in_node(program.environment, Path(program.script).name)
-
-
-def python_of(name: str) -> Path:
-    python = ENVIRONMENTS / name / "bin" / "python"
-    assert python.exists(), f"not installed: {name}; `make test-clients` does that"
-    return python
-
-
-def in_browser(script: str) -> tuple[Path, Path]:
-    """Returns what runs a script that drives a browser."""
-    return in_node("chromium", script)
-
-
-def in_node(name: str, script: str) -> tuple[Path, Path]:
-    """Copies scripts to where node finds their packages; returns node and the copy of one."""
-    node, place = shutil.which("node"), ENVIRONMENTS / name
-    assert node is not None, "not installed: node"
-    assert (place / "node_modules").exists(), f"not installed: {name}; `make test-clients` does that"
-    for file in (HERE / name).glob("*.mjs"):
-        shutil.copy(file, place / file.name)
-    return Path(node), place / script
-
-
-async def run(*command: str | Path) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode, output.decode(errors="replace")

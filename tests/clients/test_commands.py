@@ -15,7 +15,7 @@ import pytest
 from penstock.producer import ToolCallDelta
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import GenerateRequest
-from tests.clients.test_clients import ENVIRONMENTS, run
+from tests.clients.environments import ENVIRONMENTS, run
 from tests.gateway.openai.openai_clients import asking
 from tests.gateway.responses.responses_harness import write
 from tests.support.programs.fakes import ScriptedReply

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.test_clients import python_of, run
+from tests.clients.environments import python_of, run
 from tests.support.packages import ROOT
 from tests.support.programs.fakes import ScriptedWorker
 

@@ -212,7 +212,7 @@ async def test_what_a_gateway_says_becomes_tables(redis: RedisClient, redis_url:
         await redis.set(keys.cancel("q", "r"), 1)
     tables, line, points = in_node(["tablesOf", snapshot], ["summaryOf", snapshot], ["pointsOf", [0, 1, 2], 240, 40])
     (worker,), (request,), (letter,) = (tables[name]["rows"] for name in ("workers", "requests", "letters"))
-    assert worker["cells"][:2] == ["w0", "live"]
+    assert (worker["cells"][:2], worker["why"]) == (["w0", "live"], "")
     assert worker["action"]["body"] == {"worker": "w0"}
     assert request["cells"][:4] == ["r", "w0", "acme", "running"]
     assert request["action"]["deed"] == "cancel"

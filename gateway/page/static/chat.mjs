@@ -74,7 +74,7 @@ async function reach(path, options) {
 // Says what is wrong at its field, or below the messages. Null: nothing is.
 function tell(error) {
   for (const name of [...FIELDS, "key"]) sayAt(name, name === error?.field ? error.message : "");
-  say(error === null || error.field ? "" : error.message);
+  say(error === null || error.field ? "" : error.message, "trouble");
 }
 
 function sayAt(name, text) {
@@ -89,8 +89,9 @@ function sayAt(name, text) {
   field.setAttribute("aria-invalid", String(text !== ""));
 }
 
-function say(text) {
+function say(text, kind = "") {
   at("status").textContent = text;
+  at("status").dataset.kind = kind;
 }
 
 function showRequest() {
@@ -212,8 +213,8 @@ async function answer(messages, body) {
   running = null;
   showState();
   if (failure === null) return;
-  tell(failure);
-  if (!failure.field) newItem(at("messages"), "error", failure.message);
+  if (failure.field) tell(failure);
+  else newItem(at("messages"), "error", failure.message);
 }
 
 function keep(kept) {

@@ -29,8 +29,9 @@ async function ask(path, options = {}) {
   return answer;
 }
 
-function say(text) {
+function say(text, kind = "") {
   at("status").textContent = text;
+  at("status").dataset.kind = kind;
 }
 
 async function begin() {
@@ -38,7 +39,7 @@ async function begin() {
   looks += 1;
   history = [];
   if (at("key").value.trim() === "") {
-    say("An admin key is needed: penstock keys create --admin makes one.");
+    say("An admin key is needed: penstock keys create --admin makes one.", "trouble");
     return;
   }
   const mine = looks;
@@ -46,7 +47,7 @@ async function begin() {
     await loadQueues();
     if (mine === looks) await look();
   } catch (error) {
-    say(error.message);
+    say(error.message, "trouble");
     if (mine === looks) timer = setTimeout(begin, 5 * INTERVAL_MS);
   }
 }
@@ -74,20 +75,17 @@ async function look() {
       if (mine !== looks) return;
       history = [...history, snapshot.tokens_per_s].slice(-HISTORY);
       show(snapshot);
-      if (at("status").dataset.kind === "trouble") {
-        say("");
-        at("status").dataset.kind = "";
-      }
+      if (at("status").dataset.kind === "trouble") say("");
     }
   } catch (error) {
     if (mine !== looks) return;
-    at("status").dataset.kind = "trouble";
-    say(`No newer look: ${error.message}`);
+    say(`No newer look: ${error.message}`, "trouble");
   }
   timer = setTimeout(look, INTERVAL_MS);
 }
 
 function show(snapshot) {
+  at("view").hidden = false;
   at("summary").textContent = summaryOf(snapshot);
   at("rate").textContent = `${Math.round(snapshot.tokens_per_s).toLocaleString("en-US")} tokens/s`;
   at("sparkline").setAttribute("points", pointsOf(history, 240, 40));
@@ -100,15 +98,15 @@ function showTable(table, { titles, rows }) {
   if (table.querySelector("button:active")) return;
   const focused = table.contains(document.activeElement) ? document.activeElement.dataset.target : null;
   const head = newRow("th", [...titles, ""]); // the last one is above the buttons
-  const body = rows.map(({ cells, state, action }) => {
+  const body = rows.flatMap(({ cells, state, why, action }) => {
     const row = newRow("td", cells);
     if (state) row.dataset.state = state;
     const last = document.createElement("td");
     if (action) last.append(newButton(action));
     row.append(last);
-    return row;
+    return why ? [row, newReason(why, row.cells.length)] : [row];
   });
-  table.replaceChildren(...(rows.length ? [head, ...body] : []));
+  table.replaceChildren(...(rows.length ? [head, ...body] : [newRow("td", ["none"])]));
   if (focused) [...table.querySelectorAll("button")].find(({ dataset }) => dataset.target === focused)?.focus();
 }
 
@@ -116,9 +114,20 @@ function newRow(tag, cells) {
   const row = document.createElement("tr");
   for (const text of cells) {
     const cell = document.createElement(tag);
-    cell.textContent = text;
+    cell.textContent = cell.title = text; // where a long one is cut, pointing at it shows all of it
     row.append(cell);
   }
+  return row;
+}
+
+// A line beneath a row, as wide as the row and no wider than the window.
+function newReason(text, width) {
+  const row = newRow("td", [""]);
+  const line = document.createElement("div");
+  line.textContent = text;
+  row.className = "why";
+  row.cells[0].colSpan = width;
+  row.cells[0].append(line);
   return row;
 }
 
@@ -133,18 +142,16 @@ function newButton(action) {
 
 async function askAndDo({ deed, body, question }, queue) {
   if (!(await isSure(question))) {
-    say(`${deed}: not done.`);
-    at("status").dataset.kind = "done";
+    say(`${deed}: not done.`, "done");
     return;
   }
   try {
     const sent = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
     const { target, new_id: newId } = await ask(`queues/${encodeURIComponent(queue)}/${deed}`, sent);
-    say(newId ? `Sent again as ${newId}.` : `${deed}: ${target} was told.`);
+    say(newId ? `Sent again as ${newId}.` : `${deed}: ${target} was told.`, "done");
   } catch (error) {
-    say(`${deed}: ${error.message}`);
+    say(`${deed}: ${error.message}`, "done");
   }
-  at("status").dataset.kind = "done";
 }
 
 function isSure(question) {

@@ -16,7 +16,8 @@ export function duration(seconds) {
 const count = (number) => Math.round(number).toLocaleString("en-US");
 const orNothing = (value, form) => (value === null || value === undefined ? "" : form(value));
 
-// Each table has titles and rows. A row has cells; perhaps the state of what it is about, and an action with a question.
+// Each table has titles and rows. A row has cells; perhaps the state of what it is about, why it is so, which is too long for a
+// cell, and an action with a question.
 export function tablesOf(snapshot) {
   return { workers: workersOf(snapshot), lanes: lanesOf(snapshot), requests: requestsOf(snapshot), letters: lettersOf(snapshot) };
 }
@@ -29,9 +30,9 @@ function workersOf({ workers }) {
     const used = worker.pages - worker.free_pages - worker.cached_pages;
     let state = worker.state;
     if (state === "silent") state += ` ${duration(worker.reported_s)}`;
-    else if (worker.unready && ["starting", "unready"].includes(state)) state += `: ${worker.unready}`;
     return {
       state: worker.state,
+      why: worker.unready ?? "",
       cells: [
         worker.name, state, model, worker.version ?? "", worker.device ?? "", count(worker.num_taken), slots + more,
         worker.pages ? `${count(used)}/${count(worker.pages)}` : "", worker.slots ? count(worker.tokens_per_s) : "",

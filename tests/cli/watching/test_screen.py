@@ -59,6 +59,9 @@ def test_a_question_stands_where_keys_did() -> None:
     board.press("n")
     board.trouble = "no connection"
     assert lines(screen(board, 140, 40))[-1] == "no newer look: no connection"
+    board.trouble = "no connection to redis://127.0.0.1:6379/0: Connection refused"
+    narrow = lines(screen(board, 40, 40), 40)
+    assert (len(narrow), " ".join(narrow[-3:])) == (40, f"no newer look: {board.trouble}")
 
 
 @pytest.mark.parametrize(
@@ -122,3 +125,17 @@ def test_a_narrow_screen_leaves_columns_out_before_it_cuts_them(width: int, gone
     assert not titles & gone
     assert titles >= left | {"worker", "requests"}
     assert not any("…" in line and line.startswith("a-long") for line in shown)
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_no_number_is_cut_before_a_name_is(width: int) -> None:
+    name, model = "a-worker-named-after-its-pod-7d9f8b6c5-x2x9k", "org/a-model-of-a-long-name-that-goes-on-Instruct"
+    report = WorkerReport(version="1", phase="serving", model=model, slots=64, running_sequences=60, tokens_per_s=1234)
+    board = Board(snapshot(workers=(worker(name, report=report),), running=(running("r" * 40, worker=name),)))
+    shown = lines(screen(board, width, 40), width)
+    for begin in ("a-worker", "rrr", "priority"):
+        row = next(line for line in shown if line.startswith(begin))
+        assert not any("…" in word for word in row.split() if word[0].isdigit()), row
+    assert not any(
+        "…" in title for line in shown if line.startswith(("worker ", "lane ", "request ")) for title in line
+    )

@@ -3,14 +3,20 @@
 import chromium from "@sparticuz/chromium";
 import puppeteer from "puppeteer-core";
 
-export async function open(url) {
-  const browser = await puppeteer.launch({
-    args: ["--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--disable-dev-shm-usage"],
+export const PATIENCE_MS = 30_000;
+
+export async function launch() {
+  return puppeteer.launch({
+    args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
     executablePath: await chromium.executablePath(),
     headless: "shell",
   });
+}
+
+export async function open(url) {
+  const browser = await launch();
   const page = await browser.newPage();
-  page.setDefaultTimeout(30_000);
+  page.setDefaultTimeout(PATIENCE_MS);
   const complaints = [];
   const elsewhere = [];
   page.on("console", (message) => ["error", "warn"].includes(message.type()) && complaints.push(message.text()));

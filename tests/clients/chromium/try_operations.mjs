@@ -34,7 +34,7 @@ try {
   await said("An admin key is needed");
   assert.equal((await page.$$("td")).length, 0);
   await enterKey("sk-penstock-wrong");
-  await said("key");
+  await said("API key");
   assert.equal((await page.$$("td")).length, 0);
   assert.ok(complaints.length >= 1 && complaints.every((each) => each.includes("401")), complaints.join("\n"));
   passed("nothing is shown without a key");
