@@ -52,10 +52,13 @@ class GenerationDefaults:
         """Drops ids that the model never samples: some checkpoints name one beyond their vocabulary."""
         return replace(self, eos_token_ids=tuple(id_ for id_ in self.eos_token_ids if id_ < vocab_size))
 
+    def values(self) -> dict[str, Any]:
+        """Returns all values that hold, by the parameters that a request may leave open."""
+        return {name: getattr(self.sampling, name) for name in _with_a_default()}
+
     def spelled(self) -> str:
         """Returns as JSON all values that hold: equal ones generate the same for a request that leaves them open."""
-        values = {name: getattr(self.sampling, name) for name in _with_a_default()}
-        return json.dumps({**values, "eos_token_ids": self.eos_token_ids}, sort_keys=True)
+        return json.dumps({**self.values(), "eos_token_ids": self.eos_token_ids}, sort_keys=True)
 
 
 class Stated(Protocol):

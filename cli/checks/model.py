@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.cli.checks import Finding
 from penstock.engine.errors import ConfigError, EngineError, InvalidRequest
-from penstock.engine.generation_defaults import read_generation_defaults
+from penstock.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from penstock.engine.loading.checkpoint import check_weights, read_model_config
 from penstock.engine.loading.files import GENERATION_FILE
 from penstock.engine.loading.naming.resolving import is_fetched, local
@@ -63,9 +63,16 @@ def _check_generation(path: Path) -> Finding:
     except EngineError as error:
         return Finding(name, "fail", str(error), f"correct {GENERATION_FILE}")
     if defaults.ignored:
-        detail = f"{GENERATION_FILE} sets fields that are not supported: {', '.join(defaults.ignored)}"
-        return Finding(name, "warn", detail, f"take these fields out of {GENERATION_FILE} if you can do without them")
-    return Finding(name, "ok", f"temperature {defaults.sampling.temperature:g}, ends at {list(defaults.eos_token_ids)}")
+        ignored = f"{GENERATION_FILE} sets fields that are not supported: {', '.join(defaults.ignored)}"
+        remedy = f"take these fields out of {GENERATION_FILE} if you can do without them"
+        return Finding(name, "warn", f"{ignored}; {_defaults(defaults)}", remedy)
+    return Finding(name, "ok", _defaults(defaults))
+
+
+def _defaults(defaults: GenerationDefaults) -> str:
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults.values().items())
+    source = f"from {defaults.source}" if defaults.source else f"there is no {GENERATION_FILE}"
+    return f"{values} ({source}); ends at {list(defaults.eos_token_ids)}"
 
 
 def _chat(tokenizer: Tokenizer) -> str:

@@ -276,6 +276,20 @@ def test_generation_settings_that_are_not_honoured_are_a_warning(tmp_path: Path)
     assert (found.status, "temperature must be of type float, not 'hot'" in found.detail) == ("fail", True)
 
 
+def test_which_generation_defaults_hold_is_told_with_where_they_come_from(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(MODEL_DIR, copy)
+    asked = {"top_p": 0.9, "eos_token_id": [1, 2]}
+    for ignored, status in (({}, "ok"), ({"num_beams": 4}, "warn")):
+        (copy / "generation_config.json").write_text(json.dumps({**asked, **ignored}))
+        found = by_name(check_model(str(copy), "auto"))["generation"]
+        assert found.status == status
+        assert "temperature 1, top_p 0.9, top_k 0," in found.detail
+        assert found.detail.endswith("(from generation_config.json: top_p); ends at [1, 2]")
+    (copy / "generation_config.json").unlink()
+    assert "(there is no generation_config.json)" in by_name(check_model(str(copy), "auto"))["generation"].detail
+
+
 @pytest.mark.parametrize(("model", "status"), [("/no/such/folder", "fail"), ("owner/name", "warn")])
 def test_a_model_that_is_not_here(model: str, status: str) -> None:
     assert [finding.status for finding in check_model(model, "auto")] == [status]
