@@ -1,9 +1,9 @@
 """Finds out by trial what input a chat template needs: templates do not say.
 
 Four things differ between families. The arguments of a tool call are a mapping to most templates and JSON text to some.
-Ids of tool calls are nine letters and digits to Mistral's templates, which refuse others. A message with only calls has
-no content to most, and an empty one to DeepSeek's. Content is text to most, a list of parts to some, and either to
-others, which may depend on the role.
+Ids of tool calls are nine letters and digits to Mistral's templates, which refuse others; Kimi's show a call's function
+as a part of the id alone. A message with only calls has no content to most, and an empty one to DeepSeek's. Content is
+text to most, a list of parts to some, and either to others, which may depend on the role.
 
 `bridges/history.py` asks for more: what a template makes of calls and results that are not as they should be.
 """
@@ -14,7 +14,8 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ _LONG_ID = "call_0123456789abcdef01234567"
 _WORDS = ("penstock-a", "penstock-b")
 _AS_DATA = re.compile(rf"""['"]text['"]: *['"]{_WORDS[0]}""")  # parts printed as data instead of being read
 _ARGUMENTS = {"penstock": "probe"}
+_CALLED = "penstock_called"
 _TOOL = {
     "type": "function",
     "function": {
@@ -41,23 +43,31 @@ _ANSWER = {"role": "assistant", "content": "Yes?"}
 _CALL = {
     "role": "assistant",
     "tool_calls": [
-        {"id": _LONG_ID, "type": "function", "function": {"name": "probe", "arguments": _ARGUMENTS}},
+        {"id": _LONG_ID, "type": "function", "function": {"name": _CALLED, "arguments": _ARGUMENTS}},
     ],
 }
 _RESULT = {"role": "tool", "content": "1", "name": "probe", "tool_call_id": _LONG_ID}
 _CUT_OFF = '{"penstock": "penst'
 
 
+class CallIds(Enum):
+    """The ids of calls that a template takes."""
+
+    ANY = "any"
+    SHORT = "nine letters and digits"
+    NAMED = "functions.NAME:N, for the Nth call"
+
+
 @dataclass(frozen=True, slots=True)
 class CallShape:
     """The form of messages with tool calls that a template needs."""
 
-    has_short_ids: bool = False
+    ids: CallIds = CallIds.ANY
     has_text_arguments: bool = False
     has_content: bool = False
 
 
-_SHAPES = [CallShape(*wants) for wants in itertools.product((False, True), repeat=3)]
+_SHAPES = [CallShape(*wants) for wants in itertools.product((CallIds.ANY, CallIds.SHORT), (False, True), (False, True))]
 
 
 class TemplateNeeds:
@@ -77,8 +87,12 @@ class TemplateNeeds:
 
     @cached_property
     def calls(self) -> CallShape:
-        """The first shape that the template accepts, or the plain one if it accepts none."""
-        return next((shape for shape in _SHAPES if self._takes(shape)), _SHAPES[0])
+        """The first shape that the template accepts, or the plain one if it accepts none. Functions are part of the
+        ids if they are shown so alone.
+        """
+        shape, text = next(((shape, text) for shape in _SHAPES if (text := self._called(shape))), (_SHAPES[0], _CALLED))
+        named = replace(shape, ids=CallIds.NAMED)
+        return named if _CALLED not in text and _CALLED in (self._called(named) or "") else shape
 
     @cached_property
     def shows_calls(self) -> bool:
@@ -116,6 +130,8 @@ class TemplateNeeds:
     @cached_property
     def needs_call_ids(self) -> bool:
         """Whether calls and results need ids."""
+        if self.calls.ids is CallIds.NAMED:
+            return True
         return self.shows_calls and not self._renders(_exchange(_ARGUMENTS, tool_call_id=None), ())
 
     @cached_property
@@ -141,27 +157,27 @@ class TemplateNeeds:
         """
         if not self._takes_questions:
             return True
-        made = [with_calls(message, self.calls) for message in (_QUESTION, *messages)]
+        made = with_calls((_QUESTION, *messages), self.calls)
         texts = (self._try(made, tools) for tools in ([_TOOL], []))  # a template may not take this tool
         return any(text is not None and all(word in text for word in words) for text in texts)
 
-    def _takes(self, shape: CallShape) -> bool:
-        messages = [with_calls(message, shape) for message in (_QUESTION, _CALL, _RESULT)]
-        text = self._try(messages, [_TOOL])
-        return text is not None and repr(_ARGUMENTS) not in text
+    def _called(self, shape: CallShape) -> str | None:
+        """Returns what the template makes of a call in this shape; None: it does not take it."""
+        text = self._try(with_calls((_QUESTION, _CALL, _RESULT), shape), [_TOOL])
+        return None if text is None or repr(_ARGUMENTS) in text else text
 
     def _shows(self, role: str, content: object, words: Sequence[str]) -> bool:
         text = self._try(self._conversation(role, content), [])
         return text is not None and all(word in text for word in words) and _AS_DATA.search(text) is None
 
-    def _conversation(self, role: str, content: object) -> list[Message]:
+    def _conversation(self, role: str, content: object) -> Sequence[Message]:
         message = {"role": role, "content": content}
         if role == "user":
             return [message]
         if role == "assistant":
             return [_QUESTION, message, _QUESTION]
         if role == "tool":
-            return [with_calls(known, self.calls) for known in (_QUESTION, _CALL, {**_RESULT, **message})]
+            return with_calls((_QUESTION, _CALL, {**_RESULT, **message}), self.calls)
         return [message, _QUESTION]
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Message]) -> str | None:
@@ -172,20 +188,49 @@ def shaped(messages: Sequence[Message], needs: TemplateNeeds) -> list[dict[str, 
     """Returns the messages in the form that the template needs, without null fields."""
     made = [_with_content(message, needs) for message in messages]
     if any("tool_calls" in message or "tool_call_id" in message for message in made):
-        made = [with_calls(message, needs.calls) for message in made]
+        made = with_calls(made, needs.calls)
     return made
 
 
-def with_calls(message: Message, shape: CallShape) -> dict[str, Any]:
-    """Returns the message with its calls, or the id of the call that it answers, in this shape."""
-    made = dict(message)
-    if "tool_calls" in made:
-        made["tool_calls"] = [_call(call, shape) for call in made["tool_calls"]]
-        if shape.has_content:
-            made.setdefault("content", "")
-    if "tool_call_id" in made and shape.has_short_ids:
-        made["tool_call_id"] = short_id(made["tool_call_id"])
-    return made
+def with_calls(messages: Sequence[Message], shape: CallShape) -> list[dict[str, Any]]:
+    """Returns messages with their calls, and the ids of calls that they answer, in this shape."""
+    shaper = _Shaper(shape)
+    return [shaper.message(message) for message in messages]
+
+
+@dataclass(slots=True)
+class _Shaper:
+    """Brings the messages of one conversation into shape, one after the other."""
+
+    shape: CallShape
+    num_calls: int = 0
+    named: dict[str, str] = field(default_factory=dict)  # ids with the names of functions, by the ids before
+
+    def message(self, message: Message) -> dict[str, Any]:
+        made = dict(message)
+        if "tool_calls" in made:
+            made["tool_calls"] = [self._call(call) for call in made["tool_calls"]]
+            if self.shape.has_content:
+                made.setdefault("content", "")
+        if "tool_call_id" in made:
+            made["tool_call_id"] = self._id(made["tool_call_id"])
+        return made
+
+    def _call(self, call: Message) -> dict[str, Any]:
+        function = call["function"]
+        made = dict(call)
+        if self.shape.ids is CallIds.NAMED:
+            self.named[call.get("id", "")] = f"functions.{function['name']}:{self.num_calls}"
+            made.setdefault("id", "")
+        self.num_calls += 1
+        if "id" in made:
+            made["id"] = self._id(made["id"])
+        if self.shape.has_text_arguments and not isinstance(function["arguments"], str):
+            made["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        return made
+
+    def _id(self, id_: str) -> str:
+        return short_id(id_) if self.shape.ids is CallIds.SHORT else self.named.get(id_, id_)
 
 
 def short_id(call_id: str) -> str:
@@ -208,16 +253,6 @@ def _exchange(*arguments: object, **result: object) -> list[Message]:
 
 def _given(values: Message) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _call(call: Message, shape: CallShape) -> dict[str, Any]:
-    made = dict(call)
-    if shape.has_short_ids and "id" in made:
-        made["id"] = short_id(made["id"])
-    function = made["function"]
-    if shape.has_text_arguments and not isinstance(function["arguments"], str):
-        made["function"] = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
-    return made
 
 
 def _with_content(message: Message, needs: TemplateNeeds) -> dict[str, Any]:

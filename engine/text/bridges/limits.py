@@ -11,7 +11,7 @@ from penstock.engine.text.bridges.probe import Probe, conversation
 from penstock.engine.text.bridges.round_trip import Ability, Readback
 from penstock.engine.text.bridges.tools import Tools
 from penstock.engine.text.bridges.turns import Turns
-from penstock.engine.text.template_needs import TemplateNeeds
+from penstock.engine.text.template_needs import CallIds, TemplateNeeds
 
 RULES = 1
 """Version of the rules by which conversations are made to fit a template. A change of what is rendered raises it."""
@@ -118,6 +118,9 @@ LIMITS: Mapping[str, Limit] = {
     "several_calls": Limit(
         "takes one tool call a turn: several become several turns",
         lambda it: _shows_calls(it) and not it.needs.shows_several_calls,
+    ),
+    "call_ids": Limit(
+        "shows a call's function in its id alone: ids are made of both", lambda it: it.needs.calls.ids is CallIds.NAMED
     ),
     "calls": Limit("shows no tool calls with their results: they become text", lambda it: not _shows_calls(it)),
     TOOLS: Limit("shows no tools: answers say that they were ignored", lambda it: not _has_tools(it), False),

@@ -22,6 +22,7 @@ _THINK = ReasoningMarks("<think>\n", "\n</think>\n\n")
 _BARE_THINK = ReasoningMarks("<think>", "</think>")
 _THINK_TAGS = ("<think>", "</think>")
 _CALL_TAGS = ("<tool_call>", "</tool_call>")
+_HERMES_CALLS = Calls(Arguments.OBJECT, begin="<tool_call>\n", end="\n</tool_call>", separator="\n")
 _CHATML = TurnMarks(("<|im_start|>assistant\n",), "<|im_end|>")
 _DEEPSEEK_CALLS = Calls(Arguments.JSON, group_begin="<｜tool▁calls▁begin｜>", group_end="<｜tool▁calls▁end｜>")
 _DEEPSEEK_TAGS = (
@@ -39,6 +40,15 @@ _LLAMA_ANCHORS = (
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
     "<|header_start|>assistant<|header_end|>\n\n",
 )
+
+
+def _barred(*words: str) -> tuple[str, ...]:
+    return tuple(f"<|{word}|>" for word in words)
+
+
+def _json_list(begin: str, end: str) -> Calls:
+    """Returns the syntax of calls that are a JSON list of objects between two tags."""
+    return Calls(Arguments.OBJECT, group_begin=f"{begin}[", separator=", ", group_end=f"]{end}")
 
 
 def _hy_v3(name: str, suffix: str) -> ReplyFormat:
@@ -68,6 +78,35 @@ def _hy_v3(name: str, suffix: str) -> ReplyFormat:
     )
 
 
+def _dsml(name: str, group: str) -> ReplyFormat:
+    """Returns a format in DeepSeek's markup language; `group` is the tag around all calls."""
+
+    def tag(word: str) -> str:
+        return f"<{'/' * word.startswith('/')}｜DSML｜{word.removeprefix('/')}"
+
+    return ReplyFormat(
+        name,
+        Calls(
+            Arguments.PARAMETERS,
+            group_begin=f"{tag(group)}>\n",
+            begin=f'{tag("invoke")} name="',
+            after_name='">\n',
+            parameter=ParameterMarks(
+                f'{tag("parameter")} name="',
+                '" string="false">',
+                f"{tag('/parameter')}>\n",
+                before_text='" string="true">',
+            ),
+            end=f"{tag('/invoke')}>\n",
+            group_end=f"{tag('/' + group)}>",
+        ),
+        _BARE_THINK,
+        delimiters=(*_THINK_TAGS, f"{tag(group)}>", f"{tag('/' + group)}>"),
+        marks=("｜DSML｜", group),
+        turn=_DEEPSEEK_TURN,
+    )
+
+
 # A template that prints no calls has the first format whose marks it has, so special cases come before general ones.
 _ALL = (
     ReplyFormat(  # gpt-oss; a reply is a row of messages, each with a channel
@@ -82,7 +121,7 @@ _ALL = (
         text_begin="<|channel|>final<|message|>",
         text_end="<|end|>",
         next_part="<|start|>assistant",
-        delimiters=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+        delimiters=_barred("start", "channel", "constrain", "message", "end", "call", "return"),
         turn=TurnMarks(("<|start|>assistant",), "<|return|>"),
         flaws=flaws.BODY,
         marks=("<|channel|>", "<|message|>"),
@@ -124,10 +163,37 @@ _ALL = (
             after_name="<｜tool▁sep｜>",
             end="<｜tool▁call▁end｜>",
         ),
-        ReasoningMarks("<think>", "</think>"),
+        _BARE_THINK,
         delimiters=_DEEPSEEK_TAGS,
         marks=("<｜tool▁calls▁begin｜>",),
         turn=_DEEPSEEK_TURN,
+    ),
+    _dsml("deepseek_v32", "function_calls"),
+    _dsml("deepseek_v4", "tool_calls"),
+    ReplyFormat(  # Kimi K2; a function's name stands in the id of the call
+        "kimi_k2",
+        Calls(
+            Arguments.JSON,
+            group_begin="<|tool_calls_section_begin|>",
+            begin="<|tool_call_begin|>functions.",
+            id=IdMarks(":", "[0-9]{1,4}", is_behind_name=True),
+            after_name="<|tool_call_argument_begin|>",
+            end="<|tool_call_end|>",
+            group_end="<|tool_calls_section_end|>",
+        ),
+        _BARE_THINK,
+        delimiters=(
+            *_THINK_TAGS,
+            *_barred(
+                "tool_calls_section_begin",
+                "tool_call_begin",
+                "tool_call_argument_begin",
+                "tool_call_end",
+                "tool_calls_section_end",
+            ),
+        ),
+        turn=TurnMarks(("<|im_assistant|>assistant<|im_middle|>",), "<|im_end|>"),
+        marks=("<|tool_calls_section_begin|>",),
     ),
     _hy_v3("hy_v3", ""),
     _hy_v3("hy_v3_opensource", ":opensource"),
@@ -191,30 +257,25 @@ _ALL = (
         ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
         text_begin="<|START_RESPONSE|>",
         text_end="<|END_RESPONSE|>",
-        delimiters=(
-            "<|START_THINKING|>",
-            "<|END_THINKING|>",
-            "<|START_ACTION|>",
-            "<|END_ACTION|>",
-            "<|START_RESPONSE|>",
-            "<|END_RESPONSE|>",
+        delimiters=_barred(
+            "START_THINKING", "END_THINKING", "START_ACTION", "END_ACTION", "START_RESPONSE", "END_RESPONSE"
         ),
         turn=TurnMarks(("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",), "<|END_OF_TURN_TOKEN|>"),
         marks=("<|START_ACTION|>",),
     ),
     ReplyFormat(  # Phi-4-mini
         "phi4_mini",
-        Calls(Arguments.OBJECT, group_begin="<|tool_call|>[", separator=", ", group_end="]<|/tool_call|>"),
+        _json_list("<|tool_call|>", "<|/tool_call|>"),
         _BARE_THINK,
-        delimiters=(*_THINK_TAGS, "<|tool_call|>", "<|/tool_call|>"),
+        delimiters=(*_THINK_TAGS, *_barred("tool_call", "/tool_call")),
         turn=TurnMarks(("<|assistant|>",), "<|end|>"),
         marks=("<|tool|>", "<|/tool|>"),
     ),
     ReplyFormat(  # Granite 3
         "granite",
-        Calls(Arguments.OBJECT, group_begin="<|tool_call|>[", separator=", ", group_end="]"),
+        _json_list("<|tool_call|>", ""),
         _BARE_THINK,
-        delimiters=(*_THINK_TAGS, "<|tool_call|>"),
+        delimiters=(*_THINK_TAGS, *_barred("tool_call")),
         turn=TurnMarks(("<|start_of_role|>assistant<|end_of_role|>",), "<|end_of_text|>"),
         marks=("<|tool_call|>", "<|start_of_role|>"),
     ),
@@ -222,7 +283,7 @@ _ALL = (
         "lfm2",
         Calls(Arguments.PYTHON, group_begin="<|tool_call_start|>[", separator=", ", group_end="]<|tool_call_end|>"),
         _BARE_THINK,
-        delimiters=(*_THINK_TAGS, "<|tool_call_start|>", "<|tool_call_end|>"),
+        delimiters=(*_THINK_TAGS, *_barred("tool_call_start", "tool_call_end")),
         turn=_CHATML,
         marks=("<|tool_list_start|>",),
     ),
@@ -240,24 +301,24 @@ _ALL = (
         ReasoningMarks("<|think|>", "<|end|><|begin|>assistant"),
         text_begin="<|content|>",
         text_end="<|end|><|begin|>assistant",
-        delimiters=(
-            "<|think|>",
-            "<|content|>",
-            "<|begin|>",
-            "<|end|>",
-            "<|tool_calls|>",
-            "<|tool_call:begin|>",
-            "<|tool_call:name|>",
-            "<|tool_call:args|>",
-            "<|tool_call:end|>",
-            "<|calls|>",
+        delimiters=_barred(
+            "think",
+            "content",
+            "begin",
+            "end",
+            "tool_calls",
+            "tool_call:begin",
+            "tool_call:name",
+            "tool_call:args",
+            "tool_call:end",
+            "calls",
         ),
         turn=TurnMarks(("<|begin|>assistant",), "<|flush|>"),
         marks=("<|tool_call:begin|>",),
     ),
     ReplyFormat(  # Llama-Nemotron
         "nemotron",
-        Calls(Arguments.OBJECT, group_begin="<TOOLCALL>[", separator=", ", group_end="]</TOOLCALL>"),
+        _json_list("<TOOLCALL>", "</TOOLCALL>"),
         _THINK,
         delimiters=(*_THINK_TAGS, "<TOOLCALL>", "</TOOLCALL>"),
         turn=TurnMarks(_LLAMA_ANCHORS, "<|eot_id|>"),
@@ -265,7 +326,7 @@ _ALL = (
     ),
     ReplyFormat(  # Apriel, Jamba, Hunyuan A13B
         "tool_calls_list",
-        Calls(Arguments.OBJECT, group_begin="<tool_calls>[", separator=", ", group_end="]</tool_calls>"),
+        _json_list("<tool_calls>", "</tool_calls>"),
         _THINK,
         delimiters=(*_THINK_TAGS, "<tool_calls>", "</tool_calls>"),
         marks=("<tool_calls>[",),
@@ -286,9 +347,29 @@ _ALL = (
         marks=("<function=", "<parameter="),
         turn=_CHATML,
     ),
+    ReplyFormat(  # ERNIE 4.5 that thinks
+        "ernie",
+        _HERMES_CALLS,
+        _THINK,
+        text_begin="<response>\n",
+        text_end="\n</response>\n",
+        delimiters=(*_THINK_TAGS, *_CALL_TAGS, "<response>", "</response>"),
+        marks=("<response>", "<tool_call>"),
+        turn=_CHATML,
+    ),
+    ReplyFormat(  # HyperCLOVA X SEED Think; each part of a reply is a turn, whose role says what it is
+        "hyperclovax",
+        _json_list("-> tool/function_call\n", ""),
+        ReasoningMarks("/think\n", "<|im_end|>\n<|im_start|>assistant"),
+        text_begin="\n",
+        text_end="<|im_end|>\n<|im_start|>assistant",
+        delimiters=("<|im_start|>", "<|im_end|>", "-> tool/function_call"),
+        marks=("-> tool/function_call", "<|im_start|>"),
+        turn=TurnMarks(("<|im_start|>assistant",), "<|endofturn|>"),
+    ),
     ReplyFormat(  # Hermes, Qwen2.5, Qwen3, and many that were trained like them
         "hermes",
-        Calls(Arguments.OBJECT, begin="<tool_call>\n", end="\n</tool_call>", separator="\n"),
+        _HERMES_CALLS,
         _THINK,
         delimiters=(*_THINK_TAGS, *_CALL_TAGS),
         flaws={**flaws.ARGUMENTS, **flaws.BACKSLASH},
@@ -311,7 +392,7 @@ _ALL = (
     ),
     ReplyFormat(  # earlier Mistral
         "mistral_list",
-        Calls(Arguments.OBJECT, group_begin="[TOOL_CALLS] [", separator=", ", group_end="]"),
+        _json_list("[TOOL_CALLS] ", ""),
         delimiters=("[TOOL_CALLS]",),
         turn=TurnMarks(("[/INST]", "[/TOOL_RESULTS]"), "</s>"),
         flaws=flaws.BACKSLASH,
@@ -328,14 +409,14 @@ _ALL = (
     ReplyFormat(  # Llama 4, and Llama 3.2 where its template asks for it
         "llama_pythonic",
         Calls(Arguments.PYTHON, group_begin="[", separator=", ", group_end="]", group_mark="<|python_start|>"),
-        delimiters=("<|python_start|>", "<|python_end|>"),
+        delimiters=_barred("python_start", "python_end"),
         turn=TurnMarks(_LLAMA_ANCHORS, "<|eot|>"),
         marks=("[func_name1(",),
     ),
     ReplyFormat(  # Llama 3.1 to 3.3
         "llama3_json",
         Calls(Arguments.OBJECT, separator="; ", arguments_key="parameters", group_mark="<|python_tag|>"),
-        delimiters=("<|python_tag|>",),
+        delimiters=_barred("python_tag"),
         turn=TurnMarks(_LLAMA_ANCHORS, "<|eot_id|>"),
         flaws={**flaws.SEPARATOR, **flaws.BACKSLASH},
         marks=("<|start_header_id|>", '"parameters"'),

@@ -35,6 +35,7 @@ class ParameterMarks:
     before_key: str
     before_value: str
     end: str
+    before_text: str = ""  # in place of `before_value`, if strings are marked as such
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class ReplyFormat:
     name: str
     calls: Calls
     reasoning: ReasoningMarks | None = None
-    text_begin: str = ""  # before text, if even that has a delimiter
+    text_begin: str = ""  # before text, if even that has a delimiter or a white space of its own
     text_end: str = ""  # after text; in a format of messages, if another one follows
     next_part: str = ""  # between two parts, if each is a message with a header
     delimiters: tuple[str, ...] = ()  # pieces of syntax that may be one token, often a special one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,7 +13,7 @@ from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.response.reading.delta import DELIMITER, Delta
 from penstock.engine.text.response.reading.parser import ReplyParser
 from penstock.engine.text.response.reading.replies import ReplyFormats
-from penstock.engine.text.response.syntax import Arguments, Calls, ReplyFormat
+from penstock.engine.text.response.syntax import Arguments, Calls, IdMarks, ReplyFormat
 
 TOOLS = (
     Tool(
@@ -118,7 +119,7 @@ def _call(calls: Calls, name: str, arguments: dict[str, object]) -> str:
 
 def _body(calls: Calls, name: str, arguments: dict[str, object]) -> str:
     if calls.arguments is Arguments.OBJECT:
-        ids = {"tool_call_id": "7"} if calls.id else {}
+        ids = {"tool_call_id": _an_id(calls.id)} if calls.id else {}
         return json.dumps({**ids, calls.name_key: name, calls.arguments_key: arguments}, ensure_ascii=False)
     if calls.arguments is Arguments.JSON:
         return _named(calls, name) + calls.after_name + json.dumps(arguments, ensure_ascii=False)
@@ -128,8 +129,9 @@ def _body(calls: Calls, name: str, arguments: dict[str, object]) -> str:
         return name + _bare(arguments, calls.quote)
     assert calls.parameter is not None
     before_key, before_value, end = calls.parameter.before_key, calls.parameter.before_value, calls.parameter.end
+    before_text = calls.parameter.before_text or before_value
     parameters = (
-        before_key + key + before_value + (value if isinstance(value, str) else json.dumps(value)) + end
+        before_key + key + (before_text + value if isinstance(value, str) else before_value + json.dumps(value)) + end
         for key, value in arguments.items()
     )
     return name + calls.after_name + "".join(parameters)
@@ -139,8 +141,12 @@ def _named(calls: Calls, name: str) -> str:
     marks = calls.id
     if marks is None:
         return name
-    written = marks.before + "a1b2c3d4e" + marks.after
+    written = marks.before + _an_id(marks) + marks.after
     return name + written if marks.is_behind_name else written + name
+
+
+def _an_id(marks: IdMarks) -> str:
+    return next(id_ for id_ in ("a1b2c3d4e", "7") if re.fullmatch(marks.pattern, id_))
 
 
 def _bare(value: object, quote: str) -> str:

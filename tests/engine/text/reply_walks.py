@@ -23,7 +23,7 @@ from penstock.engine.text.response.formats import FORMATS
 from penstock.engine.text.tokenizer import Tokenizer
 from penstock.engine.text.vocabulary import vocabulary_of
 
-EOS = "<|im_end|>"
+EOS = "<|endoftext|>"
 # Qwen's are ordinary tokens: part of the vocabulary, and text.
 ORDINARY = (
     "<think>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 
 from penstock.engine.errors import ConfigError, InvalidRequest
 from penstock.engine.text.chat_template import RenderingEnded
-from penstock.engine.text.conversation import Conversation, EncodedChat
+from penstock.engine.text.conversation import Conversation, ConversationTemplate, EncodedChat
 from penstock.engine.text.template_needs import CallShape, TemplateNeeds, short_id
 from penstock.engine.text.tokenizer import Tokenizer
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.support.packages import ROOT
 
-TEMPLATES = {path.stem: path.read_text() for path in (ROOT / "tests/chat_templates").glob("*.jinja")}
+FOLDER = ROOT / "tests/chat_templates"
+TEMPLATES = {path.stem: path.read_text() for path in FOLDER.glob("*.jinja")}
 FORMATS = {
     "hermes": "hermes",
     "llama3": "llama3_json",
@@ -195,6 +197,25 @@ def test_ids_that_a_template_would_refuse_are_shortened(family: str) -> None:
         assert text == theirs(family, native(family, messages), tools=TOOLS)
 
 
+def test_where_a_call_s_function_is_shown_in_its_id_alone_ids_are_made_of_both() -> None:
+    template = ConversationTemplate((FOLDER / "written/kimi_k2.jinja").read_text(), {})
+    name = "get_weather"
+    again = {**CALL, "function": {"name": "other", "arguments": ARGUMENTS}}
+    more: dict[str, Any] = {**CALLED, "tool_calls": [again, {**CALL, "id": "x"}]}
+    history: list[dict[str, Any]] = [QUESTION, CALLED, RESULT, more, RESULT]
+    text = template.render(Conversation(history, TOOLS)).text
+    assert re.findall(r"begin\|>(functions[^<]*)<|Return of (\S+)", text) == [
+        (f"functions.{name}:0", ""),
+        ("", f"functions.{name}:0"),
+        ("functions.other:1", ""),
+        (f"functions.{name}:2", ""),
+        ("", "functions.other:1"),
+        ("", f"functions.{name}:2"),
+    ]
+    assert "call_ids" in template.limits()
+    assert "call_ids" not in ConversationTemplate(TEMPLATES["hermes"], {}).limits()
+
+
 def test_a_short_id_stands_for_itself_and_no_two_long_ones_are_alike() -> None:
     assert short_id("abcDEF123") == "abcDEF123"
     shortened = {short_id(f"call_{number}") for number in range(100)}
@@ -251,7 +272,11 @@ def test_a_template_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
 
 
 def test_what_a_slow_moment_hid_is_found_out_the_next_time() -> None:
-    answers: list[str | InvalidRequest] = [RenderingEnded("no answer within 30 s"), InvalidRequest("no"), "one two"]
+    answers: list[str | InvalidRequest] = [
+        RenderingEnded("no answer within 30 s"),
+        InvalidRequest("no"),
+        "penstock_called",
+    ]
 
     def render(messages: Any, tools: Any) -> str:
         answer = answers.pop(0)

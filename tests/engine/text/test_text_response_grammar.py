@@ -24,7 +24,6 @@ from penstock.engine.text.response.grammar.rules import (
     RegexText,
     TextRule,
 )
-from penstock.engine.text.response.syntax import Arguments
 from tests.engine.text.reply_walks import vocabulary
 
 WEATHER: dict[str, Any] = {
@@ -93,6 +92,38 @@ CALLS = {
             '{"v": true}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
         ),
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v32": (
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="set">\n<｜DSML｜parameter name="v" string="false">true'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        ),
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    ),
+    "deepseek_v4": (
+        (
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="set">\n<｜DSML｜parameter name="v" string="false">true'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+        ),
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="stop">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    ),
+    "kimi_k2": (
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.set:0<|tool_call_argument_begin|>"
+            '{"v": true}<|tool_call_end|><|tool_calls_section_end|>'
+        ),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.stop:12<|tool_call_argument_begin|>"
+            "{}<|tool_call_end|><|tool_calls_section_end|>"
+        ),
+    ),
+    "ernie": (
+        '<tool_call>\n{"name": "set", "arguments": {"v": true}}\n</tool_call>',
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+    ),
+    "hyperclovax": (
+        '-> tool/function_call\n[{"name": "set", "arguments": {"v": true}}]',
+        '-> tool/function_call\n[{"name": "stop", "arguments": {}}]',
     ),
     "gpt_oss": (
         '<|channel|>commentary to=functions.set <|constrain|>json<|message|>{"v": true}<|call|>',
@@ -390,12 +421,13 @@ def test_a_required_call_can_t_go_on_as_text() -> None:
         grammar("gpt_oss", REQUIRED, prefix="<|channel|>final<|message|>Well, ")
 
 
-@pytest.mark.parametrize("format_", [name for name in FORMATS if FORMATS[name].calls.arguments is Arguments.PARAMETERS])
+BARE = [name for name, format_ in FORMATS.items() if (marks := format_.calls.parameter) and not marks.before_text]
+
+
+@pytest.mark.parametrize("format_", BARE)
 def test_a_bare_string_of_several_kinds_does_not_read_like_another_kind(format_: str) -> None:
     tools = (Tool("f", '{"properties": {"x": {"type": ["string", "null"]}}, "required": ["x"]}', strict=True),)
     source = grammar(format_, ONE, tools=tools)
-    parameter = FORMATS[format_].calls.parameter
-    assert parameter is not None
     opening, _, closing = re.sub(r"(>|=|\")v(<|>|\")", r"\1x\2", CALLS[format_][0].replace("set", "f")).partition(
         "true"
     )
@@ -409,6 +441,16 @@ def test_a_bare_string_of_several_kinds_does_not_read_like_another_kind(format_:
     ):
         assert accepts(source, opening + text + closing) is is_allowed
     assert accepts(source, opening + "two\nlines\n\n" + closing)
+
+
+def test_where_strings_are_marked_they_may_read_like_another_kind() -> None:
+    tools = (Tool("set", '{"properties": {"v": {"type": ["string", "null"]}}, "required": ["v"]}', strict=True),)
+    source = grammar("deepseek_v32", ONE, tools=tools)
+    call = CALLS["deepseek_v32"][0]
+    for value, of_text, of_others in (("null", True, True), ("12", True, False), ("a", True, False)):
+        others = call.replace("true", value)
+        assert accepts(source, others) is of_others
+        assert accepts(source, others.replace('"false"', '"true"')) is of_text
 
 
 def test_nothing_constrains_a_reply_without_rules_and_strict_tools() -> None:

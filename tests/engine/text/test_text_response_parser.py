@@ -132,7 +132,8 @@ def test_what_is_spelled_is_no_token(name: str, data: st.DataObject) -> None:
         text = "a" + text
     if name == "gpt_oss":
         text = "a" + text
-    assert read(parser(name, special=True), cut(text, data.draw(places))) == Message(text)
+    said = text.lstrip() if FORMATS[name].text_begin.isspace() else text
+    assert read(parser(name, special=True), cut(text, data.draw(places))) == Message(said)
 
 
 @each_format
@@ -236,11 +237,12 @@ def test_a_call_that_something_else_ends_is_no_text(name: str, special: bool, en
     """Ended in its name or before, tags included, it is a call or nothing. One character of a tag is no sign yet."""
     text = write(name, Message(lead, calls=[("get_weather", "")]), call_arguments=[{"city": "Paris"}])
     format_ = FORMATS[name]
-    tags = (*format_.delimiters, format_.text_end, *format_.pieces(format_.text_end))
+    plain = "".join(piece for piece in format_.pieces(format_.text_end) if piece not in format_.delimiters)
+    tags = (*format_.delimiters, format_.text_end, plain)
     for seen, found in each_beginning(text, name, special=special, ended=ended):
         rest = "" if lead.startswith(found.text) else found.text.removeprefix(lead)
         if ended is ReplyEnd.CUT:
-            assert len(rest) <= 1, seen
+            assert len(rest.strip()) <= 1, seen
         else:  # a stop string comes next, so what looks like a part of a tag is none
             assert any(tag.startswith(rest) and tag != rest for tag in tags), seen
 

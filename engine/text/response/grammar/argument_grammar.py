@@ -136,27 +136,37 @@ class _Members:
         if parameter is None:
             equals = literal("=" if self._syntax.arguments is Arguments.PYTHON else ":")
             return sequence([key, equals, value])
-        return sequence([self._spell(parameter.before_key), key, self._spell(parameter.before_value), value])
+        return sequence([self._spell(parameter.before_key), key, value])
+
+    def _before(self, *, is_text: bool = False) -> str:
+        """Returns what stands between a key and its value."""
+        parameter = self._syntax.parameter
+        if parameter is None:
+            return ""
+        return self._spell((parameter.before_text if is_text else "") or parameter.before_value)
 
     def _other(self, rule: str) -> str:
-        """Returns a value with what ends it. llguidance panics where a long number may be followed by nothing but a
-        special token, so a line break may come between.
+        """Returns a value with what surrounds it. llguidance panics where a long number may be followed by nothing but
+        a special token, so a line break may come between.
         """
         if self._syntax.parameter is None:
             return rule
         end = self._syntax.parameter.end
         gap = "/\\n?/" if self._writer.is_special(self._format.pieces(end)[0]) else ""
-        return sequence([rule, gap, self._spell(end)])
+        return sequence([self._before(), rule, gap, self._spell(end)])
 
-    def _lexeme(self, text: str) -> str:
-        """Returns a value with what ends it. Between tags, all kinds end with the tag: lexers prefer longer matches."""
+    def _lexeme(self, text: str, *, is_text: bool = False) -> str:
+        """Returns a value with what surrounds it. Between tags, all kinds end with the tag: lexers prefer longer
+        matches.
+        """
         if self._syntax.parameter is None:
             return text
         end = self._syntax.parameter.end
         tag, *rest = self._format.pieces(end.lstrip())
         gap = end.removesuffix(end.lstrip())  # a line break, which the model may leave out
         ended = self._writer.until(tag.rstrip(), text, gap)
-        return sequence([ended, self._writer.spell([tag.removeprefix(tag.rstrip()), *rest])])
+        behind = self._writer.spell([tag.removeprefix(tag.rstrip()), *rest])
+        return sequence([self._before(is_text=is_text), ended, behind])
 
     def _text(self, schema: Schema, is_mixed: bool) -> str:
         """Returns a string: bare up to the next tag, in the format's quotes, or as JSON, which Python reads too."""
@@ -168,7 +178,8 @@ class _Members:
             return sequence([self._spell(quote), self._writer.until(quote, bare_text(schema, strict=strict, of=of))])
         tag = self._format.pieces(parameter.end.lstrip())[0].rstrip()
         text = text_before(tag, schema, strict=strict, of=of)
-        return self._lexeme(f"{text} & ~({OTHER_VALUES})" if is_mixed else text)
+        is_unclear = is_mixed and not parameter.before_text
+        return self._lexeme(f"{text} & ~({OTHER_VALUES})" if is_unclear else text, is_text=True)
 
     def _spell(self, syntax: str) -> str:
         return self._writer.spell(self._format.pieces(syntax))

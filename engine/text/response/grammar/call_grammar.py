@@ -91,9 +91,12 @@ class CallGrammar:
 
 
 def between_marks(writer: GrammarWriter, format_: ReplyFormat, text: str) -> str:
-    """Returns `text` with or without the marks around it. Marks that are ordinary text are part of any text."""
+    """Returns `text` with or without the marks around it. Marks that are ordinary words are part of any text."""
     pieces = [format_.pieces(mark) for mark in (format_.text_begin, format_.text_end)]
-    begin, end = (f"({writer.spell(mark)})?" if mark and writer.is_special(mark[0]) else "" for mark in pieces)
+    begin, end = (
+        f"({writer.spell(mark)})?" if mark and (writer.is_special(mark[0]) or mark[0].isspace()) else ""
+        for mark in pieces
+    )
     return sequence([begin, text, end])
 
 

@@ -189,7 +189,7 @@ class CallReader:
             yield from self._listed(source) if is_list else self._object(source, is_marked)
         else:
             yield from self._skip_id(source, is_behind_name=False)
-            name = yield from source.name()
+            name = self._without_id((yield from source.name()))
             self._check(name, is_marked)
             yield from self._skip_id(source, is_behind_name=True)
             yield from self._named(source, name)
@@ -205,6 +205,14 @@ class CallReader:
             self._arguments(source, arguments)
             self._collector.end_call()
         yield from self._end(source)
+
+    def _without_id(self, name: str) -> str:
+        """Returns a name without the id that some models write as its end."""
+        marks = self._calls.id
+        if marks is None or not marks.is_behind_name:
+            return name
+        front, _, id_ = name.rpartition(marks.before)
+        return front if front and re.fullmatch(marks.pattern, id_) else name
 
     def _skip_id(self, source: TextCursor, *, is_behind_name: bool) -> Reading[None]:
         marks = self._calls.id
@@ -281,10 +289,11 @@ class CallReader:
         seen: set[str] = set()
         while not (yield from source.expect(parameter.before_key, self._calls.end.split()[0])):
             key = yield from source.until(parameter.before_value.split()[0], MAX_KEY_CHARS)
-            yield from source.expect(parameter.before_value.strip())
+            kinds = [mark.strip() for mark in (parameter.before_value, parameter.before_text) if mark]
+            is_text = bool((yield from source.expect(*kinds)))
             value = DELIMITER.sub("", (yield from self._value(source, parameter, name, {*seen, key.strip()})))
             key = DELIMITER.sub("", key).strip()
-            self._argument(source, name, seen, key, self._schema(name).cast(key, value))
+            self._argument(source, name, seen, key, value if is_text else self._schema(name).cast(key, value))
         self._close(source, name, seen)
         for word in self._calls.end.split()[1:]:
             yield from source.accept(word)

@@ -46,6 +46,7 @@ class Modes:
     text: Mode
     reasoning: Mode
     frame: Framing | None
+    skips_space: bool = False  # whether white space at the start belongs to the format
 
 
 def modes(format_: ReplyFormat, *, has_tools: bool, flaws: Collection[Flaw] = frozenset()) -> Modes:
@@ -55,14 +56,15 @@ def modes(format_: ReplyFormat, *, has_tools: bool, flaws: Collection[Flaw] = fr
         tags = {HEADER: frame.begins, TEXT: frame.ends}
         return Modes(_mode(tags, {HEADER: "to="}), _mode(tags), _mode(tags, is_reasoning=True), frame)
     anywhere, at_start, ends = _reasoning_tags(format_.reasoning)
-    if format_.text_begin:
-        anywhere[TEXT] = (format_.text_begin, format_.text_end)
+    if borders := tuple(filter(None, (format_.text_begin.strip(), format_.text_end.strip()))):
+        anywhere[TEXT] = borders
     if has_tools:
         anywhere |= _call_tags(format_)
         at_start |= _unmarked_calls(format_)
         if Flaw.NO_OPENING in flaws:
             anywhere[UNOPENED_CALLS] = (format_.calls.behind_tag,)
-    return Modes(_mode(anywhere, at_start), _mode(anywhere), _mode(ends, is_reasoning=True), None)
+    start, text, reasoning = _mode(anywhere, at_start), _mode(anywhere), _mode(ends, is_reasoning=True)
+    return Modes(start, text, reasoning, None, skips_space=format_.text_begin.isspace())
 
 
 def _reasoning_tags(reasoning: ReasoningMarks | None) -> tuple[_Tags, dict[str, str], _Tags]:

@@ -157,7 +157,8 @@ class ReplyParser:
     def _without_space(self, text: str) -> str:
         """Returns the beginning of a reply without white space: a tag that counts only there may still follow."""
         rest = text.lstrip()
-        self._collector.text(text[: len(text) - len(rest)])
+        if not self._modes.skips_space:
+            self._collector.text(text[: len(text) - len(rest)])
         return rest
 
     def _enter(self, begun: str, rest: str) -> str:
