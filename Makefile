@@ -128,7 +128,7 @@ pictures: $(VENV)/docs.stamp $(VENV)/clients/chromium.stamp  ## draw every scree
 	@echo "look at build/pictures/*.png"
 
 clean:  ## remove caches and build outputs
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist site .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find penstock protocol producer serving engine worker gateway local tools cli tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environments

@@ -17,6 +17,7 @@ from redis import Redis as BlockingRedis
 
 from penstock.local.embedded import EmbeddedServer
 from penstock.protocol.redis.connection import RedisClient, connect
+from tests.support.kept_programs import ANY_FOLDER, kept_between_runs
 from tests.support.packages import PACKAGES, process_path
 from tests.support.patience import TEST_S, WAIT_S
 from tests.support.quick_programs import compile_quickly
@@ -44,6 +45,7 @@ structlog.configure = lambda **options: _configure(**{**options, "cache_logger_o
 # Most programs that tests compile run a few times: optimising them would take longer, here and in processes that tests
 # start. What is promised of programs as they ship is tested with `as_shipped`.
 compile_quickly()
+os.environ.setdefault(*ANY_FOLDER)
 
 # Processes that tests start would compile all of the package's Python anew: a fifth of what a command of the CLI takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -164,8 +166,8 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def compile_cache(run_directory: Path) -> Path:
-    """Directory where worker processes of tests keep compiled programs, so that only the first worker of a run
+def compile_cache(run_directory: Path) -> Iterator[Path]:
+    """Directory where worker processes of tests keep compiled programs, so that only the first worker of all runs
     compiles.
 
     Workers would choose it by themselves with the folder two levels above as XDG_CACHE_HOME. C++ kernels are where the
@@ -177,14 +179,16 @@ def compile_cache(run_directory: Path) -> Path:
     kernels.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         (directory / "native").symlink_to(kernels, target_is_directory=True)
-    return directory
+    with kept_between_runs(directory):
+        yield directory
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_caches(compile_cache: Path) -> Iterator[None]:
     """Points XDG_CACHE_HOME at the run's own caches, for the tests' own processes too.
 
-    With a cache older than the run, a test would depend on what ran before.
+    With a cache older than the run, a test would depend on what ran before. Programs alone are older: they say the same
+    as those that would be compiled now.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(compile_cache.parents[1]))

@@ -27,6 +27,7 @@ from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
 from penstock.engine.sharding.placement import place, split_model
 from tests.engine.engines import TINY
 from tests.engine.formats.quantized_stacks import random_stack
+from tests.engine.sharding.devices import keep_as_told
 
 PACKINGS = {
     ("attention", "q"): Packing("int4", 32, scale="float16", offset="minimums"),
@@ -46,6 +47,7 @@ EXPERTS = {
 
 
 def main() -> None:
+    keep_as_told()
     found: dict[str, Any] = {
         "kernels": {},
         "errors": {},

@@ -9,13 +9,14 @@ import pytest
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import deploy
 from penstock.engine.models import FAMILIES, ModelConfig
-from penstock.tools.plan import PRESETS, Plan, Trace, has_libtpu, plan, planned_replicas, simulate
+from penstock.tools.plan import PRESETS, Plan, Trace, has_libtpu, planned_replicas, simulate
 from penstock.tools.plan.device.hlo import Traffic
 from penstock.tools.plan.device.roofline import kv_bytes_moved, kv_token_bytes
 from penstock.tools.plan.device.topology import devices_of
 from penstock.tools.plan.planned_steps import HOST_ROW_S, HOST_STEP_S, PlannedSteps, keys_seen
 from penstock.tools.plan.step_times import StepShape
 from penstock.tools.plan.traces import TracedRequest
+from tests.engine.planning.plans import plan
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 CONFIG = EngineConfig(max_num_seqs=16, max_batch_tokens=16, max_model_len=2048, tensor_parallel=2)

@@ -8,9 +8,10 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.formats.detection import read_format
 from penstock.engine.loading.packed import expected_packings
 from penstock.engine.models import FAMILIES
-from penstock.tools.plan import PRESETS, has_libtpu, plan
+from penstock.tools.plan import PRESETS, has_libtpu
 from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.plan import Plan
+from tests.engine.planning.plans import plan
 
 needs_libtpu = pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64")
 

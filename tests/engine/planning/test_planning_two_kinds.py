@@ -14,9 +14,10 @@ from penstock.cli.shared.planning import _show
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.deployment import deploy
 from penstock.engine.models import FAMILIES, ModelConfig, layer_groups, num_parameters
-from penstock.tools.plan import as_dict, plan, preset
+from penstock.tools.plan import as_dict, preset
 from penstock.tools.plan.device.roofline import kv_bytes_moved, kv_sequence_bytes
 from penstock.tools.plan.device.weights import held_bytes, step_weight_bytes
+from tests.engine.planning.plans import plan
 from tests.support.patience import slow
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from penstock.engine.execution.compilation import keep_compilations
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S
 
@@ -35,19 +36,23 @@ def run_models(models: Mapping[str, tuple[Path, str]], *, may_be_refused: bool =
 
 
 def said_by(module: str, *arguments: str, wait_s: float = WAIT_S) -> Any:
-    """Runs a module with eight host devices; returns the JSON that it prints."""
+    """Runs a module, which calls `keep_as_told`, with eight host devices; returns the JSON that it prints."""
     environment = {
         **os.environ,
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),  # with torch, which helpers that write checkpoints import
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,  # type: ignore[attr-defined]
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     command = [sys.executable, "-m", module, *arguments]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=wait_s, check=False)
     assert outcome.returncode == 0, outcome.stderr[-3000:]
     return json.loads(outcome.stdout)
+
+
+def keep_as_told() -> None:
+    """Keeps what this process compiles where the process keeps it that started it."""
+    keep_compilations(Path(jax.config.jax_compilation_cache_dir))  # type: ignore[attr-defined]
 
 
 def once(file: Path, compute: Callable[[], Runs]) -> Runs:

@@ -21,6 +21,7 @@ from penstock.engine.models.hf.blocks import sliding
 from penstock.engine.sharding.overlapped_sums import overlap
 from penstock.engine.sharding.placement import Placement, place, split_model
 from tests.engine.engines import TINY
+from tests.engine.sharding.devices import keep_as_told
 
 DENSE = replace(TINY.blocks[0].with_attention(num_heads=8, head_dim=16), mlp=MLPConfig(192))
 PLAIN = replace(TINY, blocks=(DENSE,) * 3, hidden_size=256)
@@ -38,6 +39,7 @@ NUM_TOKENS = 3
 
 
 def main() -> None:
+    keep_as_told()
     found: dict[str, Any] = {}
     for name, config in MODELS.items():
         found[name] = differences(replace(config, dtype="float32"), 8 if name == "biased and scaled" else 2)

@@ -19,9 +19,11 @@ import jax
 
 from penstock.engine import ConfigError, Engine, EngineConfig, Request, SamplingParams
 from tests.engine.engines import SMALL, drive
+from tests.engine.sharding.devices import keep_as_told
 
 
 def main() -> None:
+    keep_as_told()
     assert len(jax.devices()) == 8
     models = json.loads(sys.argv[1])
     found = {

@@ -188,6 +188,6 @@ def _keep(path: Path | None, bucket: Bucket) -> None:
 def _versions() -> str:
     """Returns the versions of the compiler and of the code that sets its options and reads its output."""
     digest = hashlib.sha256(inspect.getsource(compilation).encode())
-    for name in ("compiling", "hlo", "cycles", "links", "chips"):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
     return f"{jax.__version__} {version('libtpu')} {digest.hexdigest()}"
