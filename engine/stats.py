@@ -26,6 +26,7 @@ class EngineInfo:
     num_state_slots: int = 0  # for recurrent states of sequences and prefixes
     state_cache_bytes: int = 0  # of all slots, over all devices
     exceeded_len: int | None = None  # the model's own limit, if `max_model_len` is set above it
+    page_padding: float = 0.0  # share of the pages that is padding
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
     batch_invariant: bool = False  # whether log-probabilities are the same to the bit in any batch (docs/guarantees.md)
     arithmetic: str | None = None  # names how sums are rounded; None: it never matters

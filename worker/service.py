@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _PART = "service"  # name in readiness
+_MUCH_PADDING = 0.05  # of the pages
 
 SCRAPE_TIMEOUT_S = 1.0
 ENGINE_STOP_TIMEOUT_S = 10.0
@@ -325,9 +326,11 @@ async def _loaded(model: asyncio.Future[Model]) -> Model:
 
 
 def _warn_of_missing(info: EngineInfo) -> None:
-    """Warns of what makes an engine slow to serve or to start, and of lengths that its model was not made for."""
+    """Warns of what makes an engine slow to serve or to start, of lost memory, and of lengths beyond its model's."""
     if info.exceeded_len is not None:
         _log.warning("beyond_models_length", max_model_len=info.max_model_len, of_model=info.exceeded_len)
+    if info.page_padding >= _MUCH_PADDING:
+        _log.warning("padded_pages", share=info.page_padding)
     if info.fallback is not None:
         _log.warning("no_native_kernels", why=info.fallback, hint=NO_COMPILER_HINT)
     if info.unkept is not None:

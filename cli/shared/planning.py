@@ -146,6 +146,7 @@ def _memory(made: Plan) -> Table:
         *([("of them padding of the vocabulary", made.vocab_padding_bytes)] if made.vocab_padding_bytes else []),
         *([("padding of their rows to whole tiles", made.lane_padding_bytes)] if made.lane_padding_bytes else []),
         ("pages", made.cache_bytes),
+        *([("of them padding of heads to whole tiles", padding)] if (padding := made.page_padding_bytes) else []),
         *([("states", made.state_bytes)] if made.num_states else []),
         ("sampling state", made.sampling_bytes),
         ("temporaries of the largest function", made.temporary_bytes),

@@ -20,6 +20,7 @@ from penstock.engine.attention import (
     ShardedAttention,
     attention_for,
     check_page_table,
+    kv_head_bytes,
     page_size_for,
 )
 from penstock.engine.config import RAW_LOGPROBS, EngineConfig
@@ -146,6 +147,16 @@ class Deployment:
         """Bytes of one page of every kind together."""
         return sum(self.kind_bytes)
 
+    @property
+    def page_padding(self) -> float:
+        """Share of the pages that is padding: on a TPU, heads of more than 64 features take multiples of 128."""
+        split = 1 if self.placement is None else self.placement.num_shares
+        useful = sum(
+            2 * kind.size * kind.num_kv_heads * kv_head_bytes(kind.head_dim, self.kv_dtype)
+            for kind in self.groups.page_kinds
+        )
+        return max(0.0, 1 - useful * self.page_size / (self.page_bytes * split))
+
     def pages_bytes(self, num_pages: Amount) -> int:
         """Returns the bytes of `num_pages` on each device."""
         return sum(map(mul, num_pages.counts, self.kind_bytes))
@@ -205,6 +216,7 @@ class Deployment:
             matmul=self.matmul,
             fallback=self.fallback,
             exceeded_len=self.model.max_position if self.max_model_len > self.model.max_position else None,
+            page_padding=round(self.page_padding, 3),
             unkept=self.unkept,
             vocab_size=self.model.vocab_size,
         )
@@ -251,7 +263,8 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         devices = _first(jax.devices(), config)
     platform = devices[0].platform
     max_model_len = config.max_model_len or model.max_position
-    model = split_model(_with_activations(model, config.activations), config.tensor_parallel, config.expert_parallel)
+    model = _with_activations(model, config.activations)
+    model = split_model(model, config.tensor_parallel, config.expert_parallel, has_tiles=platform == "tpu")
     model = _with_windows_that_matter(model, max_model_len)
     native = NativeLibrary(_build_dir(config.compile_cache_dir))
     attention = _attention(config, platform, model, native)

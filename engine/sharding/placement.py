@@ -105,11 +105,11 @@ def place(devices: Sequence[jax.Device], tensor: int, expert: int = 1) -> Placem
     return Placement(Mesh(grid, (DATA, EXPERT, TENSOR)) if expert > 1 else Mesh(grid[:, 0], (DATA, TENSOR)))
 
 
-def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig:
+def split_model(model: ModelConfig, tensor: int, expert: int = 1, *, has_tiles: bool = False) -> ModelConfig:
     """Lays out `model` over `tensor * expert` devices.
 
-    If there are too few KV heads, each is replicated. The vocabulary is padded if the devices do not divide it, and the
-    experts if `expert` does not.
+    If there are too few KV heads, each is replicated. The vocabulary is padded if the devices do not divide it, or if
+    they have tiles of memory and it is no whole number of them; and the experts if `expert` does not divide them.
 
     Raises:
         ConfigError: heads or features cannot be split evenly, or there are fewer experts than groups of devices.
@@ -120,7 +120,9 @@ def split_model(model: ModelConfig, tensor: int, expert: int = 1) -> ModelConfig
     for block in dict.fromkeys(model.blocks):
         split.check(block)
     blocks = tuple(split.spread(block) for block in model.blocks)
-    return replace(model, blocks=blocks, vocab_padding=_vocab_padding(model.vocab_size, split.shares))
+    return replace(
+        model, blocks=blocks, vocab_padding=_vocab_padding(model.vocab_size, split.shares, has_tiles=has_tiles)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,9 @@ def _scaled_by_row(path: tuple[str, ...], packing: Packing) -> tuple[tuple[str, 
     return path, replace(packing, rows=1) if is_kv and packing.rows > 1 else packing
 
 
-def _vocab_padding(vocab_size: int, shares: int) -> int:
-    """Returns 0 if the devices divide the vocabulary; otherwise pads it to shares of whole tiles."""
-    return -vocab_size % (shares * PADDED_TO) if vocab_size % shares else 0
+def _vocab_padding(vocab_size: int, shares: int, *, has_tiles: bool) -> int:
+    """Returns what pads each share to whole tiles; 0 if there are no tiles and the devices divide the vocabulary.
+
+    Without it, a TPU would copy the logits of a step into whole tiles for the kernel that samples them.
+    """
+    return -vocab_size % (shares * PADDED_TO) if has_tiles or vocab_size % shares else 0

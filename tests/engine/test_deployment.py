@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import ConfigError, EngineConfig
+from penstock.engine.attention.fused import FusedAttention
 from penstock.engine.deployment.cache_sizes import with_pages
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.formats.packing import Packing
@@ -107,6 +108,16 @@ def test_a_length_above_the_models_own_is_told(more: int, exceeded: bool) -> Non
     deployment = deployed(max_model_len=own + more)
     info = deployment.describe(with_pages(deployment, 2**24))
     assert info.exceeded_len == (own if exceeded else None)
+
+
+@pytest.mark.parametrize(("head_dim", "padding"), [(64, 0.0), (80, 0.375), (96, 0.25), (128, 0.0)])
+def test_padding_of_heads_to_a_tpus_tiles_is_told(head_dim: int, padding: float) -> None:
+    here = deployed()
+    wide = replace(here.model, blocks=tuple(block.with_attention(head_dim=head_dim) for block in here.model.blocks))
+    on_tpu = replace(here, model=wide, attention=FusedAttention(), kv_dtype="bfloat16", page_size=64)
+    assert on_tpu.page_padding == padding
+    assert on_tpu.describe(with_pages(on_tpu, 2**24)).page_padding == padding
+    assert replace(on_tpu, attention=here.attention).page_padding == 0
 
 
 def test_on_tpu_a_dispatch_holds_one_step_unless_set() -> None:

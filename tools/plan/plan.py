@@ -41,6 +41,7 @@ class Plan:
     decode_steps: int  # in one dispatch
     page_size: int
     kind_bytes: tuple[int, ...]  # of a page of each kind
+    page_padding: float  # share of the pages that is padding
     needs: PageNeeds  # of a sequence, in pages
     pages: Amount  # of each kind, page 0 included
     most_pages: Amount  # most that all sequences together could fill
@@ -51,7 +52,7 @@ class Plan:
     state_interval: int  # pages between states that the prefix cache keeps
     weight_bytes: int
     lane_padding_bytes: int  # on top, for weights whose rows are not whole tiles
-    vocab_padding_bytes: int  # part of the weights, if the devices do not divide the vocabulary
+    vocab_padding_bytes: int  # part of the weights, where the devices' shares of the vocabulary are not whole tiles
     sampling_bytes: int  # sampling state of all batch slots
     buckets: tuple[Bucket, ...]
     compile_s: float  # until all of them were compiled
@@ -87,6 +88,10 @@ class Plan:
     def page_bytes(self) -> int:
         """Bytes of one page of every kind together."""
         return sum(self.kind_bytes)
+
+    @property
+    def page_padding_bytes(self) -> int:
+        return round(self.page_padding * self.cache_bytes)
 
     @property
     def num_pages(self) -> int:
@@ -182,6 +187,7 @@ def plan(
         decode_steps=layout.compiler.decode_steps,
         page_size=layout.spec.page_size,
         kind_bytes=deployment.kind_bytes,
+        page_padding=deployment.page_padding,
         needs=deployment.needs,
         pages=Amount(layout.spec.counts),
         most_pages=useful_pages(replace(deployment, max_model_len=geometry.max_model_len)),

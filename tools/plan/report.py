@@ -41,6 +41,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "size_tokens": plan.page_size,
             "size_bytes": plan.page_bytes,
             "dtype": plan.kv_dtype,
+            "padding": plan.page_padding,
             "count": plan.num_pages,
             "useful_at_most": plan.max_pages,
             "tokens_at_once": plan.num_tokens,

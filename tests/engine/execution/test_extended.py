@@ -247,8 +247,11 @@ def test_a_step_has_one_scatter_at_most_and_no_loop_over_rows_on_cuda(platform: 
     assert text.count('"stablehlo.scatter"(') == 1
 
 
-def test_the_rows_that_ask_give_the_same_some_at_a_time_as_all_at_once() -> None:
-    """Wherever they are in a step, and whatever the other rows are: drafts, masks, targets, greedy rows and filters."""
+def test_the_rows_that_ask_give_the_same_some_at_a_time_as_all_at_once_and_beside_padding() -> None:
+    """Wherever they are in a step, and whatever the other rows are: drafts, masks, targets, greedy rows and filters.
+
+    The padding of the vocabulary is larger than any logit.
+    """
     count = 24
     rng = np.random.default_rng(3)
     state = state_of(2, prompt=[4, 5], generated=[6, 6], stops=(9,), bias={7: 3.0, 11: -2.0}, bad=(3,))
@@ -264,8 +267,10 @@ def test_the_rows_that_ask_give_the_same_some_at_a_time_as_all_at_once() -> None
     kinds = rows(count, temperature=rng.choice([0.0, 0.9], count), top_p=0.9, top_k=7, output_index=np.arange(count))
     given = logits(count), kinds, asked, state, masks
     some, whole = (jax.jit(partial(sample_by, form=form))(*given) for form in (Form.XLA, Form.GPU))
-    for one, other in zip(jax.tree.leaves(some), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(one, other)
+    padded = jax.jit(sample_by)(np.pad(given[0], ((0, 0), (0, 68)), constant_values=np.inf), *given[1:])
+    for one, *others in zip(*map(jax.tree.leaves, (some, whole, padded)), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(one, other)
     plain = np.asarray(draw(given[0], kinds))
     is_plain = ~np.asarray(asked.asks) & (masks == -1).all(axis=1)
     assert 3 < is_plain.sum() < count - 8

@@ -67,3 +67,12 @@ def test_a_vocabulary_that_devices_do_not_divide_is_padded_to_shares_of_whole_ti
     assert (split.vocab_size, split.vocab_rows) == (vocab_size, rows)
     assert split_model(split, tensor) == split
     assert num_parameters(split) == num_parameters(model)
+
+
+@pytest.mark.parametrize(("vocab_size", "tensor", "rows"), [(1003, 1, 1024), (1024, 1, 1024), (1008, 2, 1024)])
+def test_where_memory_has_tiles_each_share_of_a_vocabulary_is_whole_ones(
+    vocab_size: int, tensor: int, rows: int
+) -> None:
+    split = split_model(replace(TINY, vocab_size=vocab_size), tensor, has_tiles=True)
+    assert split.vocab_rows == rows
+    assert split_model(split, tensor, has_tiles=True) == split
