@@ -15,7 +15,7 @@ from jax._src import compiler
 from penstock.engine import Engine
 from penstock.engine.execution.compilation import keep_compilations, no_kept_compilations
 from tests.engine.engines import SMALL, forget_prefixes, write_model
-from tests.support.quick_programs import EMITTERS, compile_elsewhere_as_shipped
+from tests.support.quick_programs import AS_SHIPPED, compile_elsewhere_as_shipped
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +37,7 @@ def optimised() -> Iterator[None]:
     as_set: Any = compiler.get_compile_options
 
     def as_shipped(*arguments: Any, backend: Any = None, env_options_overrides: Any = None, **options: Any) -> Any:
-        overrides = {} if backend is None or backend.platform != "cpu" else {EMITTERS: True}
+        overrides: dict[str, Any] = {} if backend is None or backend.platform != "cpu" else {**AS_SHIPPED}
         overrides |= env_options_overrides or {}
         return as_set(*arguments, backend=backend, env_options_overrides=overrides, **options)
 
