@@ -139,6 +139,12 @@ def _corrupt(error: ReplyCorrupt) -> ApiError:
     return ApiError(409, str(error), type="conflict_error", code="reply_damaged")
 
 
+def _failed(error: RequestFailed) -> ApiError:
+    if error.code == "arithmetic_gone":  # the client asked for that, by `exact`
+        return ApiError(503, error.message, type="server_error", code=error.code, ends_reply=True)
+    return _internal(error)
+
+
 def _internal(error: PenstockError) -> ApiError:
     is_end = isinstance(error, RequestFailed)
     return ApiError(500, str(error), type="server_error", code="internal_error", ends_reply=is_end)
@@ -159,7 +165,7 @@ _TABLE: Mapping[type[PenstockError], Callable[[Any], ApiError]] = {
     ConnectionLost: _lost,
     NotDurable: lambda error: unavailable(str(error)),
     ServerRefused: _redis_refused,
-    RequestFailed: _internal,
+    RequestFailed: _failed,
     CallFailed: _internal,
     ReplyCorrupt: _corrupt,
 }

@@ -15,8 +15,11 @@ from penstock.protocol.wire import GenerateRequest, in_python
 
 MIN_KEY_BYTES = 16
 OF_THE_DELIVERY = frozenset(
-    {"v", "id", "priority", "timeout_s", "keep_s", "tenant", "affinity", "cache_salt", "traceparent", "tracestate"}
-)
+    {
+        "v", "id", "priority", "timeout_s", "keep_s", "exact", "tenant", "affinity", "cache_salt", "traceparent",
+        "tracestate",
+    }
+)  # fmt: skip
 """Fields that decide when and for whom a reply is generated, not what it is."""
 
 _ID_BYTES = 18

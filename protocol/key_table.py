@@ -134,6 +134,15 @@ _LANE_KINDS = (
         wide=_lanes("zadd zmscore zincrby zrem zremrangebyscore zremrangebyrank exists pexpire"),
     ),
     KeyKind(keys.aside, "zset", "worker", Size(held=75), area=LANES, wide=_lanes("zadd zrem zrange del")),
+    KeyKind(keys.orphaned, "zset", "worker", Size(held=75), area=LANES, wide=_ORDER),
+    KeyKind(
+        keys.alike, "zset", "worker", Size(queue=110, worker=30), "with the last heartbeat", area=LANES,
+        wide=_lanes("zadd zrem zrange zremrangebyscore zrangebyscore pexpireat"),
+    ),
+    KeyKind(
+        keys.lapses, "zset", "worker", Size(queue=80, worker=30), "an hour after the last heartbeat", area=LANES,
+        wide=_lanes("zadd zrem zscore zremrangebyscore pexpire"),
+    ),
 )  # fmt: skip
 
 _LETTER_KINDS = (

@@ -109,9 +109,24 @@ def asked(queue: str) -> str:
     return f"penstock:{{{queue}}}:lanes:asked"
 
 
-def aside(queue: str, digest: str = "") -> str:
-    """A sorted set of the entries that only workers with the model of this digest can resume, the next one first."""
-    return f"penstock:{{{queue}}}:lanes:aside:{digest}"
+def aside(queue: str, kind: str = "") -> str:
+    """A sorted set of the entries that are left to workers of one kind (`consumers`), the next one first."""
+    return f"penstock:{{{queue}}}:lanes:aside:{kind}"
+
+
+def orphaned(queue: str) -> str:
+    """A sorted set of entries that lost their worker a moment ago, by when: some are left to those that round alike."""
+    return f"penstock:{{{queue}}}:lanes:orphaned"
+
+
+def alike(queue: str, kind: str) -> str:
+    """A sorted set of the workers with one model and arithmetic that serve, by when their heartbeats lapse."""
+    return f"penstock:{{{queue}}}:lanes:alike:{kind}"
+
+
+def lapses(queue: str) -> str:
+    """A sorted set of workers by when their heartbeats lapse, or lapsed within the hour."""
+    return f"penstock:{{{queue}}}:lanes:lapses"
 
 
 def cancelled(queue: str) -> str:

@@ -108,11 +108,20 @@ class WorkerConfig:
     model_wait_s: Annotated[
         float,
         Setting(
-            "How long a half-written reply waits once no worker has the model that began it; then it ends "
-            "with an error.",
+            "How long a half-written reply waits once no worker has the model that began it or, where the request "
+            "asks for `exact`, rounds alike; then it ends with an error.",
             least=0,
         ),
     ] = 300.0
+    exact_wait_s: Annotated[
+        float,
+        Setting(
+            "How long a half-written reply is left to workers that round alike (`arithmetic`), from when its worker "
+            "died or handed it back; then any goes on with it, and says so. Set it alike for all workers of a queue.",
+            least=0,
+            most=600,
+        ),
+    ] = 3.0
     target_wait_s: Annotated[
         float,
         Setting(

@@ -26,7 +26,7 @@ DROP_REASONS = ("fenced", "gone", "unwritable", "rolled_back")
 LETTER_KINDS = ("request", "malformed")
 ERROR_CODES = (
     "invalid_request", "too_large", "too_long", "engine_error", "internal_error", "reply_unreadable",
-    "reply_unwritable", "model_gone", "too_many_crashes",
+    "reply_unwritable", "model_gone", "arithmetic_gone", "too_many_crashes",
 )  # fmt: skip
 OTHER = "other"  # replaces unknown codes: the number of series stays small, whichever codes are added
 BANDS = ("high", "usual", "low")

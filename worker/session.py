@@ -13,6 +13,7 @@ from redis.asyncio import RedisCluster
 from penstock.engine.driver import EngineDriver
 from penstock.engine.generation_defaults import GenerationDefaults
 from penstock.protocol import scripts
+from penstock.protocol.consumers import kind_of
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.tasks import end_tasks
 from penstock.protocol.wire import ModelCard
@@ -93,7 +94,7 @@ class Session:
         )
         restorer = Restorer(redis, config, self._threads, preparer, defaults, self._outbox)
         self._intake = Intake(
-            EntryReader(redis, blocking, config, digest),
+            EntryReader(redis, blocking, config, (digest, kind_of(digest, arithmetic))),
             self._claimer,
             restorer,
             driver,

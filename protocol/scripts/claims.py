@@ -14,7 +14,7 @@ Fields of a request's state hash:
     tenant            whom the request is for, if it says so
     digest            of the model that claimed it last; once the reply is begun, of the model that began it
     begun             the reply has more than claims: only that model continues it
-    arithmetic        of the worker that claimed it last to generate
+    arithmetic        of the worker that claimed it last to generate; once the reply is begun, others may have to wait
     inexact           workers of several arithmetics have generated
     alive:<epoch>     the owner of that claim was frozen, not dead
 
@@ -77,22 +77,29 @@ class Claim:
     strikes: int
     handbacks: int
     is_of_other_model: bool = False  # another model began the reply, so this one may only end it
+    is_of_other_arithmetic: bool = False  # another arithmetic did, and the request is over or must not go on here
     is_exact: bool = True  # all workers that generate the reply round alike
     arithmetic: str = ""  # of this worker
     earlier: EarlierClaim | None = None
+
+    @property
+    def only_ends(self) -> bool:
+        """Whether the worker may end the reply and not go on with it."""
+        return self.is_of_other_model or self.is_of_other_arithmetic
 
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
     """Why there is nothing to run. The reply has ended, another entry has the same request id, the reply holds an entry
-    id that no claim can exceed, another model began it, a number in its state is none, or it was only to be ended
-    and is not over.
+    id that no claim can exceed, another model or arithmetic began it, a number in its state is none, or it was only to
+    be ended and is not over.
     """
 
-    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "junk", "goes_on"]
+    reason: Literal["done", "dead", "duplicate", "unwritable", "other_model", "other_arithmetic", "junk", "goes_on"]
     other_entry: str = ""
     field: str = ""  # of the state, that is not a number
-    digest: str = ""  # of the other model
+    digest: str = ""  # of the model that began it
+    arithmetic: str = ""  # that began it, where that is why
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,7 @@ def claim(
     timeout_ms: int | None = None,
     only_over: bool = False,
     arithmetic: str = "",
+    any_arithmetic: Literal["", "continue", "end"] = "",
 ) -> Command:
     """Claims a request with a higher epoch, its fencing token. Read the answer with `parse_claim`.
 
@@ -141,10 +149,12 @@ def claim(
             model.
         only_over: whether to leave a request alone that is neither.
         arithmetic: of the worker; "": unknown, which is a kind of its own.
+        any_arithmetic: what to do with a reply that another arithmetic began; "": it is not claimed, unless it is
+            over or cancelled, and only to be ended.
     """
     leap = secrets.randbits(_LEAP_BITS)
     of_claim = (entry_id, worker, instance, ttl_ms, gone_entry, leap, MAX_EPOCH, tenant, digest, int(any_model))
-    arguments = (*of_claim, "" if timeout_ms is None else timeout_ms, int(only_over), arithmetic)
+    arguments = (*of_claim, "" if timeout_ms is None else timeout_ms, int(only_over), arithmetic, any_arithmetic)
     return call(_CLAIM, _request_keys(queue, request_id), arguments)
 
 
@@ -156,11 +166,10 @@ def parse_claim(answer: Any, instance: str, arithmetic: str = "") -> Claim | Not
         attempts, crashes, strikes, handbacks, is_of_other, before, worker, was_held, is_exact = rest
         earlier = EarlierClaim(before, worker.decode(errors="replace"), bool(was_held)) if before else None
         known = (epoch, instance, bool(has_journal), bool(is_cancelled), now_ms, first_ms)
-        return Claim(
-            *known, attempts, crashes, strikes, handbacks, bool(is_of_other), bool(is_exact), arithmetic, earlier
-        )
-    if reason == "other_model":
-        return NotClaimed("other_model", digest=answer[1].decode(errors="replace"))
+        counts = (attempts, crashes, strikes, handbacks)
+        return Claim(*known, *counts, is_of_other == 1, is_of_other == 2, bool(is_exact), arithmetic, earlier)
+    if reason in ("other_model", "other_arithmetic"):
+        return NotClaimed(reason, "", "", *(part.decode(errors="replace") for part in answer[1:]))
     if reason == "duplicate":
         return NotClaimed("duplicate", answer[1].decode(errors="replace"))
     if reason == "junk":

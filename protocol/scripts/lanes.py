@@ -61,12 +61,13 @@ def take(
     lowest: int = LOWEST_PRIORITY,
     room: int | None = None,
     steal_after_ms: int = 0,
-    digest: str = "",
+    kinds: tuple[str, str] = ("", ""),
+    exact_wait_ms: int = 0,
 ) -> Command:
     """Gives new entries their places, and takes up to `count` entries that are next.
 
     Answers the entries, which `worker.delivery.entries` reads; whether some new ones got no place in this run; and in
-    how many ms any worker may take an entry that was left to its home, or None if none was left.
+    how many ms any worker may take an entry that is left to some, or None if none is.
 
     Args:
         queue: of the entries.
@@ -79,11 +80,13 @@ def take(
         lowest: no entry of a lower priority is taken.
         room: number of further sequences that the worker could run; None: `count`.
         steal_after_ms: how long an entry is left to the worker that is its home, if that has room.
-        digest: of the worker's model: entries that were set aside for it are taken too.
+        kinds: of the worker, by its model and by its arithmetic too; "": unknown. What was set aside for them is taken
+            too.
+        exact_wait_ms: for how long an entry that lost its worker may be left to workers that round alike.
     """
     bounds = (keys.GROUP, worker, count, max_body_bytes, max_bytes)
-    more = (NEW_PER_SCRIPT, max_overtakes, lowest, count if room is None else room, steal_after_ms, digest)
-    return call(_TAKE, _home_keys(queue), (*bounds, *more))
+    more = (NEW_PER_SCRIPT, max_overtakes, lowest, count if room is None else room, steal_after_ms)
+    return call(_TAKE, _home_keys(queue), (*bounds, *more, *kinds, exact_wait_ms))
 
 
 def pass_on(queue: str, *, worker: str, entry_id: str, lowest: int, room: int, steal_after_ms: int = 0) -> Command:
@@ -114,10 +117,27 @@ def put_back(
     return call(_PUT_BACK, (*_lane_keys(queue), keys.backlog(queue)), (*bounds, *entry_ids))
 
 
-def set_aside(queue: str, *, worker: str, entry_id: str, digest: str) -> Command:
-    """Hands an entry to workers with a model of this digest: 1, or 0 if none has served the queue for a while."""
-    key_names = (*_lane_keys(queue), keys.heartbeat(queue, set_aside_for(digest)), keys.backlog(queue))
-    return call(_SET_ASIDE, key_names, (keys.GROUP, worker, 0, 0, BYTES_PER_SCRIPT, digest, entry_id))
+def set_aside(
+    queue: str, *, worker: str, entry_id: str, kind: str, wait_ms: int | None = None, is_new: bool = False
+) -> Command:
+    """Leaves an entry to workers of one kind. Answers 1, or 0: it is not left to them.
+
+    Without `wait_ms` that is because none has served the queue for a while. With it, no such worker serves now, or the
+    time is over.
+
+    Args:
+        queue: of the entry.
+        worker: that has the entry.
+        entry_id: of the entry.
+        kind: of the workers, as in `consumers`.
+        wait_ms: how long after it lost its worker; None: as long as such workers serve, and a while longer.
+        is_new: whether it has lost its worker just now, if nobody noted when.
+    """
+    of_kind = (keys.heartbeat(queue, set_aside_for(kind)), keys.alike(queue, kind))
+    key_names = (*_lane_keys(queue), *of_kind, keys.room(queue), keys.nudges(queue), keys.backlog(queue))
+    wait = "" if wait_ms is None else wait_ms
+    bounds = (keys.GROUP, worker, 0, 0, BYTES_PER_SCRIPT)
+    return call(_SET_ASIDE, key_names, (*bounds, kind, entry_id, wait, int(is_new)))
 
 
 def retire(queue: str, *, stream: str, consumer: str, count: int, max_bytes: int = BYTES_PER_SCRIPT) -> Command:
@@ -134,7 +154,8 @@ def retire(queue: str, *, stream: str, consumer: str, count: int, max_bytes: int
     name, *about = (text.encode(errors="surrogateescape") for text in (consumer, *texts))
     if stream != keys.requests(queue):
         return call(_RETIRE_CALLS, (stream, *about), (keys.GROUP, name, keys.UNOWNED, count))
-    key_names: tuple[str | bytes, ...] = (*_lane_keys(queue), *about, keys.backlog(queue))
+    more = (keys.lapses(queue), keys.nudges(queue), keys.backlog(queue))
+    key_names: tuple[str | bytes, ...] = (*_lane_keys(queue), *about, *more)
     return call(_RETIRE, key_names, (keys.GROUP, name, count, 0, max_bytes))
 
 
@@ -214,7 +235,8 @@ def _account_keys(queue: str) -> tuple[str, ...]:
 
 
 def _lane_keys(queue: str) -> tuple[str, ...]:
-    return (*_account_keys(queue), keys.passed(queue), keys.named(queue), keys.asked(queue), keys.aside(queue))
+    index = (keys.passed(queue), keys.named(queue), keys.asked(queue), keys.aside(queue), keys.orphaned(queue))
+    return (*_account_keys(queue), *index)
 
 
 def _home_keys(queue: str) -> tuple[str, ...]:

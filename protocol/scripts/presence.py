@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.protocol import keys
-from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.consumers import kind_of, set_aside_for
 from penstock.protocol.lua import call, load
 from penstock.protocol.redis.pipeline import Command
 
@@ -93,13 +93,14 @@ def beat(
         is_serving: whether the worker takes requests.
         must_match: whether to do nothing if there is no heartbeat (any more) and the queue's card is of another model.
         card: fields of this worker's card.
-        model_ttl_ms: how long after a worker served the queue half-written replies wait for another with its model.
+        model_ttl_ms: how long after a worker served the queue half-written replies wait for another of its kind.
     """
-    digest = card.get("digest", "")
+    digest, kind = card.get("digest", ""), _kind(card)
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
     of_queue = (keys.serving(queue), keys.card(queue), keys.digests(queue))
     of_lanes = (keys.homes(queue), keys.nudges(queue, worker))
-    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, set_aside_for(digest)), *of_lanes)
+    of_kind = (keys.heartbeat(queue, set_aside_for(kind)), keys.alike(queue, kind), keys.lapses(queue))
+    key_names = (*of_worker, *of_queue, keys.heartbeat(queue, set_aside_for(digest)), *of_lanes, *of_kind)
     fields = [part for pair in card.items() for part in pair]
     arguments: tuple[str | int, ...] = (
         instance,
@@ -181,13 +182,17 @@ def _report_keys(queue: str, worker: str) -> tuple[str, str]:
     return keys.report(queue, worker), keys.reports(queue)
 
 
-def leave(queue: str, *, worker: str, instance: str) -> Command:
-    """Removes the heartbeat of `instance`, its drain mark, and its consumers if nothing is pending.
+def leave(queue: str, *, worker: str, instance: str, card: Mapping[str, str]) -> Command:
+    """Removes the heartbeat of `instance`, whose card this is, its drain mark, and its consumers if nothing is pending.
 
     Answers 0 if another process has the name, 2 if nobody serves the queue now, else 1.
     """
     of_worker = (keys.heartbeat(queue, worker), keys.drain(queue, worker))
     of_queue = (keys.serving(queue), keys.card(queue), keys.calls(queue), keys.digests(queue))
-    of_lanes = (keys.room(queue), keys.nudges(queue, worker))
+    of_lanes = (keys.room(queue), keys.nudges(queue, worker), keys.alike(queue, _kind(card)), keys.lapses(queue))
     key_names = (keys.requests(queue), *of_worker, *of_queue, *of_lanes)
     return call(_LEAVE, key_names, (keys.GROUP, worker, instance))
+
+
+def _kind(card: Mapping[str, str]) -> str:
+    return kind_of(card.get("digest", ""), card.get("arithmetic", ""))

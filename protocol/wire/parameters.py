@@ -85,6 +85,10 @@ class Sampling(SamplingParameters, total=False):
         "Requests with the same value go to one worker, as long as it has capacity. So their common prefix is computed "
         "once; see [lanes.md](lanes.md#affinity).", values="as an id",
         otherwise="the first 1,000 characters of the prompt, if it is so long")]
+    exact: Annotated[bool, Parameter(
+        "Once the reply has begun, only workers that round alike go on with it.", default=False, takers=ALL,
+        more="It waits for one, and ends as `arithmetic_gone` if none comes; see "
+        "[guarantees.md](guarantees.md#p3-the-work-resumes-not-only-the-stream).")]
     cache_salt: Annotated[str, Parameter(
         "Prefixes in the cache are shared only by requests with the same value.", values="text, 1 to 128 characters")]
     traceparent: Annotated[str, Parameter(

@@ -156,6 +156,7 @@ class GenerateRequest(WireModel):
     keep_s: Float | None = parameter("keep_s")
     tenant: _Name | None = parameter("tenant")
     affinity: _Name | None = parameter("affinity")
+    exact: bool = parameter("exact")
     cache_salt: Annotated[Text, Field(min_length=1, max_length=128)] | None = parameter("cache_salt")
     traceparent: Annotated[str, Strict(), AfterValidator(_traceparent)] | None = parameter("traceparent")
     tracestate: Annotated[str, Strict(), AfterValidator(_tracestate)] | None = parameter("tracestate")

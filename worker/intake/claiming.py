@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.protocol import keys, scripts
+from penstock.protocol.consumers import kind_of
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.redis.pipeline import Batcher
 from penstock.protocol.scripts import Claim, NotClaimed
@@ -126,7 +127,7 @@ class Claimer:
     def _is_over(self, live: LiveRequest) -> bool:
         """Checks whether a request ends without a run."""
         claim = live.claim
-        if isinstance(live.asked, WireError) or claim.is_cancelled or claim.is_of_other_model:
+        if isinstance(live.asked, WireError) or claim.is_cancelled or claim.only_ends:
             return True
         deadline_s = live.deadline_of(live.asked.timeout_s)
         return claim.strikes >= self._config.max_attempts or (deadline_s is not None and deadline_s <= time.monotonic())
@@ -148,10 +149,10 @@ class Claimer:
             if isinstance(answer, NotClaimed) and answer.reason == "duplicate" and await self._is_gone(answer):
                 gone_entry = answer.other_entry
                 answer = await self._try_claim(request_id, entry.id, asked, gone_entry, only_over=only_over)
-            if isinstance(answer, NotClaimed) and answer.reason == "other_model":
-                if await self._set_aside(request_id, entry, asked, answer.digest):
+            if isinstance(answer, NotClaimed) and answer.reason in ("other_model", "other_arithmetic"):
+                if await self._set_aside(request_id, entry, asked, answer):
                     return None
-                answer = await self._try_claim(request_id, entry.id, asked, gone_entry, any_model=True)
+                answer = await self._try_claim(request_id, entry.id, asked, gone_entry, of_any_kind=True)
         except retries.REDIS_ERRORS as error:
             if retries.must_wait(error):
                 raise
@@ -188,11 +189,24 @@ class Claimer:
         observe_letter(self._metrics, letter)
         self._outbox.remove(letter)
 
-    async def _set_aside(self, request_id: str, entry: QueueEntry, asked: Asked, digest: str) -> bool:
-        """Leaves a half-written reply to workers with the model that began it. False: there was none for a while."""
-        command = scripts.set_aside(self._config.queue, worker=self._config.name, entry_id=entry.id, digest=digest)
+    async def _set_aside(self, request_id: str, entry: QueueEntry, asked: Asked, why: NotClaimed) -> bool:
+        """Leaves a half-written reply to workers of the kind that began it. False: that is over, or there are none."""
+        is_of_model = why.reason == "other_model"
+        must_wait = is_of_model or _is_exact(asked)
+        command = scripts.set_aside(
+            self._config.queue,
+            worker=self._config.name,
+            entry_id=entry.id,
+            kind=why.digest if is_of_model else kind_of(why.digest, why.arithmetic),
+            wait_ms=None if must_wait else round(1000 * self._config.exact_wait_s),
+            is_new=entry.was_here,
+        )
         is_left = bool(await execute_one(self._redis, command))
-        _logger_of(request_id, asked).info("left_to_other_model" if is_left else "model_gone", digest=digest)
+        log = _logger_of(request_id, asked)
+        if is_of_model:
+            log.info("left_to_other_model" if is_left else "model_gone", digest=why.digest)
+        elif is_left or must_wait:
+            log.info("left_to_other_arithmetic" if is_left else "arithmetic_gone", arithmetic=why.arithmetic)
         return is_left
 
     async def _try_claim(
@@ -202,7 +216,7 @@ class Claimer:
         asked: Asked,
         gone_entry: str = "",
         *,
-        any_model: bool = False,
+        of_any_kind: bool = False,
         only_over: bool = False,
     ) -> Claim | NotClaimed:
         tenant, timeout_s = (None, None) if isinstance(asked, WireError) else (asked.tenant, asked.timeout_s)
@@ -217,7 +231,8 @@ class Claimer:
             tenant=tenant or "",
             digest=self._digest,
             arithmetic=self._arithmetic,
-            any_model=any_model,
+            any_model=of_any_kind,
+            any_arithmetic="" if not of_any_kind else "end" if _is_exact(asked) else "continue",
             timeout_ms=None if timeout_s is None else round(1000 * timeout_s),
             only_over=only_over,
         )
@@ -235,6 +250,10 @@ def _logger_of(request_id: str, asked: Asked) -> Any:
     if isinstance(asked, WireError):
         return request_logger(request_id)
     return request_logger(request_id, tenant=asked.tenant, traceparent=asked.traceparent)
+
+
+def _is_exact(asked: Asked) -> bool:
+    return not isinstance(asked, WireError) and asked.exact
 
 
 def _parse(entry: QueueEntry, max_body_bytes: int) -> Asked:

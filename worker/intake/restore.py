@@ -97,6 +97,12 @@ class Restorer:
             wait_s = self._config.model_wait_s
             message = f"workers with another model began this reply, and none has been there for {wait_s:g} s"
             self._outbox.fail(live, "model_gone", message)
+        elif claim.is_of_other_arithmetic and live.outcome is None:
+            message = (
+                "the request asks for exact, another arithmetic began this reply, and no worker that has it has been "
+                f"there for {self._config.model_wait_s:g} s"
+            )
+            self._outbox.fail(live, "arithmetic_gone", message)
         return live.has_ended
 
 

@@ -110,7 +110,7 @@ class Heartbeat:
         """Leaves the group: entries that are still pending here may be taken at once."""
         if self._announcing is not None:
             await end_tasks([self._announcing])
-        command = scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance)
+        command = scripts.leave(self._config.queue, worker=self._config.name, instance=self._instance, card=self._card)
         is_unserved = await execute_one(self._redis, command) == 2
         if is_unserved and self._is_announced:
             await self._announce(is_served=False)

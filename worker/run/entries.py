@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from redis import exceptions
@@ -45,6 +45,7 @@ class QueueEntry:
     fields: Fields  # of an entry over the limit only `id`, and for a call `to`, if present
     size: int  # bytes of all names and values
     is_whole: bool = True  # whether `fields` has all fields
+    was_here: bool = False  # whether it was pending for this worker, whose earlier process may have had it
 
     @property
     def is_deleted(self) -> bool:
@@ -95,7 +96,7 @@ class _Taken:
 
     entries: list[QueueEntry]
     has_more: bool  # new entries have no place yet
-    left_ms: int | None  # after that time, one that was left to its home may be taken
+    left_ms: int | None  # after that time, one that is left to some workers may be taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +114,21 @@ class EntryReader:
         redis: for all reads that do not block.
         blocking: for those that do.
         config: of the worker.
-        digest: of its model; entries that were set aside for it are taken too.
+        kinds: of it, as in `scripts.take`.
     """
 
-    def __init__(self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig, digest: str = "") -> None:
+    def __init__(
+        self, redis: RedisClient, blocking: RedisClient, config: WorkerConfig, kinds: tuple[str, str] = ("", "")
+    ) -> None:
         self._redis = redis
         self._blocking = blocking
         self._config = config
-        self._digest = digest
+        self._kinds = kinds
+        self._exact_wait_ms = round(config.exact_wait_s * 1000)
         self.on_broken: Callable[[], None] = lambda: None  # a lost answer may have taken entries
         self._has_more = False  # entries without a place in a lane yet
         self._told_room = 0  # spare sequences here, as last told to the other workers
-        self._left_ms: int | None = None  # after that time, an entry that was left to another worker may be taken
+        self._left_ms: int | None = None  # after that time, an entry that is left to other workers may be taken
         self._waking: asyncio.Task[None] | None = None
 
     async def make_group(self) -> None:
@@ -185,7 +189,8 @@ class EntryReader:
         """Returns entries pending for this worker that follow `after`; none when there are no more."""
         if after == LARGEST_ID:  # the server rejects an id after the largest
             return []
-        return await self._read(scripts.pending, ENTRIES_PER_READ, after=after)
+        found = _entries(await self._run(scripts.pending, ENTRIES_PER_READ, after=after))
+        return [replace(entry, was_here=True) for entry in found]
 
     async def _take(self, count: int, *, lowest: int = LOWEST_PRIORITY, room: int | None = None) -> list[QueueEntry]:
         while self._has_more:  # all entries must have a place before one is next
@@ -196,7 +201,8 @@ class EntryReader:
             lowest=lowest,
             room=count if room is None else room,
             steal_after_ms=self._config.steal_after_ms,
-            digest=self._digest,
+            kinds=self._kinds,
+            exact_wait_ms=self._exact_wait_ms,
         )
         self._has_more, self._left_ms = taken.has_more, taken.left_ms
         self._told_room = max(0, (count if room is None else room) - len(taken.entries))
@@ -256,14 +262,11 @@ class EntryReader:
             )
         )
 
-    async def _read(self, script: Any, count: int, **more: str) -> list[QueueEntry]:
-        return _entries(await self._run(script, count, **more))
-
-    async def _read_lanes(self, script: Any, count: int, **more: int | str) -> _Taken:
+    async def _read_lanes(self, script: Any, count: int, **more: object) -> _Taken:
         entries, has_more, *rest = await self._run(script, count, **more)
         return _Taken(_entries(entries), bool(has_more), rest[0] if rest else None)
 
-    async def _run(self, script: Any, count: int, **more: str | int) -> Any:
+    async def _run(self, script: Any, count: int, **more: object) -> Any:
         command = script(
             self._config.queue,
             worker=self._config.name,

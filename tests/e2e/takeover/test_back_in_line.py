@@ -54,7 +54,7 @@ async def test_what_is_set_aside_ends_by_a_worker_of_any_model(redis_url: str, r
     await take_and_claim(redis, "old", "begun", digest=digest)
     await add_chunk(redis, "begun", 1, 0, expected_tokens(b"y", "begun", 0, 2))
     entry_id = str(await redis.hget(keys.state("q", "begun"), "entry"))
-    await redis.execute_command(*scripts.set_aside("q", worker="old", entry_id=entry_id, digest=digest))
+    await redis.execute_command(*scripts.set_aside("q", worker="old", entry_id=entry_id, kind=digest))
     async with running_worker(redis_url, name="new", identity=NEW) as new, AsyncClient(redis_url, queue="q") as client:
         if why == "cancelled":
             await client.handle("begun").cancel()

@@ -264,7 +264,7 @@ class Protocol(RuleBasedStateMachine):
         self.take(worker, count=2, max_overtakes=0)
 
     def take(self, worker: Worker, **how: int) -> None:
-        command = scripts.take(QUEUE, worker=worker.name, digest=worker.digest, **how, **LIMITS)
+        command = scripts.take(QUEUE, worker=worker.name, kinds=(worker.digest, ""), **how, **LIMITS)
         self.note(worker, self.send(command)[0])
 
     @rule(at=worker_at)
@@ -365,7 +365,7 @@ class Protocol(RuleBasedStateMachine):
             assert answer.is_of_other_model
         elif is_of_other:
             assert answer == NotClaimed("other_model", digest=str(begun_with(before)))
-            command = scripts.set_aside(QUEUE, worker=worker.name, entry_id=entry_id, digest=answer.digest)
+            command = scripts.set_aside(QUEUE, worker=worker.name, entry_id=entry_id, kind=answer.digest)
             if self.send(command):
                 del worker.entries[entry_id]
                 return

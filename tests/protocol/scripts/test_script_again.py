@@ -59,7 +59,7 @@ async def loses_its_worker_to_one_of_before(redis: RedisClient, entry_id: str) -
 
 async def is_set_aside(redis: RedisClient, entry_id: str) -> None:
     await redis.set(keys.heartbeat("q", set_aside_for("A")), "x")
-    assert await run(redis, scripts.set_aside("q", worker="had", entry_id=entry_id, digest="A")) == 1
+    assert await run(redis, scripts.set_aside("q", worker="had", entry_id=entry_id, kind="A")) == 1
 
 
 async def loses_its_model(redis: RedisClient, entry_id: str) -> None:
@@ -146,7 +146,7 @@ async def test_it_is_counted_as_waiting(raw: RedisClient, way: str) -> None:
     found = dict(await raw.hgetall(keys.backlog("q")))
     counted = {} if way == "is_set_aside" else {b"-3 entries": b"1", b"-3 bytes": b"63"}
     assert {name: value for name, value in found.items() if value != b"0"} == counted
-    assert await take(raw, digest="A") == [had]
+    assert await take(raw, kinds=("A", "")) == [had]
     assert not any(int(value) for value in (await raw.hvals(keys.backlog("q"))))
 
 
@@ -240,24 +240,24 @@ async def test_what_is_set_aside_goes_by_priority_beside_the_rest(raw: RedisClie
     usual = await add(raw, priority=0, tenant="b")
     high = [await add(raw, priority=9, tenant="b") for _ in range(2)]
     await take(raw, 0)
-    assert await take(raw, 1, worker="other", digest="B") == high[:1]
-    assert await take(raw, 1, worker="a", digest="A") == high[1:]
-    assert await take(raw, 9, worker="a", digest="A", lowest=0) == [aside[5], aside[0], usual]
-    assert await take(raw, 9, worker="other", digest="B") == []
-    assert await take(raw, 9, worker="a", digest="A") == [aside[-1000]]
+    assert await take(raw, 1, worker="other", kinds=("B", "")) == high[:1]
+    assert await take(raw, 1, worker="a", kinds=("A", "")) == high[1:]
+    assert await take(raw, 9, worker="a", kinds=("A", ""), lowest=0) == [aside[5], aside[0], usual]
+    assert await take(raw, 9, worker="other", kinds=("B", "")) == []
+    assert await take(raw, 9, worker="a", kinds=("A", "")) == [aside[-1000]]
     assert not await raw.exists(keys.aside("q", "A"), keys.bands("q"))
     low = [await add(raw, tenant="a"), await add(raw, tenant="a")]
     for _ in low:
         await is_set_aside(raw, await takes(raw))
     await raw.delete(keys.aside("q", "A"))  # by hand: entries without an index go by age
-    assert await take(raw, 9, worker="a", digest="A") == low
+    assert await take(raw, 9, worker="a", kinds=("A", "")) == low
 
 
 async def test_nobody_sets_aside_what_another_has(raw: RedisClient) -> None:
     entry_id = await add(raw)
     await take(raw, worker="other")
     await raw.set(keys.heartbeat("q", set_aside_for("A")), "x")
-    await run(raw, scripts.set_aside("q", worker="had", entry_id=entry_id, digest="A"))
+    await run(raw, scripts.set_aside("q", worker="had", entry_id=entry_id, kind="A"))
     assert (await owners(raw))["other"] == 1
     assert not await raw.exists(keys.aside("q", "A"))
 
@@ -265,7 +265,7 @@ async def test_nobody_sets_aside_what_another_has(raw: RedisClient) -> None:
 async def test_nothing_is_set_aside_for_a_model_that_is_gone(raw: RedisClient) -> None:
     entry_id = await add(raw)
     await take(raw)
-    assert await run(raw, scripts.set_aside("q", worker="w", entry_id=entry_id, digest="A")) == 0
+    assert await run(raw, scripts.set_aside("q", worker="w", entry_id=entry_id, kind="A")) == 0
     assert (await owners(raw))["w"] == 1
     assert not await raw.exists(keys.aside("q", "A"))
 

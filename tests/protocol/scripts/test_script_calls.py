@@ -212,5 +212,5 @@ async def test_the_consumer_of_calls_leaves_with_its_worker(raw: RedisClient) ->
     await raw.xgroup_createconsumer(CALLS, keys.GROUP, "b")
     for worker in ("a", "b"):
         await raw.set(keys.heartbeat("q", worker), "i")
-        await run(raw, scripts.leave("q", worker=worker, instance="i"))
+        await run(raw, scripts.leave("q", worker=worker, instance="i", card={}))
     assert [consumer["name"] for consumer in await raw.xinfo_consumers(CALLS, keys.GROUP)] == [b"a"]  # it has a call

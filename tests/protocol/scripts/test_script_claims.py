@@ -316,7 +316,7 @@ async def test_it_is_taken_by_another_model_to_be_ended(raw: RedisClient) -> Non
 
 
 async def exact_claim(redis: RedisClient, worker: str, arithmetic: str) -> bool:
-    claimed = await try_claim(redis, worker, arithmetic=arithmetic)
+    claimed = await try_claim(redis, worker, arithmetic=arithmetic, any_arithmetic="continue")
     assert isinstance(claimed, Claim)
     return claimed.is_exact
 
@@ -341,6 +341,41 @@ async def test_a_worker_without_one_is_a_kind_of_its_own(raw: RedisClient, first
     await write(raw, await try_claim(raw, "a", arithmetic=first))
     assert await exact_claim(raw, "b", first)
     assert not await exact_claim(raw, "c", second)
+
+
+@pytest.mark.parametrize("theirs", ["A", ""])
+async def test_a_reply_that_is_begun_is_left_to_its_arithmetic(raw: RedisClient, theirs: str) -> None:
+    assert isinstance(await try_claim(raw, "a", digest="D", arithmetic=theirs), Claim)
+    await write(raw, await try_claim(raw, "b", digest="D", arithmetic=theirs))
+    before = await raw.hgetall(keys.state("q", "r"))
+    left = await try_claim(raw, "c", digest="D", arithmetic="B")
+    assert left == NotClaimed("other_arithmetic", digest="D", arithmetic=theirs)
+    assert await raw.hgetall(keys.state("q", "r")) == before
+    assert isinstance(await try_claim(raw, "d", digest="D", arithmetic=theirs), Claim)
+
+
+@pytest.mark.parametrize("why", ["cancelled", "over", "asks for exact"])
+async def test_another_arithmetic_that_only_ends_it_leaves_it_exact(raw: RedisClient, why: str) -> None:
+    entry = await entry_since(raw, 10_000)
+    await write(raw, await try_claim(raw, "a", entry=entry, arithmetic="A"))
+    if why == "cancelled":
+        await raw.set(keys.cancel("q", "r"), "1")
+    how: dict[str, Any] = {"timeout_ms": 9_000} if why == "over" else {}
+    how |= {"any_arithmetic": "end"} if why == "asks for exact" else {}
+    for _ in range(2):  # that it was taken so makes it nobody else's
+        last = await try_claim(raw, "b", entry=entry, arithmetic="B", **how)
+        assert isinstance(last, Claim)
+        assert (last.is_of_other_arithmetic, last.only_ends, last.is_exact) == (True, True, True)
+    assert isinstance(last, Claim)
+    assert await finish(raw, last) == b"ok"
+
+
+async def test_one_that_is_inexact_waits_for_nobody(raw: RedisClient) -> None:
+    await write(raw, await try_claim(raw, "a", arithmetic="A"))
+    assert not await exact_claim(raw, "b", "B")
+    again = await try_claim(raw, "c", arithmetic="C")
+    assert isinstance(again, Claim)
+    assert not again.is_exact
 
 
 async def test_another_model_that_ends_a_reply_does_not_make_it_inexact(raw: RedisClient) -> None:

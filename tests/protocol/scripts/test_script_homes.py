@@ -106,7 +106,7 @@ async def test_who_comes_or_goes_moves_its_own_alone(raw: RedisClient) -> None:
     with_new = {name: await home_of(raw, name) for name in before}
     assert "w3" in with_new.values()
     assert all(with_new[name] in (before[name], "w3") for name in before)
-    await run(raw, scripts.leave("q", worker="w3", instance="w3"))
+    await run(raw, scripts.leave("q", worker="w3", instance="w3", card={}))
     after = {name: await home_of(raw, name) for name in before}
     assert set(after.values()) == set(WORKERS[:3])
     assert all(after[name] == with_new[name] for name in before if with_new[name] != "w3")
@@ -339,7 +339,7 @@ async def test_who_goes_on_serving_takes_nobody_s_homes(raw: RedisClient) -> Non
     await raw.hset(keys.homes("q"), mapping=homes)  # type: ignore[arg-type]
     await serve(raw, "w1")
     assert await raw.hgetall(keys.homes("q")) == homes
-    await run(raw, scripts.leave("q", worker="w1", instance="w1"))
+    await run(raw, scripts.leave("q", worker="w1", instance="w1", card={}))
     await serve(raw, "w1")
     assert set((await raw.hgetall(keys.homes("q"))).values()) == {b"w0", b"w1"}
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.protocol import keys, scripts
-from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.consumers import kind_of, set_aside_for
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.scripts import Beaten, Rival
 from tests.protocol.scripts.script_calls import STREAM, owned, owners, run
@@ -78,12 +78,12 @@ async def test_what_is_no_text_is_nobody_s(raw: RedisClient) -> None:
 async def test_leaving_takes_only_one_s_own_heartbeat_and_never_pending_entries(raw: RedisClient) -> None:
     await owned(raw, "a")
     await raw.set(keys.heartbeat("q", "a"), "i-new")
-    assert await run(raw, scripts.leave("q", worker="a", instance="i-old")) == 0
-    assert await run(raw, scripts.leave("q", worker="a", instance="i-new")) == 2
+    assert await run(raw, scripts.leave("q", worker="a", instance="i-old", card={})) == 0
+    assert await run(raw, scripts.leave("q", worker="a", instance="i-new", card={})) == 2
     assert await owners(raw) == {"a": 1}
     await raw.set(keys.heartbeat("q", "b"), "i")
     await raw.xgroup_createconsumer(STREAM, keys.GROUP, "b")
-    assert await run(raw, scripts.leave("q", worker="b", instance="i")) == 2
+    assert await run(raw, scripts.leave("q", worker="b", instance="i", card={})) == 2
     assert await owners(raw) == {"a": 1}
 
 
@@ -96,7 +96,7 @@ async def all_there_is(redis: RedisClient, worker: str) -> None:
         await redis.xgroup_create(CALLS, keys.GROUP, id="0", mkstream=True)
     command = scripts.beat(
         "q", worker=worker, instance=worker, ttl_ms=10**6, is_serving=True, must_match=True,
-        card={"worker": worker, "digest": "d"}, model_ttl_ms=10**6,
+        card={**SAID, "worker": worker}, model_ttl_ms=10**6,
     )  # fmt: skip
     scripts.parse_beat(await run(redis, command))
     await run(redis, scripts.report("q", worker=worker, text="{}", ttl_ms=10**6, listed_ms=10**6))
@@ -125,12 +125,14 @@ async def traces(redis: RedisClient, worker: str) -> set[str]:
 
 
 CARD, REPORT, REPORTS = keys.card("q"), keys.report("q", "w"), keys.reports("q")
+SAID = {"worker": "w", "digest": "d", "arithmetic": "a"}
+KIND, ALIKE, LAPSES = kind_of("d", "a"), keys.alike("q", kind_of("d", "a")), keys.lapses("q")
 OF_REQUESTS = {keys.serving("q"), keys.digests("q"), keys.room("q"), keys.nudges("q", "w"), REPORT}
-EVERYTHING = OF_REQUESTS | {CARD, REPORTS, BEAT, DRAIN, STREAM, CALLS}
+EVERYTHING = OF_REQUESTS | {ALIKE, LAPSES, CARD, REPORTS, BEAT, DRAIN, STREAM, CALLS}
 
 
 async def leave(redis: RedisClient) -> None:
-    assert await run(redis, scripts.leave("q", worker="w", instance="w")) == 1
+    assert await run(redis, scripts.leave("q", worker="w", instance="w", card=SAID)) == 1
 
 
 async def take_back(redis: RedisClient) -> None:
@@ -147,7 +149,7 @@ async def retire(redis: RedisClient, stream: str) -> None:
     [
         (leave, {REPORT, REPORTS, CARD}),
         (take_back, EVERYTHING - {REPORT, REPORTS}),
-        (lambda redis: retire(redis, STREAM), EVERYTHING - OF_REQUESTS - {BEAT, STREAM}),
+        (lambda redis: retire(redis, STREAM), EVERYTHING - OF_REQUESTS - {BEAT, STREAM, LAPSES}),
         (lambda redis: retire(redis, CALLS), EVERYTHING - OF_REQUESTS - {BEAT, CALLS}),
     ],
     ids=["leaves", "takes its report back", "died, seen among requests", "died, seen among calls"],
@@ -169,7 +171,7 @@ async def test_who_goes_is_nowhere_any_more(
 
 async def test_the_last_to_leave_takes_the_card_along(raw: RedisClient) -> None:
     await all_there_is(raw, "w")
-    assert await run(raw, scripts.leave("q", worker="w", instance="w")) == 2
+    assert await run(raw, scripts.leave("q", worker="w", instance="w", card=SAID)) == 2
     assert await traces(raw, "w") == {REPORT, REPORTS}
 
 
@@ -220,11 +222,13 @@ async def test_what_a_beat_says_lapses_and_one_that_drains_keeps_no_model_waitin
     await raw.xadd(keys.nudges("q", "w"), {"look": "again"})
     command = scripts.beat(
         "q", worker="w", instance="i", ttl_ms=60_000, is_serving=is_serving, must_match=False,
-        card={"worker": "w", "digest": "d"}, model_ttl_ms=90_000,
+        card=SAID, model_ttl_ms=90_000,
     )  # fmt: skip
     assert isinstance(scripts.parse_beat(await run(raw, command)), Beaten)
-    serves = {keys.serving("q"), keys.heartbeat("q", set_aside_for("d"))} if is_serving else set()
+    waited_for = {ALIKE, *(keys.heartbeat("q", set_aside_for(kind)) for kind in ("d", KIND))}
+    serves = {keys.serving("q"), *waited_for} if is_serving else set()
     lapses = {BEAT, CARD, keys.digests("q"), keys.nudges("q", "w"), *serves}
-    assert {key.decode() for key in cast("list[bytes]", await raw.keys("*"))} - {STREAM} == lapses
+    assert {key.decode() for key in cast("list[bytes]", await raw.keys("*"))} - {STREAM, LAPSES} == lapses
     for key in lapses:
         assert 0 < await raw.pttl(key) <= 90_000, key
+    assert 3_600_000 < await raw.pttl(LAPSES) <= 3_660_000

@@ -27,7 +27,7 @@ CLAIM = Claim(5, "i", False, False, 0, 0, 1, 0, 0, 0)
 GIVEN: dict[str, Any] = {
     "queue": "q", "request_id": "x", "worker": "w", "instance": "i", "ttl_ms": 10**6, "epoch": 5, "handbacks": 1,
     "fields": ("type", "end"), "count": 4, "max_body_bytes": 10**6, "max_bytes": 10**6, "after": "0-0", "lowest": 0,
-    "room": 1, "digest": "d", "stream": keys.requests("q"), "consumer": "gone", "part": WorkerCapacity(4),
+    "room": 1, "kind": "d/a", "stream": keys.requests("q"), "consumer": "gone", "part": WorkerCapacity(4),
     "every_ms": 1, "target_s": 1.0, "rest_ms": 100, "workers": ("w", "v"), "text": "{}", "listed_ms": 1000,
     "letters": keys.dead("q"),
     "limits": LetterLimits(10, 10**6, 10**6), "claim": CLAIM, "last_number": 0, "status": "done",

@@ -4,13 +4,16 @@
 -- KEYS: state, reply, cancel.
 -- ARGV: entry; worker; instance; time to live of state and reply (ms); another entry of this request that is known to be gone;
 -- how far an epoch leaps; the highest epoch; tenant; digest; whether to claim a reply that another model began; timeout (ms after
--- the enqueue, or ''); whether to claim only a request that is over or cancelled; arithmetic, or ''.
+-- the enqueue, or ''); whether to claim only a request that is over or cancelled; arithmetic, or ''; whether to 'continue' or to
+-- 'end' a reply that another arithmetic began, or ''.
 -- Answers 'ok' and what `parse_claim` reads; or why the request was not claimed: 'dead'; 'done'; 'junk' and the field;
--- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest.
+-- 'duplicate' and the other entry; 'unwritable'; 'goes_on'; 'other_model' and its digest; 'other_arithmetic', the digest of its
+-- model and its own.
 -- Loaded after shared/clock.lua.
 local MOST_DIGITS = 15  -- a longer number is no count
 local state, reply, cancel = KEYS[1], KEYS[2], KEYS[3]
-local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest, any_model, timeout, only_over, arithmetic = unpack(ARGV)
+local entry, worker, instance, ttl, gone, leap, max_epoch, tenant, digest = unpack(ARGV, 1, 9)
+local any_model, timeout, only_over, arithmetic, any_arithmetic = unpack(ARGV, 10, 14)
 local counted = {'claimed_ms', 'attempts', 'crashes', 'strikes', 'handbacks'}
 local texts = {'status', 'entry', 'epoch', 'instance', 'digest', 'begun', 'worker', 'arithmetic', 'inexact'}
 local s, counts = redis.call('HMGET', state, unpack(texts)), redis.call('HMGET', state, unpack(counted))
@@ -39,16 +42,22 @@ if last then
   begun = begun or kind == 'chunk'
   highest = math.max(highest, last_epoch)
 end
-local is_of_other = begun and begun_with and digest ~= '' and digest ~= begun_with
+local is_of_other_model = begun and begun_with and digest ~= '' and digest ~= begun_with
+local differs = begun and not (is_of_other_model or inexact) and (rounded_by or '') ~= arithmetic
 local epoch, is_cancelled = clock_us(), redis.call('EXISTS', cancel)
 local now = math.floor(epoch / 1000)
 local is_over = is_cancelled == 1 or (timeout ~= '' and now - string.match(entry, '^%d+') >= tonumber(timeout))
 if only_over == '1' and not is_over then return {'goes_on'} end
-if is_of_other and any_model ~= '1' and not is_over then return {'other_model', begun_with} end  -- anyone may end what is over
+if not is_over then  -- anyone may end what is over
+  if is_of_other_model and any_model ~= '1' then return {'other_model', begun_with} end
+  if differs and any_arithmetic == '' then return {'other_arithmetic', begun_with or '', rounded_by or ''} end
+end
+local only_ends = differs and (is_over or any_arithmetic == 'end')
+local is_of_other = is_of_other_model or only_ends
 if epoch <= highest then epoch = math.floor(highest) + 1 + leap end
 epoch = string.format('%d', epoch)
 local attempt = string.format('%d', (counts[2] or 0) + 1)
-local is_exact = is_of_other or not (inexact or begun and (rounded_by or '') ~= arithmetic)
+local is_exact = not (inexact or differs and not only_ends)
 local own = {'type', 'own', 'worker', worker, 'epoch', epoch, 'turn', attempt}
 local function say(field, value)
   own[#own + 1], own[#own + 2] = field, value
@@ -78,7 +87,7 @@ redis.call('PEXPIRE', state, ttl)
 redis.call('PEXPIRE', reply, ttl)
 local answer = {'ok', tonumber(epoch), last and 1 or 0, is_cancelled, now}
 for i, count in ipairs({counts[1] or now, attempt, crashes, strikes, counts[5] or 0}) do answer[i + 5] = tonumber(count) end
-answer[#answer + 1] = is_of_other and 1 or 0
+answer[#answer + 1] = is_of_other_model and 1 or only_ends and 2 or 0
 answer[#answer + 1] = before
 answer[#answer + 1] = owner or ''
 answer[#answer + 1] = status == 'running' and 1 or 0

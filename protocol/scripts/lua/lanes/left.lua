@@ -1,11 +1,11 @@
 -- Leaves entries to the workers that are their homes, and tells these.
 --
--- KEYS: from 13 on homes, room, serving, and the prefix of nudges.
+-- KEYS: from 14 on homes, room, serving, and the prefix of nudges.
 -- ARGV: 10: for how long (ms) an entry is left to its home.
 -- Reads these keys and `passed`. Writes `homes` for a slot that has none, `passed`, and a nudge for each worker that an entry is
 -- left to. `left_ms` says in how many ms any worker may take the first of them.
 -- Loaded after shared/homes.lua and lanes/lanes.lua.
-local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
+local homes, room, serving, nudge_of = unpack(KEYS, 14, 17)
 local steal_after, now, left_ms = tonumber(ARGV[10]), clock(), nil
 local home, rooms = {}, {}  -- by slot; by worker
 -- Notes where entries that have a slot are at home, and since when they were left there.

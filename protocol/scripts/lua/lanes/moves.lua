@@ -53,14 +53,14 @@ local function put_back(entry, found, has_had)
 end
 
 -- Does the same with up to `limit` entries of a consumer, until it has read bodies of `most` bytes. Returns how many entries it
--- handled, and whether there may be more.
+-- handled, whether there may be more, and which entries they were among.
 local function put_back_all(consumer, limit)
   local entries = {}
   for i, item in ipairs(redis.call('XPENDING', requests, group, '-', '+', limit, consumer)) do entries[i] = item[1] end
-  if #entries == 0 then return 0, false end
+  if #entries == 0 then return 0, false, entries end
   for i, text in ipairs(redis.call('HMGET', charged, unpack(entries))) do
-    if bytes_read >= most then return i - 1, true end
+    if bytes_read >= most then return i - 1, true, entries end
     put_back(entries[i], place_known(entries[i], text), true)
   end
-  return #entries, #entries == limit
+  return #entries, #entries == limit, entries
 end

@@ -33,6 +33,7 @@ local function keep_notes()
       if found.expires then expiring[#expiring + 1], expiring[#expiring + 2] = found.expires, entry end
     end
   end
+  newly = {}
   if #waits == 0 then return end
   if #names > 0 then redis.call('HSET', named, unpack(names)) end
   if #expiring > 0 then redis.call('ZADD', due, unpack(expiring)) end

@@ -6,7 +6,7 @@
 -- capacity for; 9: for how long (ms) an entry is left to its home.
 -- Answers whether the entry waits for others now.
 -- Loaded after shared/owned.lua, shared/homes.lua and lanes/moves.lua.
-local homes, room, serving, nudge_of = unpack(KEYS, 13, 16)
+local homes, room, serving, nudge_of = unpack(KEYS, 14, 17)
 local entry, lowest, free = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local item = redis.call('XRANGE', requests, entry, entry)[1]
 if not item or not owned(requests, group, worker, entry) then return 0 end

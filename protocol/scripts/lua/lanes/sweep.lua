@@ -4,11 +4,11 @@
 -- A cancellation stays noted after it was looked at: its entry may have no place yet, or give way just now, or its worker, which
 -- would have seen the flag, may die.
 --
--- KEYS: those of lanes.lua; from 13 on cancelled, and the prefix of seen.
+-- KEYS: those of lanes.lua; from 14 on cancelled, and the prefix of seen.
 -- ARGV: 1 to 5 as in sized.lua; 6: as in take.lua; 7: how many cancellations it looks at.
 -- Answers the entries, whether there are more new ones, and whether there is more to look at.
 -- Loaded after shared/clock.lua and lanes/arrivals.lua.
-local cancelled, seen_of = KEYS[13], KEYS[14]
+local cancelled, seen_of = KEYS[14], KEYS[15]
 local KEPT = 3600000  -- ms that a cancellation stays noted, while others come
 local MOST_KEPT = 1000000
 count = tonumber(count)

@@ -2,24 +2,31 @@
 --
 -- The highest priority goes first, then the tenant that has been served the least, then the entry that is due first. Entries that
 -- are at home here, or nowhere, go before entries of the same tenant that have a home without capacity. Entries that were set
--- aside for this worker's model go before all others of their priority, because no other worker may take them.
+-- aside for workers of this one's kind go before all others of their priority, because no other worker may take them.
 --
 -- KEYS: those of lanes.lua and left.lua.
 -- ARGV: 1 to 5 as in sized.lua; 6: how many new entries get a place first; 7: how often all workers together may overtake the
 -- oldest entry once it has waited for long; 8: the lowest priority that is taken; 9: how many more sequences this worker has
--- capacity for; 10: as in left.lua; 11: the digest of this worker's model, if it is known.
--- Answers the entries, whether there are more new ones, and in how many ms any worker may take one that was left (or nil).
+-- capacity for; 10: as in left.lua; 11 and 12: the kinds of this worker, by its model and by its arithmetic too, or ''; 13: for
+-- how long (ms) an entry that lost its worker may be left to workers that round alike.
+-- Answers the entries, whether there are more new ones, and in how many ms any worker may take one that was left to some (or
+-- nil).
 -- Writes, beside what its parts do, `room` and how often the oldest entry was overtaken.
--- Loaded after shared/junk.lua, lanes/arrivals.lua and lanes/given.lua.
+-- Loaded after shared/junk.lua, lanes/arrivals.lua, lanes/given.lua and lanes/orphans.lua.
 local AT_ONCE = 64  -- entries and tenants that one turn looks at
 local AGED = 5000  -- ms: an entry that has waited so long may be overtaken only so often
 local OVERTAKES = 'overtakes'  -- a field of `backlog`: the oldest entry that has waited so long, and how often it was overtaken
-local has_more = lane_new(tonumber(ARGV[6]))
-local lowest, digest, tries = tonumber(ARGV[8]), ARGV[11], 0
 count = tonumber(count)
+local free_ms = count > 0 and free_orphans(tonumber(ARGV[13])) or nil
+keep_notes()  -- before any of them is given out
+local has_more = lane_new(tonumber(ARGV[6]))
+local lowest, tries = tonumber(ARGV[8]), 0
 local function oldest(holder) return (redis.call('XPENDING', requests, group, '-', '+', 1, holder)[1] or {})[1] end
 
-local has_aside = digest ~= '' and count > 0 and oldest(ASIDE .. digest) ~= nil  -- pending entries count, whatever the places say
+local kinds = {}  -- that entries were set aside for: pending entries count, whatever the places say
+for i = 11, 12 do
+  if ARGV[i] ~= '' and count > 0 and oldest(ASIDE .. ARGV[i]) then kinds[#kinds + 1] = ARGV[i] end
+end
 
 -- Takes entries from a band. Returns how many.
 local function take_from(band, how_many)
@@ -46,10 +53,22 @@ local function take_oldest(entry)
   return true
 end
 
--- Returns the next entry that was set aside for this worker's model, or nil.
+-- Returns the next entry that was set aside for workers of this one's kind, or nil.
 local function next_aside()
-  local first = has_aside and redis.call('ZRANGE', aside_of .. digest, 0, 0, 'WITHSCORES') or {}
-  return first[1] and {member = first[1], priority = priority_of(tonumber(first[2]))} or nil
+  local first = nil
+  for _, kind in ipairs(kinds) do
+    local member, rank = unpack(redis.call('ZRANGE', aside_of .. kind, 0, 0, 'WITHSCORES'))
+    if member and (not first or tonumber(rank) < first.rank) then first = {kind = kind, member = member, rank = tonumber(rank)} end
+  end
+  if first then first.priority = priority_of(first.rank) end
+  return first
+end
+
+-- Returns the oldest entry that waits for any worker, or else for those of this one's kind.
+local function oldest_of_all()
+  local first = oldest(WAITING)
+  for _, kind in ipairs(kinds) do first = first or oldest(ASIDE .. kind) end
+  return first
 end
 
 -- Returns how often an entry was overtaken.
@@ -80,7 +99,7 @@ while #found < count and has_room and tries < count + 64 do
     band = nil
   end
   if aside and aside.priority >= lowest and aside.priority >= tonumber(band or LOWEST) then
-    redis.call('ZREM', aside_of .. digest, aside.member)
+    redis.call('ZREM', aside_of .. aside.kind, aside.member)
     local _, goes_on = take_held((entry_of(aside.member)))
     has_room, aside = goes_on, next_aside()
   elseif not band then
@@ -91,9 +110,9 @@ while #found < count and has_room and tries < count + 64 do
   tries = tries + 1
 end
 local may_be_lost = left_ms == nil and lowest <= LOWEST
-if not (waiting or has_aside) then may_be_lost = false end  -- nothing waited
+if not (waiting or #kinds > 0) then may_be_lost = false end  -- nothing waited
 while may_be_lost and #found < count and has_room and tries < count + 64 do  -- entries that no lane has any more
-  if not take_oldest(oldest(WAITING) or has_aside and oldest(ASIDE .. digest)) then break end
+  if not take_oldest(oldest_of_all()) then break end
   tries = tries + 1
 end
 keep_notes()
@@ -102,4 +121,5 @@ if aged and #found > 0 and not is_found(aged) then
   redis.pcall('HSET', backlog, OVERTAKES, string.format('%s %d', aged, overtakes + #found))
 end
 redis.call('ZADD', room, math.max(0, ARGV[9] - #found), worker)
+if free_ms then left_ms = math.min(left_ms or free_ms, free_ms) end
 return {found, has_more and 1 or 0, left_ms or false}

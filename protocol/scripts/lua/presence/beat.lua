@@ -4,15 +4,17 @@
 -- expires with its last member, so it exists as long as one of them lives. The card lasts as long, and belongs to a worker that
 -- serves, if there is one. It states the time to live that it was set with, because a worker with a longer one may have set it.
 --
--- KEYS: heartbeat, drain, serving, card, digests, the heartbeat of all workers with this model, homes, nudges.
+-- KEYS: heartbeat, drain, serving, card, digests, the heartbeat of all workers with this model, homes, nudges, the heartbeat of
+-- those of them that round alike, who these are (`alike`), lapses.
 -- ARGV: instance; time to live (ms); worker; whether it serves; whether its model must match the card; digest; time to live of
--- the model's heartbeat (ms); then the card's fields and values.
+-- such heartbeats (ms); then the card's fields and values.
 -- Answers the drain mark, and in how many ms the last heartbeat of the queue lapses (0 if no worker serves it). If another
 -- process has the name, it answers that instance, when its key expires, and the time. If the card belongs to another model, it
 -- answers the card's worker, when the card expires, the time, the field that differs, its value there and its value here.
 -- Loaded after shared/clock.lua, presence/cut.lua, shared/junk.lua, presence/members.lua and shared/homes.lua.
 local instance, ttl, worker, is_serving, must_match, digest, model_ttl = unpack(ARGV, 1, 7)
-local serving, card, digests = KEYS[3], KEYS[4], KEYS[5]
+local serving, card, digests, alike, lapses = KEYS[3], KEYS[4], KEYS[5], KEYS[10], KEYS[11]
+local KNOWN = 3600000  -- ms for which it is known when a heartbeat lapsed
 local holder = redis.call('GET', KEYS[1]) or ''
 if holder ~= '' and holder ~= instance then
   cut(KEYS[1], holder, clock())
@@ -46,12 +48,19 @@ end
 redis.call('SET', KEYS[1], instance, 'PX', ttl)
 left = string.format('%d', math.max(left, tonumber(ttl)))
 redis.call('PEXPIRE', KEYS[8], ttl)
+redis.call('ZADD', lapses, string.format('%d', clock() + ttl), worker)
+redis.call('ZREMRANGEBYSCORE', lapses, '-inf', string.format('%d', clock() - KNOWN))
+redis.call('PEXPIRE', lapses, string.format('%d', ttl + KNOWN))
 if is_serving == '1' then
   local until_ms = redis.call('ZSCORE', serving, worker)
   enter(serving, worker, ttl)
   if not until_ms or tonumber(until_ms) <= clock() then move_in(KEYS[7], worker, redis.call('ZCARD', serving)) end
+  enter(alike, worker, ttl)
+  redis.call('GET', KEYS[9])  -- fails over junk, which SET would replace
+  redis.call('SET', KEYS[9], worker .. '/' .. model_ttl, 'PX', model_ttl)
 else
   redis.call('ZREM', serving, worker)
+  redis.call('ZREM', alike, worker)
 end
 if digest ~= '' then
   redis.call('HSET', digests, worker, digest)
