@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.every_server]
 
 LIMITS: dict[str, Any] = {"max_body_bytes": 10_000, "max_bytes": 10**6}
 LONG_AGO = 1_700_000_000_000
+FOREVER_MS = 4_000_000_000_000
 
 
 async def add(redis: RedisClient, entry_id: str = "*", **fields: object) -> str:
@@ -69,13 +70,28 @@ async def loses_its_model(redis: RedisClient, entry_id: str) -> None:
     assert not await redis.exists(keys.aside("q", "A"))
 
 
+async def is_left_alike(redis: RedisClient, entry_id: str, wait_ms: int = 10**6) -> None:
+    """It waits for a while for workers that round as its own did."""
+    await redis.zadd(keys.alike("q", "A/a"), {"friend": FOREVER_MS})
+    command = scripts.set_aside("q", worker="had", entry_id=entry_id, kind="A/a", wait_ms=wait_ms, is_new=True)
+    assert await run(redis, command) == 1
+
+
+async def is_left_for_too_long(redis: RedisClient, entry_id: str) -> None:
+    await is_left_alike(redis, entry_id)
+    assert await take(redis, worker="other", exact_wait_ms=0, lowest=1000) == []
+    assert not await redis.exists(keys.aside("q", "A/a"), keys.orphaned("q"))
+
+
 WAYS: dict[str, Callable[[RedisClient, str], Awaitable[None]]] = {
     each.__name__: each
     for each in (
-        gives_way, is_passed_on, loses_its_worker, loses_its_worker_to_one_of_before, is_set_aside, loses_its_model
+        gives_way, is_passed_on, loses_its_worker, loses_its_worker_to_one_of_before, is_set_aside, loses_its_model,
+        is_left_alike, is_left_for_too_long,
     )
 }  # fmt: skip
-BACK_IN_LINE = sorted(WAYS.keys() - {"is_set_aside", "is_passed_on"})
+ASIDE = ("is_set_aside", "is_left_alike")
+BACK_IN_LINE = sorted(WAYS.keys() - {*ASIDE, "is_passed_on"})
 
 
 async def reads_past_lanes(redis: RedisClient) -> str:
@@ -101,7 +117,9 @@ async def test_its_deadline_holds(raw: RedisClient, way: str, read: str) -> None
     await WAYS[way](raw, entry_id)
     assert await sweep(raw) == [entry_id]
     assert (await owners(raw))["sweeper"] == 1
-    assert not await raw.exists(keys.due("q"), keys.bands("q"), keys.aside("q", "A"), keys.named("q"))
+    assert not await raw.exists(
+        keys.due("q"), keys.bands("q"), keys.named("q"), *(keys.aside("q", kind) for kind in ("A", "A/a"))
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -144,9 +162,9 @@ async def test_it_is_counted_as_waiting(raw: RedisClient, way: str) -> None:
     await WAYS[way](raw, had)
     await sweep(raw)
     found = dict(await raw.hgetall(keys.backlog("q")))
-    counted = {} if way == "is_set_aside" else {b"-3 entries": b"1", b"-3 bytes": b"63"}
+    counted = {} if way in ASIDE else {b"-3 entries": b"1", b"-3 bytes": b"63"}
     assert {name: value for name, value in found.items() if value != b"0"} == counted
-    assert await take(raw, kinds=("A", "")) == [had]
+    assert await take(raw, kinds=("A", "A/a"), exact_wait_ms=10**6) == [had]
     assert not any(int(value) for value in (await raw.hvals(keys.backlog("q"))))
 
 
@@ -279,3 +297,81 @@ async def test_of_what_workers_of_before_left_one_sweep_places_a_part(raw: Redis
         more.append(has_more)
     assert more == [1, 1, 0]
     assert await take(raw, 99) == ids
+
+
+WAIT: dict[str, Any] = {"kind": "A/a", "wait_ms": 5000}
+ALIKE: dict[str, Any] = {"kinds": ("A", "A/a"), "exact_wait_ms": 5000}
+OTHERS: dict[str, Any] = {"kinds": ("A", "A/b"), "exact_wait_ms": 5000}
+
+
+async def clock_ms(redis: RedisClient) -> int:
+    seconds, micros = await redis.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
+async def test_what_a_dead_worker_had_is_left_alike_since_its_heartbeat_lapsed(raw: RedisClient) -> None:
+    entry_id = await add(raw)
+    await takes(raw)
+    lapsed_ms = await clock_ms(raw) - 4000
+    await raw.zadd(keys.lapses("q"), {"had": lapsed_ms})
+    await raw.zadd(keys.alike("q", "A/a"), {"friend": FOREVER_MS})
+    await loses_its_worker(raw, entry_id)
+    assert await raw.zscore(keys.orphaned("q"), entry_id) == lapsed_ms
+    assert await take(raw, worker="other", **OTHERS) == [entry_id]
+    assert await run(raw, scripts.set_aside("q", worker="other", entry_id=entry_id, **WAIT)) == 1
+    entries, _, left_ms = await run(raw, scripts.take("q", worker="other", count=1, **OTHERS, **LIMITS))
+    assert (entries, 0 < left_ms <= 1000) == ([], True)
+    assert await take(raw, worker="friend", **ALIKE) == [entry_id]
+
+
+async def test_after_the_time_any_worker_has_it_and_keeps_it(raw: RedisClient) -> None:
+    entry_id = await add(raw)
+    await takes(raw)
+    await is_left_alike(raw, entry_id, 5000)
+    await raw.zadd(keys.orphaned("q"), {entry_id: await clock_ms(raw) - 5000})
+    assert await take(raw, worker="other", **OTHERS) == [entry_id]
+    assert await run(raw, scripts.set_aside("q", worker="other", entry_id=entry_id, **WAIT)) == 0
+    assert (await owners(raw))["other"] == 1
+
+
+async def test_a_hand_back_begins_the_time_anew_and_one_that_is_left_for_good_has_none(raw: RedisClient) -> None:
+    entry_id = await add(raw)
+    await takes(raw)
+    await raw.zadd(keys.orphaned("q"), {entry_id: 1})
+    await gives_way(raw, entry_id)
+    assert await raw.zscore(keys.orphaned("q"), entry_id) > await clock_ms(raw) - 60_000
+    assert await take(raw, worker="had", **OTHERS) == [entry_id]
+    await raw.set(keys.heartbeat("q", set_aside_for("A/a")), "x")
+    assert await run(raw, scripts.set_aside("q", worker="had", entry_id=entry_id, kind="A/a")) == 1
+    assert await take(raw, worker="other", kinds=("A", "A/b"), exact_wait_ms=0) == []
+    assert await take(raw, worker="friend", **ALIKE) == [entry_id]
+
+
+@pytest.mark.parametrize("why", ["none lives", "nobody lost it", "no time", "from a clock ahead"])
+async def test_it_is_left_to_nobody(raw: RedisClient, why: str) -> None:
+    entry_id = await add(raw)
+    await takes(raw)
+    now = await clock_ms(raw)
+    await raw.zadd(keys.alike("q", "A/a"), {"friend": now - 1 if why == "none lives" else FOREVER_MS})
+    if why != "nobody lost it":
+        await raw.zadd(keys.orphaned("q"), {entry_id: now + 10**9 if "clock" in why else now})
+    how = {**WAIT, "wait_ms": 0 if why == "no time" else 5000}
+    assert await run(raw, scripts.set_aside("q", worker="had", entry_id=entry_id, **how)) == 0
+    assert (await owners(raw))["had"] == 1
+
+
+async def test_workers_with_room_are_woken(raw: RedisClient) -> None:
+    """As many as a dead worker had entries, and then those that round alike."""
+    for name in ("had", "full", "friend", "stranger"):
+        await raw.xgroup_create(keys.nudges("q", name), keys.GROUP, id="0", mkstream=True)
+    await raw.zadd(keys.room("q"), {"full": 0, "friend": 3, "stranger": 1})
+    entry_id = await add(raw)
+    await takes(raw)
+    await loses_its_worker(raw, entry_id)
+    assert [await raw.xlen(keys.nudges("q", name)) for name in ("full", "friend", "stranger")] == [0, 1, 0]
+    await take(raw, worker="had")
+    await raw.xtrim(keys.nudges("q", "friend"), maxlen=0)
+    await raw.zadd(keys.alike("q", "A/a"), {"friend": FOREVER_MS, "full": FOREVER_MS})
+    await raw.zadd(keys.orphaned("q"), {entry_id: await clock_ms(raw)})
+    assert await run(raw, scripts.set_aside("q", worker="had", entry_id=entry_id, **WAIT)) == 1
+    assert [await raw.xlen(keys.nudges("q", name)) for name in ("full", "friend")] == [0, 1]
