@@ -66,7 +66,7 @@ class Size:
         client: a client that reads replies and counts tokens.
         tenant: a tenant whose requests wait.
         request: a request until its end, beside its prompt; with an id, a tenant and a deadline.
-        held: a request that waits for one worker, or for one model.
+        held: a request that waits for one worker, or for those of one kind.
         running: a request that a worker runs.
         reply: a reply from its start until it expires.
         token: a token of such a reply, where chunks have one or two.

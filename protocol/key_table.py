@@ -137,7 +137,7 @@ _LANE_KINDS = (
     KeyKind(keys.orphaned, "zset", "worker", Size(held=75), area=LANES, wide=_ORDER),
     KeyKind(
         keys.alike, "zset", "worker", Size(queue=110, worker=30), "with the last heartbeat", area=LANES,
-        wide=_lanes("zadd zrem zrange zremrangebyscore zrangebyscore pexpireat"),
+        wide=_lanes("zadd zrem zrangebyscore zremrangebyscore pexpire"),
     ),
     KeyKind(
         keys.lapses, "zset", "worker", Size(queue=80, worker=30), "an hour after the last heartbeat", area=LANES,

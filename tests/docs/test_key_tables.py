@@ -26,7 +26,7 @@ GROUND: dict[str, tuple[Role, ...]] = {
     "operator": ("operator",),
     "gateway": ("gateway",),
 }
-SHOWN = {"queue": "QUEUE", "worker": "NAME", "tenant": "TENANT", "priority": "PRIORITY", "digest": "DIGEST"}
+SHOWN = {"queue": "QUEUE", "worker": "NAME", "tenant": "TENANT", "priority": "PRIORITY", "kind": "KIND"}
 TYPES = {"zset": "sorted set"}
 
 

@@ -16,7 +16,7 @@ from tests.support.packages import ROOT
 DOCS = ROOT / "docs"
 WIRE, LANES = ((DOCS / f"{page}.md").read_text() for page in ("wire", "lanes"))
 NAMES = {"worker": "NAME", "request_id": "ID", "client_id": "ID", "mailbox": "ID", "tenant": "TENANT",
-         "priority": "PRIORITY", "digest": "DIGEST"}  # fmt: skip
+         "priority": "PRIORITY", "kind": "KIND"}  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., str]] = dict(inspect.getmembers(keys, inspect.isfunction))
 
 

@@ -21,6 +21,7 @@ class WaitingState(Enum):
     ORPHANED = "pending for a dead worker not yet noticed"
     UNOWNED = "pending for nobody"
     SET_ASIDE = "set aside for a model"
+    LEFT_ALIKE = "left to its arithmetic"
     SUSPECT = "suspect"
     GIVEN_BACK = "given back"
     READ = "read and unclaimed"
@@ -79,6 +80,7 @@ TABLE: Mapping[WaitingState, PromiseRow] = {
     WaitingState.ORPHANED: _row(_NOTICED, _NOTICED, "goes next by it once it is back in line"),
     WaitingState.UNOWNED: _row(_SOON, _SOON, "goes next by it once it is back in line, within 2 s"),
     WaitingState.SET_ASIDE: _row(_SOON, _SOON, "a worker with its model takes it before lower ones"),
+    WaitingState.LEFT_ALIKE: _row(_SOON, _SOON, "a worker that rounds alike takes it before lower ones"),
     WaitingState.SUSPECT: _row(_SOON, _SOON, "goes next by it among suspects, and holds up no other until its moment"),
     WaitingState.GIVEN_BACK: _row(_SOON, _SOON, "goes next by it"),
     WaitingState.READ: _row(Cell("at its claim"), Cell("at its claim"), _PASSED),

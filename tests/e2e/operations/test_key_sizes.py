@@ -40,7 +40,7 @@ TOKENS = [400] * RUNNING + [4] * WAITING
 BEGUN: tuple[Make, ...] = (
     keys.requests, keys.lane, keys.band, keys.bands, keys.weights, keys.charged, keys.due, keys.backlog, keys.load,
     keys.workers, keys.room, keys.named, keys.seen, keys.heartbeat, keys.serving, keys.card, keys.queues, keys.report,
-    keys.reports, keys.reply, keys.state, keys.asked,
+    keys.reports, keys.reply, keys.state, keys.asked, keys.alike, keys.lapses,
 )  # fmt: skip
 ENDED: tuple[Make, ...] = (keys.seen, keys.service, keys.reply, keys.state)
 LETTERS: tuple[Make, ...] = (keys.dead, keys.malformed, keys.letter_sizes, keys.letter_bytes)
@@ -82,6 +82,7 @@ WRITTEN: dict[Make, tuple[Counts, Write]] = {
     keys.homes: (ONE, pairs(many(1024, ""), "worker-0-123-abcdef")),
     keys.nudges: (ONE, stream(look="again")),
     keys.aside: ({"held": 200}, zset(ENTRIES)),
+    keys.orphaned: ({"held": 200}, zset(ENTRIES)),
     keys.looked: (ONE, string("worker-0-123-abcdef")),
     keys.digests: ({"queue": 1, "worker": 100}, pairs(many(100, "worker-0-123-"), "0123456789abcdef0123456789abcdef")),
     keys.cancelled: ({"cancelled": 200}, lambda redis, key: redis.sadd(key, *IDS)),
@@ -216,7 +217,7 @@ async def test_what_gateways_keep_takes_what_is_declared(redis_url: str, redis: 
 async def test_keys_of_moments_take_what_is_declared(redis: RedisClient, make: Make) -> None:
     counts, write = WRITTEN[make]
     key = KINDS[make].key(
-        queue="default", tenant="tenant-1", worker="worker-0-123-abcdef", digest="0123456789abcdef",
+        queue="default", tenant="tenant-1", worker="worker-0-123-abcdef", kind="0123456789abcdef",
         request_id=IDS[0], mailbox=IDS[0], client_id=IDS[0], key_id="97278b91dcc3", file_id="file-0123456789abcdef",
         name="probe",
     )  # fmt: skip

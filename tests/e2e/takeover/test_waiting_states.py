@@ -18,7 +18,17 @@ from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import expected_tokens
 from penstock.worker.intake.waiting import COLUMNS, TABLE, table
 from penstock.worker.intake.waiting import WaitingState as State
-from tests.e2e.takeover.waiting_scenes import IDS, NUM_TOKENS, OLD, SCENES, Blocked, SlowText, Stage, make_suspect
+from tests.e2e.takeover.waiting_scenes import (
+    ALIKE,
+    IDS,
+    NUM_TOKENS,
+    OLD,
+    SCENES,
+    Blocked,
+    SlowText,
+    Stage,
+    make_suspect,
+)
 from tests.support.packages import ROOT
 from tests.support.patience import eventually
 from tests.support.programs.gateway_client import bare_client, openai_client
@@ -32,6 +42,11 @@ SWEEPS = 5  # in 2 s, at intervals of half a second that vary by a quarter
 TIMEOUT_S = 0.7
 HIGH, LOW = 50, 3  # priorities beside that of the requests
 OWN = 9
+ITS_OWN: dict[State, dict[str, Any]] = {
+    State.SET_ASIDE: {"identity": OLD, "allow_other_fleet": True},
+    State.LEFT_ALIKE: {"info": ALIKE},
+}
+"""What the workers have that alone go on with requests in these states."""
 
 Check = Callable[[Stage, State], Awaitable[None]]
 
@@ -83,10 +98,10 @@ async def is_joined(stage: Stage, state: State) -> None:
         await stage.let_act()
         stage.release()
         expected = expected_tokens(stage.prompt.encode(), "library", 0, stage.num_tokens)
-        if state is not State.SET_ASIDE:
+        if state not in ITS_OWN:
             assert list((await handle.result()).choices[0].tokens) == expected
             return
-        async with stage.worker(2, identity=OLD, allow_other_fleet=True, is_held=False):
+        async with stage.worker(2, is_held=False, **ITS_OWN[state]):
             assert list((await handle.result()).choices[0].tokens) == expected
 
 
@@ -138,12 +153,12 @@ async def lower_ones_pass(stage: Stage, state: State) -> None:
     assert stage.ran[-1] == "lower"
 
 
-async def goes_first_to_its_model(stage: Stage, state: State) -> None:
+async def goes_first_to_its_own(stage: Stage, state: State) -> None:
     stage.fields["priority"] = OWN
     async with SCENES[state](stage):
         await send(stage.redis, id="low", prompt="x", max_tokens=1, priority=LOW)
         await stage.held_by(keys.WAITING, "low")
-        async with stage.worker(1, identity=OLD, allow_other_fleet=True, is_held=False):
+        async with stage.worker(1, is_held=False, **ITS_OWN[state]):
             await read_reply(stage.redis, "low")
         assert stage.ran[-1] == "low"
 
@@ -333,7 +348,7 @@ CHECKS: dict[str, dict[State, Check]] = {
         **dict.fromkeys(WITH_WORKER, holds_up_no_other),
         **dict.fromkeys((State.RUNNING, State.PREEMPTED), gives_way),
         State.AT_HOME: lower_ones_pass,
-        State.SET_ASIDE: goes_first_to_its_model,
+        **dict.fromkeys(ITS_OWN, goes_first_to_its_own),
         State.SUSPECT: goes_next_among_suspects,
         State.BACKGROUND: background_has_its_priority,
     },

@@ -8,22 +8,27 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 
 from penstock.engine.loading.identity import Identity
+from penstock.engine.stats import EngineInfo
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
 from penstock.producer import AsyncClient
 from penstock.protocol import keys, scripts
-from penstock.protocol.consumers import set_aside_for
+from penstock.protocol.consumers import kind_of, set_aside_for
 from penstock.protocol.queue.cancelling import cancel
 from penstock.protocol.redis.connection import RedisClient
 from penstock.tools.chaos.fake_engine import FakeEngine, FakeText, expected_tokens
+from penstock.worker.card import make_card
+from penstock.worker.config import WorkerConfig
 from penstock.worker.intake.claiming import Claimer
 from penstock.worker.intake.waiting import WaitingState as State
 from penstock.worker.run.entries import EntryReader, QueueEntry
+from tests.support.observed import INFO
 from tests.support.patience import WAIT_S, eventually
 from tests.support.programs.worker_harness import (
     Running,
@@ -42,6 +47,7 @@ NUM_TOKENS = 4
 LONG_S = 1000.0
 LONG_MS = 1_000_000
 OLD, NEW = (Identity(revision=None, weights=weights, tokenizer="t", template=None) for weights in ("old", "new"))
+ALIKE, OTHER = (replace(INFO, arithmetic=digit * 16) for digit in "ab")
 
 
 class Engine(FakeEngine):
@@ -309,6 +315,26 @@ async def set_aside(stage: Stage) -> AsyncIterator[None]:
         await stage.held_by(aside)
         await stage.fill()
         yield
+
+
+@scene(State.LEFT_ALIKE)
+async def left_alike(stage: Stage) -> AsyncIterator[None]:
+    """The replies were begun by another arithmetic, which a worker had a moment ago, and go on with no other."""
+    kind = kind_of("", arithmetic_of(ALIKE))
+    for request_id in IDS:
+        await stage.add(request_id, exact=True)
+        await take_and_claim(stage.redis, "dead", request_id, arithmetic=arithmetic_of(ALIKE))
+        await add_chunk(stage.redis, request_id, 1, 0, expected_tokens(request_id.encode(), request_id, 0, 1))
+    await stage.redis.set(keys.heartbeat("q", set_aside_for(kind)), "dead", px=LONG_MS)
+    async with stage.worker(1, info=OTHER, name="new"):
+        await stage.held_by(set_aside_for(kind))
+        await stage.fill()
+        yield
+
+
+def arithmetic_of(info: EngineInfo) -> str:
+    """Returns the arithmetic that the card of a worker with this engine names."""
+    return make_card("", WorkerConfig(), info, None, None).arithmetic or ""
 
 
 @scene(State.SUSPECT)

@@ -55,7 +55,9 @@ if is_serving == '1' then
   local until_ms = redis.call('ZSCORE', serving, worker)
   enter(serving, worker, ttl)
   if not until_ms or tonumber(until_ms) <= clock() then move_in(KEYS[7], worker, redis.call('ZCARD', serving)) end
-  enter(alike, worker, ttl)
+  redis.call('ZADD', alike, string.format('%d', clock() + ttl), worker)
+  redis.call('ZREMRANGEBYSCORE', alike, '-inf', string.format('%d', clock()))
+  redis.call('PEXPIRE', alike, left)
   redis.call('GET', KEYS[9])  -- fails over junk, which SET would replace
   redis.call('SET', KEYS[9], worker .. '/' .. model_ttl, 'PX', model_ttl)
 else

@@ -67,7 +67,7 @@ async def test_a_body_over_the_limit_stays_where_it_is(raw: RedisClient, reader:
             await raw.xreadgroup(keys.GROUP, "w", {STREAM: ">"})
             found = await reader.pending("0-0")
     (entry,) = found
-    assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False)
+    assert entry == QueueEntry(large, {b"id": b"large"}, LIMIT + 13, is_whole=False, was_here=way == "pending")
     assert entry.kept == {}
     assert await pending(raw) == [large]
 
