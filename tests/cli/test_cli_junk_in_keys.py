@@ -44,7 +44,7 @@ JUNK: dict[str, dict[str, Write]] = {
 QUICK = ("a string", "a stream", "words", "no text", "inf")
 OF: dict[str, Any] = {
     "queue": "q", "tenant": "t", "priority": 0, "worker": "w", "request_id": "x", "mailbox": "m", "client_id": "c",
-    "digest": "d", "letters": keys.malformed("q"),
+    "kind": "d", "letters": keys.malformed("q"),
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ async def test_a_full_house_of_junk_stays(raw: RedisClient) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in QUEUE_KINDS if kind.name != "wake"], ids=lambda kind: kind.name)
 async def test_each_kind_of_key_is_made_room_for_or_named(raw: RedisClient, kind: KeyKind) -> None:
     key = kind.key(
-        queue="q", tenant="t", priority=0, worker="w", request_id="x", mailbox="m", digest="d", letters=keys.dead("q")
+        queue="q", tenant="t", priority=0, worker="w", request_id="x", mailbox="m", kind="d", letters=keys.dead("q")
     )
     write = WRONG_TYPES["list"]
     await write(raw, key)

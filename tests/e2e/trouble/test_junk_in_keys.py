@@ -87,7 +87,7 @@ def key_of(kind: KeyKind) -> str:
         request_id="x",
         mailbox="m",
         client_id="c",
-        digest="d",
+        kind="/",  # that of this worker
         letters=keys.malformed("q"),
     )
 
