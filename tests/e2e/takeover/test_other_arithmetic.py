@@ -121,7 +121,7 @@ async def test_one_that_asks_for_exact_ends_where_nobody_comes(redis_url: str, r
 
 
 async def test_a_new_process_of_that_name_leaves_it_too(redis_url: str, redis: RedisClient) -> None:
-    """What is pending under its name was another arithmetic's, and nobody noted that this one lost it."""
+    """The entry is pending under its name, was another arithmetic's, and nobody noted that it lost its worker."""
     await redis.zadd(keys.alike("q", KIND), {"friend": FOREVER_MS})
     await half_write(redis, "begun", named(FRIEND))
     async with running_worker(redis_url, name="dead", info=HERE, exact_wait_s=600) as restarted:

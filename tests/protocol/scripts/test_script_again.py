@@ -361,7 +361,7 @@ async def test_it_is_left_to_nobody(raw: RedisClient, why: str) -> None:
 
 
 async def test_workers_with_room_are_woken(raw: RedisClient) -> None:
-    """As many as a dead worker had entries, and then those that round alike."""
+    """The first step wakes as many as a dead worker had entries, the second those that round alike."""
     for name in ("had", "full", "friend", "stranger"):
         await raw.xgroup_create(keys.nudges("q", name), keys.GROUP, id="0", mkstream=True)
     await raw.zadd(keys.room("q"), {"full": 0, "friend": 3, "stranger": 1})
