@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +18,11 @@ from penstock.cli.shared.answer import AnswerWriter
 from penstock.cli.shared.errors import USAGE, CommandFailed, require_worker_extra
 from penstock.cli.shared.options import takes_settings
 from penstock.cli.shared.redis import visible
+from penstock.cli.shared.waiting import prefill_sentence
 from penstock.local.data_folder import DataFolder, default_data_dir
 from penstock.local.progress import spinner
 from penstock.local.worker_process import DEMO_SIZES
-from penstock.producer import Client
+from penstock.producer import Client, Prefill
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.reply import Chunk
 from penstock.worker.logs import configure_logs
@@ -85,7 +86,8 @@ def _take_turn(answerer: Answerer, conversation: Conversation, text: str, screen
     """Answers one text. What was stopped is kept as far as it came; what failed is not kept."""
     answer = _Answer()
     try:
-        with closing(answerer.answer(conversation.ask(text), conversation.settings)) as pieces:  # type: ignore[type-var]
+        asked = conversation.ask(text), conversation.settings
+        with closing(answerer.answer(*asked, screen.tell_prefill)) as pieces:  # type: ignore[type-var]
             for piece in screen.waited(pieces):
                 answer.add(piece)
     except KeyboardInterrupt:
@@ -135,6 +137,7 @@ class _Screen:
 
     is_typed: bool
     has_failed: bool = False
+    _say: Callable[[str], None] | None = None  # while it shows that it waits
 
     def note(self, text: str) -> None:
         if text and self.is_typed:
@@ -144,10 +147,15 @@ class _Screen:
         self.has_failed = True
         typer.secho(f"penstock: {visible(text)}", err=True)
 
+    def tell_prefill(self, prefill: Prefill) -> None:
+        if self._say is not None:
+            self._say(prefill_sentence(prefill))
+
     def waited(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Shows that it waits, until the first piece."""
-        with spinner("waiting for the first token"):
+        with spinner("waiting for the first token") as self._say:
             first = next(pieces, None)
+        self._say = None
         if first is not None:
             yield first
             yield from pieces

@@ -51,8 +51,8 @@ def explain(
         raise CommandFailed(f"{request_id!r} is no ID of a request: {ID_PATTERN.pattern}", USAGE)
     if logs is not None and not _is_folder(logs):
         raise CommandFailed(f"--logs: {logs} is no folder", USAGE)
-    view, end = asyncio.run(_look(settings, request_id))
-    said = [] if view.state == "unknown" else list(_sentences(view, end))
+    view, newest = asyncio.run(_look(settings, request_id))
+    said = [] if view.state == "unknown" else list(_sentences(view, newest))
     lines = [] if logs is None else sorted(_logged(logs, request_id), key=lambda line: str(line.get("timestamp")))
     if as_json:
         typer.echo(json.dumps({"id": request_id, "state": view.state, "explanation": said, "log": lines}))
@@ -71,15 +71,14 @@ def _is_folder(path: Path) -> bool:
 
 
 async def _look(settings: Settings, request_id: str) -> tuple[RequestView, Mapping[bytes, bytes]]:
-    """Returns the request's state, and the fields of its end, which are empty before it."""
+    """Returns the request's state, and the fields of its reply's newest entry, if there is one."""
     async with connected(settings.redis_url) as redis:
         view = await look_up(redis, settings.queue, request_id)
         newest = await read_newest(redis, keys.reply(settings.queue, request_id))
-    fields: Mapping[bytes, bytes] = {} if newest is None else newest[1]
-    return view, fields if fields.get(b"type") == b"end" else {}
+    return view, {} if newest is None else newest[1]
 
 
-def _sentences(view: RequestView, end: Mapping[bytes, bytes]) -> Iterator[str]:
+def _sentences(view: RequestView, newest: Mapping[bytes, bytes]) -> Iterator[str]:
     age = "" if view.age_s is None else f", sent {duration(view.age_s)} ago"
     yield f"It is {view.state}{age}." if view.state != "ended" else f"It has ended{age}."
     if view.state == "waiting":
@@ -93,9 +92,10 @@ def _sentences(view: RequestView, end: Mapping[bytes, bytes]) -> Iterator[str]:
     if view.handbacks:
         yield f"Workers that gave it back, to drain or for others of a higher priority: {view.handbacks}."
     for name, meaning in _TIMES.items():
-        value = end.get(name.encode(), b"").decode(errors="replace")
-        if value.isdecimal():
-            yield f"{duration(int(value) / 1000)} {meaning}."
+        if (value := _number(newest, name)) is not None:
+            yield f"{duration(value / 1000)} {meaning}."
+    if (done := _number(newest, "prefill_done")) is not None:
+        yield f"Its prompt is being computed: {done:,} of {_number(newest, 'prefill_total') or done:,} tokens."
     if view.tokens is not None:
         yield f"Tokens: {view.prompt_tokens or 0:,} of the prompt, {view.tokens:,} generated."
     if view.finish_reason is not None:
@@ -103,6 +103,11 @@ def _sentences(view: RequestView, end: Mapping[bytes, bytes]) -> Iterator[str]:
         yield f"{view.finish_reason}: {_ENDS.get(view.finish_reason, 'of another version')}{code}."
     elif view.state == "ended":
         yield "Its reply is gone: replies are kept for a time after their end."
+
+
+def _number(fields: Mapping[bytes, bytes], name: str) -> int | None:
+    value = fields.get(name.encode(), b"").decode(errors="replace")
+    return int(value) if value.isdecimal() else None
 
 
 def _logged(folder: Path, request_id: str) -> Iterator[dict[str, Any]]:

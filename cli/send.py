@@ -66,7 +66,7 @@ async def _follow(
     async with (
         AsyncClient(settings.redis_url, queue=settings.queue) as client,
         client.stream(prompt, timeout=wait, **sampling) as chunks,
-        shown_wait(client, settings.queue) as end_wait,
+        shown_wait(client, settings.queue, chunks) as end_wait,
     ):
         async for chunk in chunks:
             await end_wait()

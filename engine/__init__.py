@@ -24,6 +24,7 @@ from penstock.engine.errors import (
 )
 from penstock.engine.request import (
     Output,
+    Prefill,
     Request,
     ResponseSpec,
     SamplingParams,
@@ -51,6 +52,7 @@ __all__ = [
     "EngineStats",
     "InvalidRequest",
     "Output",
+    "Prefill",
     "PromptTooLong",
     "Request",
     "RequestError",

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from penstock.engine.execution.sampling.logprobs import Logprobs
 from penstock.engine.logprobs import PromptLogprobs, Spell, logprob_at
-from penstock.engine.request import FinishReason, Output, TokenLogprob
+from penstock.engine.request import FinishReason, Output, Prefill, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.scheduling.step_plan import Row
 from penstock.engine.text.reply import ReplyDecoder, ReplyStreams
-from penstock.engine.text.response.reading.delta import Delta, ReplyEnd, joined
+from penstock.engine.text.response.reading.delta import NOTHING, Delta, ReplyEnd, joined
 from penstock.engine.text.tokenizer import Tokenizer
 
 
@@ -131,6 +131,12 @@ class NewChoices:
         stop_ids = frozenset(sequence.request.sampling.stop_ids(self._eos_token_ids))
         stream = self._streams.stream(sequence.request, sequence.index)
         return ChoiceState(sequence, stream, stop_ids, self._max_model_len, self._spell)
+
+
+def prefill_output_of(row: Row) -> Output:
+    """Returns the output for a row that computed a part of its sequence's prompt, not its end."""
+    prefill = Prefill(row.start + row.num_tokens, len(row.sequence.token_ids))
+    return replace(output_of(row.sequence, NOTHING), prefill=prefill)
 
 
 def output_of(

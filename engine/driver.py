@@ -286,4 +286,4 @@ def _failed(request: Request, index: int, error: Exception) -> Output:
 
 
 def _is_urgent(output: Output) -> bool:
-    return output.offset == 0 or output.finish_reason is not None
+    return (output.offset == 0 and output.prefill is None) or output.finish_reason is not None

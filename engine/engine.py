@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.engine.arithmetic import arithmetic_of
-from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of
+from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of, prefill_output_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.deployment.cache_sizes import with_pages
 from penstock.engine.deployment.deployment import Deployment
@@ -353,6 +353,7 @@ class Engine:
                 self._choices[sequence].score(row, logprobs, place - row.num_scored)
             if not token_ids:
                 self._scheduler.commit(row, None)
+                outputs.append(prefill_output_of(row))
             self._count_drafts(row, len(token_ids))
             for behind, token_id in enumerate(token_ids):
                 num_known = len(sequence.token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from penstock.engine.errors import InvalidRequest
 from penstock.parameters import SamplingParameters, declared
@@ -144,13 +144,20 @@ class ToolCallDelta:
     name: str | None = None
 
 
+class Prefill(NamedTuple):
+    """How far a prompt is computed that takes several steps, with the reply so far if the request was resumed."""
+
+    num_computed: int  # tokens, those from the prefix cache included
+    num_tokens: int
+
+
 @dataclass(slots=True)  # not frozen: that took three times as long per token
 class Output:
     """The result of one step for one choice of a request.
 
     `text` is what these tokens released: bytes of an unfinished character, and text that could still become a stop
     string, come with a later output. Joined over all outputs it is the choice's whole text. The last output of a choice
-    has a `finish_reason`; it may have no tokens.
+    has a `finish_reason`; it may have no tokens. An output with `prefill` says how far the prompt is, and nothing else.
     """
 
     request_id: str
@@ -171,6 +178,7 @@ class Output:
     num_reasoning_tokens: int = 0  # with a finish_reason: number of the choice's reasoning tokens
     num_drafted_tokens: int = 0  # with a finish_reason: drafted tokens that this engine verified
     num_accepted_tokens: int = 0  # drafted tokens that were right
+    prefill: Prefill | None = None  # after a step that computed a part of the prompt, not its end
 
 
 def _require(holds: bool, name: str, value: object, range_: str) -> None:

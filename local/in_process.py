@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from penstock.engine.driver import DriverStopped, EngineDriver, StepEngine
 from penstock.engine.errors import RequestError
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.request import Output
+from penstock.engine.request import Output, Prefill
 from penstock.producer.handle import ReplyStream
 from penstock.producer.reading.assembly import Assembler
 from penstock.protocol.errors import ReplyTimeout, RequestFailed, RequestRefused
@@ -26,7 +26,7 @@ from penstock.worker.config import WorkerConfig
 from penstock.worker.errors import EngineFailed
 from penstock.worker.intake.admission import to_engine_request
 from penstock.worker.intake.preparation import Preparation, Preparer
-from penstock.worker.publish.chunks import chunk_entry, draft_fields, stop_fields
+from penstock.worker.publish.chunks import chunk_entry, draft_fields, prefill_entry, stop_fields
 from penstock.worker.run.choices import ChoiceBuffer, outcome_of
 
 ENCODER_THREADS = 4  # a chat template renders in two processes at once; plain prompts need not wait for chats
@@ -211,6 +211,7 @@ class _Run:
     now_s: Callable[[], float]
     choices: list[ChoiceBuffer] = field(init=False)
     started_s: float = field(init=False)
+    prefill: Prefill | None = None  # how far the prompt is, not taken yet
     first_token_s: float | None = None
     ignored: tuple[str, ...] = ()
     prompt_tokens: int = 0
@@ -236,6 +237,9 @@ class _Run:
         return outcome_of(self.choices)
 
     def push(self, output: Output) -> None:
+        if output.prefill is not None:
+            self._note_prefill(output.prefill)
+            return
         self.choices[output.index].add(output)
         self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
         self.cached_tokens = output.num_cached_tokens or self.cached_tokens
@@ -244,6 +248,11 @@ class _Run:
         if output.error is not None:
             self.error, self.cause = ("engine_error", output.error), output.cause
         if not self.is_whole or self.outcome is not None:
+            self.news.set()
+
+    def _note_prefill(self, prefill: Prefill) -> None:
+        if not self.is_whole and self.first_token_s is None:
+            self.prefill = max(prefill, self.prefill or prefill)
             self.news.set()
 
     def end(
@@ -268,10 +277,13 @@ class _Run:
             raise self.timeout
 
     def take(self) -> Iterator[ChunkEntry | EndEntry]:
-        """Yields the new output, as the worker's publisher would write it, and the end once it is there.
+        """Yields how far the prompt is and the new output, as the worker's publisher would write them, then the end.
 
         Tokens without text wait for text, except at the end, so that readers never get an empty chunk.
         """
+        if self.prefill is not None and self.first_token_s is None:
+            yield prefill_entry(self.choices[0], self.prefill)
+        self.prefill = None
         outcome = self.outcome
         for choice in self.choices:
             ends_now = choice.finish_reason is not None and not choice.is_closed

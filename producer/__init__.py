@@ -31,7 +31,7 @@ from penstock.protocol.errors import (
     UnknownRequest,
 )
 from penstock.protocol.queue.status import QueueStatus
-from penstock.protocol.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
+from penstock.protocol.reply import Choice, Chunk, Prefill, Reply, Timings, ToolCall, Usage
 from penstock.protocol.wire import (
     FinishReason,
     GenerateRequest,
@@ -63,6 +63,7 @@ __all__ = [
     "ModelCard",
     "NotDurable",
     "PenstockError",
+    "Prefill",
     "ProgressCallback",
     "Prompt",
     "QueueFull",

@@ -18,7 +18,7 @@ from penstock.producer.row_ids import RowIds
 from penstock.producer.transport import State, Transport
 from penstock.protocol.errors import PenstockError, QueueFull, ReplyGone, ReplyTimeout, ServerRefused
 from penstock.protocol.redis.streams import is_entry_id
-from penstock.protocol.reply import Chunk, Reply
+from penstock.protocol.reply import Chunk, Prefill, Reply
 from penstock.protocol.wire import GenerateRequest, ReplyEntry, Sampling, in_python
 
 UNNAMED = "-"  # until a row's id is known, which depends on the checked request
@@ -52,6 +52,18 @@ class ReplyStream:
     def has_ended(self) -> bool:
         """Whether the end of the reply was read, even if it is an error."""
         return self._assembler.ended
+
+    @property
+    def prefill(self) -> Prefill | None:
+        """How far a long prompt is computed, as its worker says about once a second; None before, and once tokens come.
+
+        Look while another task waits for the next chunk, or have it told by `on_prefill`.
+        """
+        return self._assembler.prefill
+
+    def on_prefill(self, tell: Callable[[Prefill], object]) -> None:
+        """Calls `tell` with each new value of `prefill`, while the next chunk is awaited. It must not block."""
+        self._assembler.tell_prefill = tell
 
     def __aiter__(self) -> Self:
         return self

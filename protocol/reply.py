@@ -35,6 +35,14 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """How many tokens of a long prompt are computed. After a takeover, the reply so far counts as well."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A function that the model wants called. `arguments` are a JSON object, unless the reply was cut off in it."""
 

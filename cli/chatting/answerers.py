@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from penstock.producer import Client
+from penstock.producer import Client, Prefill
 from penstock.protocol.errors import PenstockError
 from penstock.worker.settings_loading import SettingsError
 
@@ -47,8 +47,10 @@ class Answerer(Protocol):
     def place(self) -> str:
         """Names who answers, for people."""
 
-    def answer(self, messages: Messages, settings: Mapping[str, Any]) -> Iterator[Piece]:
-        """Yields the answer as it comes.
+    def answer(
+        self, messages: Messages, settings: Mapping[str, Any], on_prefill: Callable[[Prefill], object]
+    ) -> Iterator[Piece]:
+        """Yields the answer as it comes. `on_prefill` is told how far a long prompt is, from any thread.
 
         Raises (while iterating):
             PenstockError: there is none, or it broke off.
@@ -62,8 +64,11 @@ class StreamAnswerer:
         self._client = client
         self.place = place
 
-    def answer(self, messages: Messages, settings: Mapping[str, Any]) -> Iterator[Piece]:
+    def answer(
+        self, messages: Messages, settings: Mapping[str, Any], on_prefill: Callable[[Prefill], object]
+    ) -> Iterator[Piece]:
         with closing(self._client.stream(messages, **settings)) as stream:  # settings were checked when set
+            stream.on_prefill(on_prefill)
             for chunk in stream:
                 yield Piece(chunk.text, chunk.reasoning)
             if stream.reply is not None:
@@ -92,7 +97,10 @@ class HttpAnswerer:
         self._model = model or self._first_model()
         self.place = f"{self._model} at {url}"
 
-    def answer(self, messages: Messages, settings: Mapping[str, Any]) -> Iterator[Piece]:
+    def answer(
+        self, messages: Messages, settings: Mapping[str, Any], on_prefill: Callable[[Prefill], object]
+    ) -> Iterator[Piece]:
+        """Yields the answer as it comes. HTTP has no word for how far a prompt is."""
         body = {"model": self._model, "messages": messages, "stream": True, **settings}
         body["stream_options"] = {"include_usage": True}
         with closing(self._connected()) as connection:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from penstock.local.progress import spinner
-from penstock.producer import AsyncClient, PenstockError, QueueStatus
+from penstock.producer import AsyncClient, PenstockError, Prefill, QueueStatus, ReplyStream
 from penstock.protocol.tasks import end_tasks
 
 PATIENCE_S = 0.3  # most answers begin sooner
@@ -18,12 +18,15 @@ LOOK_INTERVAL_S = 1.0  # Redis notifies nobody that a key came or that a stream 
 
 
 @asynccontextmanager
-async def shown_wait(client: AsyncClient, queue: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Shows the state of the queue on a terminal, until the block ends or the yielded function is awaited.
+async def shown_wait(
+    client: AsyncClient, queue: str, reply: ReplyStream
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Shows on a terminal how the queue stands, or how far the prompt is, until the block ends or the yielded function
+    is awaited.
 
     The client itself logs at once if no worker serves the queue.
     """
-    tasks = [asyncio.create_task(_show_wait(client, queue))] if sys.stderr.isatty() else []
+    tasks = [asyncio.create_task(_show_wait(client, queue, reply))] if sys.stderr.isatty() else []
     try:
         yield lambda: end_tasks(tasks)
     finally:
@@ -47,15 +50,21 @@ async def wait_until_served(client: AsyncClient, queue: str) -> None:
             now = await client.queue_status()
 
 
-async def _show_wait(client: AsyncClient, queue: str) -> None:
+async def _show_wait(client: AsyncClient, queue: str, reply: ReplyStream) -> None:
     await asyncio.sleep(PATIENCE_S)
     with spinner("waiting for the first token") as say:
+        reply.on_prefill(lambda prefill: say(prefill_sentence(prefill)))
         while True:
             try:
-                say(_sentence(queue, await client.queue_status()))
+                if reply.prefill is None:
+                    say(_sentence(queue, await client.queue_status()))
             except PenstockError as error:  # the reader of the reply gets the error in the end
                 say(str(error))
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def prefill_sentence(prefill: Prefill) -> str:
+    return f"reading the prompt: {prefill.done:,} of {prefill.total:,} tokens"
 
 
 def _sentence(queue: str, now: QueueStatus) -> str:

@@ -113,7 +113,7 @@ def running_table(running: Sequence[RunningRequest], rows: RowSelection = ALL) -
     cells = {
         place: (
             _text(each.id), _text(each.worker), _text(each.tenant or ""), each.phase, duration(each.age_s),
-            duration(each.running_s), f"{each.prompt_tokens:,}", f"{each.tokens:,}", str(each.takeovers or ""),
+            duration(each.running_s), _prompt(each), f"{each.tokens:,}", str(each.takeovers or ""),
         )
         for place in rows.window(len(running))
         for each in [running[place]]
@@ -125,6 +125,12 @@ def running_table(running: Sequence[RunningRequest], rows: RowSelection = ALL) -
         rows,
         leaving=("here for", "prompt", "tenant", "age", "takeovers", "worker"),
     )
+
+
+def _prompt(request: RunningRequest) -> str:
+    """Returns the tokens of the prompt, and while it takes several steps how many of them are computed."""
+    computed = f"{min(request.prefilled, request.prompt_tokens):,}/" if request.prefilled else ""
+    return f"{computed}{request.prompt_tokens:,}"
 
 
 def waiting_table(waiting: Sequence[WaitingRequest]) -> Table:

@@ -22,7 +22,7 @@ from penstock.producer.request import Prompt
 from penstock.producer.row_ids import RowIds, check_ids
 from penstock.producer.transport import State
 from penstock.protocol.queue.status import QueueStatus
-from penstock.protocol.reply import Chunk, Reply
+from penstock.protocol.reply import Chunk, Prefill, Reply
 from penstock.protocol.wire import ModelCard, Sampling
 
 if TYPE_CHECKING:
@@ -211,6 +211,15 @@ class BlockingReplyStream:
     def reply(self) -> Reply | None:
         """The whole reply, once the loop over the chunks ended; None before."""
         return self._stream.reply
+
+    @property
+    def prefill(self) -> Prefill | None:
+        """See `ReplyStream.prefill`. Any thread may look."""
+        return self._stream.prefill
+
+    def on_prefill(self, tell: Callable[[Prefill], object]) -> None:
+        """See `ReplyStream.on_prefill`. `tell` is called in the client's thread."""
+        self._stream.on_prefill(tell)
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

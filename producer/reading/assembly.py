@@ -4,11 +4,11 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeAlias, cast
 
 from penstock.protocol.errors import ReplyCorrupt, RequestFailed, RequestRefused
-from penstock.protocol.reply import Choice, Chunk, Reply, Timings, ToolCall, Usage
+from penstock.protocol.reply import Choice, Chunk, Prefill, Reply, Timings, ToolCall, Usage
 from penstock.protocol.wire import (
     REFUSED_CODES,
     ChunkEntry,
@@ -37,6 +37,10 @@ class Assembler:
         """Whether the end was read."""
         self.reply: Reply | None = None
         """The whole reply, once its end was read, unless the request was refused."""
+        self.prefill: Prefill | None = None
+        """How far the prompt is, while the last worker that took the request has said so and no token."""
+        self.tell_prefill: Callable[[Prefill], object] = _ignore
+        """Called with each new value of `prefill`."""
 
     def feed(self, entry_id: str, entry: ReplyEntry) -> Chunk | None:
         """Returns the part of the entry that is new, if any.
@@ -47,10 +51,16 @@ class Assembler:
         """
         if isinstance(entry, OwnEntry):
             self._arithmetic = entry.arithmetic
+            self.prefill = None
             return None
         if isinstance(entry, EndEntry):
             self._end(entry_id, entry)
             return None
+        if entry.prefill_done is not None:
+            self.prefill = Prefill(entry.prefill_done, entry.prefill_total or entry.prefill_done)
+            self.tell_prefill(self.prefill)
+            return None
+        self.prefill = None
         choice = self._choices.get(entry.index)
         if choice is None:
             choice = self._choices[entry.index] = _Choice()
@@ -61,7 +71,7 @@ class Assembler:
             raise ReplyCorrupt(self._request_id, f"entry {entry_id}: {error}") from error
 
     def _end(self, entry_id: str, end: EndEntry) -> None:
-        self.ended = True
+        self.ended, self.prefill = True, None
         if end.finish_reason == "error" and end.code in REFUSED_CODES:
             raise RequestRefused(self._request_id, end.code or "", end.message or "")
         num_read = sum(choice.num_tokens for choice in self._choices.values())
@@ -103,6 +113,10 @@ def _usage(end: EndEntry) -> Usage:
         end.drafted_tokens or 0,
         end.accepted_tokens or 0,
     )
+
+
+def _ignore(prefill: Prefill) -> None:
+    """Does nothing."""
 
 
 _Position: TypeAlias = tuple[int, int, int, int]

@@ -98,10 +98,12 @@ class Subscription:
     def follows(self, entries: list[tuple[bytes, Fields]]) -> bool:
         """Whether `entries`, now at the cursor on the server, are what was read there.
 
-        If so, later entries continue the reply, whatever happened to earlier ones. A claim says nothing of what came
-        before it, so it is never enough.
+        If so, later entries continue the reply, whatever happened to earlier ones. A claim, and how far the prompt is,
+        say nothing of what came before them, so they are never enough.
         """
-        return bool(entries) and entries[0][1] == self._last and self._last.get(b"type") != b"own"
+        if not entries or self._last is None or entries[0][1] != self._last:
+            return False
+        return self._last.get(b"type") != b"own" and b"prefill_done" not in self._last
 
     def rewind(self) -> None:
         """Reads the reply from its beginning again; the assembler drops what is known."""

@@ -130,6 +130,7 @@ def _running(workers: Iterable[Worker], at_ms: int) -> tuple[RunningRequest, ...
                 prompt_tokens=each.prompt_tokens,
                 tokens=each.tokens,
                 takeovers=max(0, each.turn - 1),
+                prefilled=each.prefilled,
             )
             found[each.id] = (each.claimed_ms, running)
     return tuple(sorted((running for _, running in found.values()), key=lambda each: (-each.age_s, each.id)))

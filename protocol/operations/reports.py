@@ -39,6 +39,7 @@ class ReportedRequest(BaseModel):
     tenant: str | None = None
     prompt_tokens: int = 0
     tokens: int = 0  # generated so far, over all claims
+    prefilled: int = 0  # tokens computed, while a prompt takes several steps
 
 
 class WorkerReport(BaseModel):

@@ -74,6 +74,7 @@ class RunningRequest:
     prompt_tokens: int
     tokens: int  # generated so far
     takeovers: int  # workers that had it before and died, drained or gave way
+    prefilled: int = 0  # tokens computed, while a prompt takes several steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class ChunkEntry(_Stopped):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # in the first chunk of choice 0
     finish_reason: FinishReason | None = None  # of this choice, in its last chunk, when n > 1; so is what stopped it
+    prefill_done: int | None = None  # in a chunk of choice 0 that has neither tokens nor text: how far a prompt is
+    prefill_total: int | None = None
 
 
 class ToolCallDelta(BaseModel):

@@ -22,13 +22,14 @@ from penstock.producer import AsyncClient
 from penstock.protocol import keys
 from penstock.protocol.redis.connection import RedisClient
 from penstock.protocol.wire import ChunkEntry, OwnEntry
-from penstock.tools.chaos.fake_engine import expected_text, expected_tokens
+from penstock.tools.chaos.fake_engine import FakeEngine, expected_text, expected_tokens
 from penstock.worker.errors import OtherFleet
+from penstock.worker.publish import outbox
 from tests.deploy.fleets import Worker, environment, python_of, workers_of
 from tests.deploy.rolling_load import CLIENTS, two_versions, under_load
 from tests.support.packages import ROOT
 from tests.support.patience import WAIT_S, eventually
-from tests.support.programs.worker_harness import Reply, is_queue_empty, read_reply
+from tests.support.programs.worker_harness import Reply, is_queue_empty, read_reply, read_until, running_worker
 from tests.support.redis_servers.streams import read_stream
 
 pytestmark = pytest.mark.upgrade
@@ -89,6 +90,27 @@ async def test_a_mixed_fleet_is_killed_in_the_middle(
     assert took_over >= {("old", "new"), ("new", "old")}
     await eventually(lambda: is_queue_empty(redis))
     assert not await redis.exists(keys.dead("q"), keys.malformed("q"))
+
+
+async def test_the_old_version_passes_over_how_far_a_prompt_is(
+    redis_url: str, redis: RedisClient, tmp_path: Path, trees: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old client reads the reply. An old worker goes on with it, within its prompt."""
+    monkeypatch.setattr(outbox, "PREFILL_NEWS_S", 0.0)
+    request = {**requests_of("new", 0)[1], "prompt": "x" * 20_000}
+    endless = FakeEngine(prefill_steps=20_000, step_s=0.05)
+    async with workers_of("old", trees["old"], redis, redis_url, tmp_path) as fleet:
+        async with running_worker(redis_url, endless, name="new"):
+            asked = asyncio.create_task(replies_to([request], trees["old"], redis_url))
+            reply = await read_until(
+                redis, request["id"], lambda entry: getattr(entry, "prefill_done", None) is not None
+            )
+            await fleet.start()
+        assert await asyncio.wait_for(asked, WAIT_S) == [expected(request)]
+    assert reply.owners == ["new"]
+    whole = await read_reply(redis, request["id"])
+    assert whole.owners == ["new", "old-0"]
+    assert whole.prefills
 
 
 @pytest.mark.parametrize(("of", "by"), [("old", "new"), ("new", "old")])

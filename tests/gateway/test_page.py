@@ -125,6 +125,22 @@ def in_node(*calls: Any) -> list[Any]:
 
 
 @needs_node
+def test_how_far_a_long_prompt_is_stands_before_its_length() -> None:
+    each = {
+        "id": "r",
+        "worker": "w",
+        "phase": "running",
+        "age_s": 1,
+        "running_s": 1,
+        "prompt_tokens": 6800,
+        "tokens": 0,
+    }
+    running = [{**each, "takeovers": 0, "prefilled": prefilled} for prefilled in (2048, 0)]
+    [tables] = in_node(["tablesOf", {"workers": [], "lanes": [], "letters": [], "running": running}])
+    assert [row["cells"][6] for row in tables["requests"]["rows"]] == ["2,048/6,800", "6,800"]
+
+
+@needs_node
 def test_events_are_read_wherever_the_stream_is_cut() -> None:
     stream = (
         ': ping\n\nid: 1-1.0\nevent: x\ndata: {"a":1}\n\ndata:b\r\ndata: c\r\n\r\ndata\rdata:  d\r\r\ndata: cut off'

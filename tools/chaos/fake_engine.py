@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from types import MappingProxyType
 
 from penstock.engine.errors import InvalidRequest, PromptTooLong
 from penstock.engine.generation_defaults import GenerationDefaults
-from penstock.engine.request import FinishReason, Output, Request, TokenLogprob, TopLogprob
+from penstock.engine.request import FinishReason, Output, Prefill, Request, TokenLogprob, TopLogprob
 from penstock.engine.stats import EngineStats
 from penstock.engine.text.conversation import Conversation, EncodedChat
 from penstock.engine.text.fewest_tokens import Check, let_pass
@@ -161,6 +161,7 @@ class FakeEngine:
                 raise RuntimeError(f"request {row.request.id} is poison")
             if row.prefill_left:
                 row.prefill_left -= 1
+                outputs.append(self._prefilled(row))
                 continue
             outputs.append(self._advance(row))
         self._rows = [row for row in self._rows if row.ended is None]
@@ -189,6 +190,14 @@ class FakeEngine:
         aborted = [row for row in self._rows if row.ended is not None]
         self._rows = [row for row in self._rows if row.ended is None]
         return [_output(row, (), row.speech.finish()) for row in aborted]
+
+    def _prefilled(self, row: _Row) -> Output:
+        num_tokens, num_done = (
+            len(row.request.prompt_token_ids) + len(row.tokens),
+            self._prefill_steps - row.prefill_left,
+        )
+        prefill = Prefill(num_tokens * num_done // (self._prefill_steps + 1), num_tokens)
+        return replace(_output(row, (), Said()), prefill=prefill)
 
     def _advance(self, row: _Row) -> Output:
         row.ended = _reason(row)

@@ -43,7 +43,7 @@ class ChoiceRead:
         self.tokens += tokens_of(fields)
         self.texts.append(fields["text"])
         self.reasoning.append(fields.get("reasoning", ""))
-        self.stop = stop_of(fields)
+        self.stop = stop_of(fields) or self.stop
         for delta in json.loads(fields.get("tool_calls", "[]")):
             index, begins = delta["index"], "id" in delta
             if index != len(self.calls) - (not begins):

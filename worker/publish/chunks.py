@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.engine.request import TokenLogprob, ToolCallDelta, TopLogprob
+from penstock.engine.request import Prefill, TokenLogprob, ToolCallDelta, TopLogprob
 from penstock.protocol.wire import ChunkEntry
 from penstock.worker.run.choices import ChoiceBuffer, Pending, merged
 
@@ -34,6 +34,14 @@ def chunk_fields(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) ->
         for name, value in stop_fields(choice).items():
             fields += (name, str(value))
     return fields
+
+
+def prefill_entry(first: ChoiceBuffer, prefill: Prefill) -> ChunkEntry:
+    """Makes the chunk of choice 0 that tells how far the prompt is. Readers that do not know of it find it empty."""
+    done, total = prefill
+    return ChunkEntry(
+        index=first.index, offset=first.num_published, text="", tokens=(), prefill_done=done, prefill_total=total
+    )
 
 
 def chunk_entry(choice: ChoiceBuffer, pending: Pending, *, num_choices: int) -> ChunkEntry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -31,6 +32,8 @@ from penstock.worker.publish.writes import (
 )
 from penstock.worker.redis import retries
 from penstock.worker.run.requests import LiveRequest, RequestTable
+
+PREFILL_NEWS_S = 1.0  # readers are told how far a prompt is at most once in this time, first when it is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,10 @@ class Outbox:
         """Receives the engine's output for one request."""
         if not live.is_gone:
             self._add(live, output)
-            self._schedule.note_output(live, self.requests)
+            if output.prefill is None:
+                self._schedule.note_output(live, self.requests)
+            else:
+                self._note_prefill(live, time.monotonic())
         self.requests.changed.fire()
 
     def end(self, live: LiveRequest, reason: FinishReason) -> None:
@@ -176,6 +182,14 @@ class Outbox:
             live.fail("internal_error", "the worker failed to process the engine's output; its log says why")
             self.requests.abort(live)
 
+    def _note_prefill(self, live: LiveRequest, now_s: float) -> None:
+        reply = live.reply
+        if live.prefill is None or live.prefill.num_computed <= reply.prefilled:  # less after it was preempted
+            return
+        if now_s >= reply.prefill_told_s + PREFILL_NEWS_S:
+            reply.prefill_told_s, reply.tells_prefill = now_s, True
+            self._schedule.add(live)
+
     # Output.
 
     def due_s(self) -> float | None:
@@ -202,7 +216,11 @@ class Outbox:
         live.reply.has_begun = live.reply.has_begun or any(each.pending.is_readable for each in live.choices)
         if live.has_ended:
             return [writes.take_end(live, end_entry(live), ttl_ms=kept_ms(live.asked, self._config))]
-        taken: list[Write] = [writes.take_chunk(live, each) for each in live.choices if writes.has_news(live, each)]
+        taken: list[Write] = []
+        if live.reply.tells_prefill and live.prefill is not None:  # None: there are tokens by now
+            taken.append(writes.take_prefill(live, live.prefill))
+        live.reply.tells_prefill = False
+        taken += [writes.take_chunk(live, each) for each in live.choices if writes.has_news(live, each)]
         if now_s >= live.reply.refreshed_at_s + self._config.reply_ttl_s / 2:
             live.reply.refreshed_at_s = now_s
             taken += writes.refresh(live, round(self._config.reply_ttl_s * 1000))

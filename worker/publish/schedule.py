@@ -63,7 +63,7 @@ class FlushSchedule:
             self._waiting.pop(live, None)  # a request in both would be taken twice
             self._urgent[live] = None
             self.news.set()
-        elif live.has_ended or (live.reply.has_begun and writes.has_any_news(live)):
+        elif live.has_ended or live.reply.tells_prefill or (live.reply.has_begun and writes.has_any_news(live)):
             self._wait(live)
 
     def take(self, now_s: float) -> list[LiveRequest]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from penstock.engine.request import Prefill
 from penstock.protocol import keys, scripts
 from penstock.protocol.redis.pipeline import Command
 from penstock.protocol.redis.streams import pairs
 from penstock.protocol.scripts import Bill, ClaimState
 from penstock.protocol.wire import EndEntry, encode_reply
-from penstock.worker.publish.chunks import chunk_fields
+from penstock.worker.publish.chunks import chunk_fields, prefill_entry
 from penstock.worker.run.choices import ChoiceBuffer, Pending
 from penstock.worker.run.requests import LiveRequest
 
@@ -24,7 +25,7 @@ MAX_SILENT_TOKENS = 16  # tokens without text that are held back together at the
 
 @dataclass(slots=True)  # one per chunk: a frozen one would take three times as long to make
 class ChunkWrite:
-    """New tokens of one choice. Nothing changes this object."""
+    """New tokens of one choice, or how far the prompt is. Nothing changes this object."""
 
     live: LiveRequest
     choice: ChoiceBuffer
@@ -163,16 +164,26 @@ def take_chunk(live: LiveRequest, choice: ChoiceBuffer) -> ChunkWrite:
     """Turns the pending output of a choice into a write, which holds it until Redis has confirmed it."""
     pending = choice.take()
     fields = chunk_fields(choice, pending, num_choices=len(live.choices))
+    is_last = choice.finish_reason is not None and len(live.choices) > 1
+    return _chunk_write(live, choice, pending, fields, is_last=is_last)
+
+
+def take_prefill(live: LiveRequest, prefill: Prefill) -> ChunkWrite:
+    """Makes the write that tells how far the prompt is."""
+    live.reply.prefilled = prefill.num_computed
+    first = live.choices[0]
+    fields = [part for item in encode_reply(prefill_entry(first, prefill)).items() for part in item]
+    return _chunk_write(live, first, Pending(), fields, is_last=False)
+
+
+def _chunk_write(
+    live: LiveRequest, choice: ChoiceBuffer, pending: Pending, fields: Sequence[str], *, is_last: bool
+) -> ChunkWrite:
     entry_id = f"{live.claim.epoch}-{live.reply.next_number}"
     live.reply.next_number += 1
     live.reply.num_unsettled += 1
     return ChunkWrite(
-        live,
-        choice,
-        entry_id,
-        pending,
-        choice.finish_reason is not None and len(live.choices) > 1,
-        ("XADD", live.reply.key, "NOMKSTREAM", entry_id, *fields),
+        live, choice, entry_id, pending, is_last, ("XADD", live.reply.key, "NOMKSTREAM", entry_id, *fields)
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias, TypeVar
 
-from penstock.engine.request import FinishReason, Output
+from penstock.engine.request import FinishReason, Output, Prefill
 from penstock.protocol import keys
 from penstock.protocol.scripts import Bill, Claim
 from penstock.protocol.wire import GenerateRequest, WireError
@@ -93,6 +93,9 @@ class ReplyCursor:
     num_unsettled: int = 0  # writes that Redis has not answered yet; the next ones wait for them
     is_urgent: bool = False  # its output is not held back
     has_begun: bool = False  # something readable is written, or on its way: later output may be held back
+    prefilled: int = 0  # tokens of the prompt that are computed, as written last
+    prefill_told_s: float = 0.0  # monotonic: when that was last due
+    tells_prefill: bool = False  # whether the next flush writes it
 
 
 class LiveRequest:
@@ -130,6 +133,7 @@ class LiveRequest:
         "log",
         "over",
         "phase",
+        "prefill",
         "prompt_tokens",
         "queue",
         "reply",
@@ -159,11 +163,12 @@ class LiveRequest:
         self.clock = ServerClock(claim.server_ms, received_s)
         self.asked = asked
         self.log = log
-        self.reply = ReplyCursor(keys.reply(queue, request_id), received_s)
+        self.reply = ReplyCursor(keys.reply(queue, request_id), received_s, prefill_told_s=received_s)
         self.enqueued_ms = min(int(entry.id.split("-")[0]), claim.server_ms)
         self.deadline_s: float | None = None  # monotonic
         self.choices: list[ChoiceBuffer] = [ChoiceBuffer(0)]
         self.is_resumed = False  # whether tokens of an earlier claim are on the reply stream
+        self.prefill: Prefill | None = None  # of the choice that is furthest, until this claim has a token
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.ignored: tuple[str, ...] = ()  # fields of the request that the prompt does not show
@@ -197,6 +202,10 @@ class LiveRequest:
 
     def add(self, output: Output) -> None:
         """Adds an output of the engine; the last output of the last choice ends the request."""
+        if output.prefill is not None:
+            if not self.has_output:
+                self.prefill = max(output.prefill, self.prefill or output.prefill)
+            return
         choice = self.choices[output.index]
         choice.add(output)
         self.prompt_tokens = output.num_prompt_tokens or self.prompt_tokens
@@ -213,7 +222,7 @@ class LiveRequest:
             self.end(reason)
 
     def _note_first_token(self) -> None:
-        self.has_output = True
+        self.has_output, self.prefill = True, None
         self.trace.first_token(self.cached_tokens)
         if not self.is_resumed:
             self.first_token_ms = self.clock.now_ms()

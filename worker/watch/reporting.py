@@ -147,4 +147,5 @@ def _reported(live: LiveRequest) -> ReportedRequest:
         tenant=live.tenant or None,
         prompt_tokens=live.prompt_tokens,
         tokens=live.completion_tokens,
+        prefilled=0 if live.prefill is None else live.prefill.num_computed,
     )

@@ -66,7 +66,8 @@ function requestsOf({ running }) {
   const rows = running.map((each) => ({
     cells: [
       each.id, each.worker, each.tenant ?? "", each.phase, duration(each.age_s), duration(each.running_s),
-      count(each.prompt_tokens), count(each.tokens), each.takeovers ? String(each.takeovers) : "",
+      (each.prefilled ? `${count(Math.min(each.prefilled, each.prompt_tokens))}/` : "") + count(each.prompt_tokens),
+      count(each.tokens), each.takeovers ? String(each.takeovers) : "",
     ],
     action: { deed: "cancel", body: { id: each.id }, question: `Cancel request ${each.id}? Its reply ends with the text so far.` },
   }));

@@ -139,3 +139,8 @@ def test_no_number_is_cut_before_a_name_is(width: int) -> None:
     assert not any(
         "…" in title for line in shown if line.startswith(("worker ", "lane ", "request ")) for title in line
     )
+
+
+def test_how_far_a_long_prompt_is_stands_before_its_length() -> None:
+    text = "\n".join(lines(page(snapshot(running=(running("r", prompt_tokens=6800, prefilled=2048),)))))
+    assert " 2,048/6,800 " in text

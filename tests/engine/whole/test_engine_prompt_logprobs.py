@@ -60,12 +60,13 @@ def check(
 
 
 def run(engine: Engine, *requests: Request, before_step: Any = lambda step: None) -> list[Output]:
-    """Returns all outputs; `drive` checks that tokens and ends are in order."""
+    """Returns all outputs that have tokens or an end; `drive` checks that tokens and ends are in order."""
     outputs: list[Output] = []
     real = engine.step
 
     def step() -> list[Output]:
-        outputs.extend(new := real())
+        new = real()
+        outputs.extend(output for output in new if output.prefill is None)
         return new
 
     engine.step = step  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.producer.reading.assembly import Assembler
 from penstock.protocol.errors import ReplyCorrupt, RequestFailed, RequestRefused
-from penstock.protocol.reply import Chunk, ToolCall
+from penstock.protocol.reply import Chunk, Prefill, ToolCall
 from penstock.protocol.wire import ChunkEntry, EndEntry, OwnEntry, TokenLogprob, ToolCallDelta
 
 
@@ -37,6 +37,29 @@ def test_chunks_pass_and_add_up() -> None:
     assert reply is not None
     assert (reply.text, reply.tokens, reply.finish_reason) == ("abc", (0, 1, 2), "length")
     assert (reply.usage.prompt_tokens, reply.usage.cached_tokens, reply.timings.total_ms) == (4, 2, 9)
+
+
+def prefill_of(assembler: Assembler) -> Prefill | None:
+    return assembler.prefill
+
+
+def test_how_far_the_prompt_is_is_no_part_of_the_reply() -> None:
+    told: list[tuple[int, int]] = []
+    assembler = Assembler("r")
+    assembler.tell_prefill = lambda prefill: told.append((prefill.done, prefill.total))
+    own = [OwnEntry(worker=f"w{turn}", epoch=turn) for turn in range(3)]
+    far = [chunk(0, "").model_copy(update={"prefill_done": done, "prefill_total": 90}) for done in (16, 48)]
+    assert feed(assembler, own[0], *far) == []
+    assert prefill_of(assembler) == Prefill(48, 90)
+    assert feed(assembler, own[1]) == []
+    assert prefill_of(assembler) is None
+    assert feed(assembler, far[0], chunk(0, "ab"), own[2]) == [(0, "ab", (0, 1))]
+    later = chunk(2, "").model_copy(update={"prefill_done": 91, "prefill_total": 92})
+    assert feed(assembler, later, chunk(2, "c"), EndEntry(finish_reason="stop", completion_tokens=3)) == [
+        (2, "c", (2,))
+    ]
+    assert prefill_of(assembler) is None
+    assert told == [(16, 90), (48, 90), (16, 90), (91, 92)]
 
 
 def test_a_gap_is_never_hidden() -> None:

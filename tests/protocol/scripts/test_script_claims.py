@@ -165,10 +165,25 @@ async def test_crashes_hand_backs_and_retries_are_told_apart(raw: RedisClient) -
     await raw.xadd(keys.reply("q", "r"), {"type": "chunk"}, id=f"{epoch}-1")
     assert await counts("c") == (5, 3, 1, 0)  # the reply has grown since: its first strike again
     before = epoch
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk", "tokens": "", "prefill_done": 9}, id=f"{epoch}-1")
+    assert await counts("c", instance="i-anew") == (6, 4, 2, 0)  # how far a prompt was is lost with its worker
+    assert await raw.hget(keys.state("q", "r"), "begun") == b"1"
+    before = epoch
     assert await run(raw, scripts.return_request("q", "r", epoch=before, handbacks=1)) == 1
     assert await run(raw, scripts.return_request("q", "r", epoch=before, handbacks=1)) == 0
-    assert await counts("d") == (6, 3, 1, 1)
+    assert await counts("d") == (7, 4, 2, 1)
     assert await run(raw, scripts.return_request("q", "r", epoch=before, handbacks=1)) == 0  # no longer the owner
+
+
+async def test_a_reply_without_tokens_is_of_no_model(raw: RedisClient) -> None:
+    """Another model may answer a request whose worker died within the prompt."""
+    first = await try_claim(raw, "a", digest="one")
+    assert isinstance(first, Claim)
+    await raw.xadd(keys.reply("q", "r"), {"type": "chunk", "tokens": "", "prefill_done": 9}, id=f"{first.epoch}-1")
+    second = await try_claim(raw, "b", digest="other")
+    assert isinstance(second, Claim)
+    assert not second.is_of_other_model
+    assert await raw.hmget(keys.state("q", "r"), "begun", "digest") == [None, b"other"]
 
 
 async def test_a_worker_that_was_only_frozen_takes_its_crash_back_once(raw: RedisClient) -> None:

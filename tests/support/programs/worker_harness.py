@@ -76,7 +76,14 @@ class Reply:
 
     @property
     def chunks(self) -> list[ChunkEntry]:
-        return [entry for entry in self.entries if isinstance(entry, ChunkEntry)]
+        return [entry for entry in self.entries if isinstance(entry, ChunkEntry) and entry.prefill_done is None]
+
+    @property
+    def prefills(self) -> list[tuple[int, int]]:
+        """How far the prompt was, each time that it was told."""
+        entries = [entry for entry in self.entries if isinstance(entry, ChunkEntry) and entry.prefill_done is not None]
+        assert all((entry.index, entry.text, entry.tokens) == (0, "", ()) for entry in entries)
+        return [(entry.prefill_done or 0, entry.prefill_total or 0) for entry in entries]
 
     @property
     def owners(self) -> list[str]:

@@ -31,15 +31,18 @@ if not highest or highest ~= highest or highest < 0 or highest > max_epoch then 
 local before = highest
 local last = redis.call('XREVRANGE', reply, '+', '-', 'COUNT', 1)[1]
 if last then
-  local kind
+  local kind, tells_prefill
   for i = 1, #last[2], 2 do
     if last[2][i] == 'type' then kind = last[2][i + 1] end
+    tells_prefill = tells_prefill or last[2][i] == 'prefill_done'
   end
   if kind == 'end' then return {'done'} end
+  -- No token of a claim precedes a chunk that tells how far its prefill is, and nothing of it outlives the worker.
+  local has_tokens = kind == 'chunk' and not tells_prefill
   local last_epoch = tonumber(string.match(last[1], '^%d+'))
   if last_epoch > max_epoch then return {'unwritable'} end
-  progress = kind == 'chunk' and last_epoch == highest
-  begun = begun or kind == 'chunk'
+  progress = has_tokens and last_epoch == highest
+  begun = begun or has_tokens
   highest = math.max(highest, last_epoch)
 end
 local is_of_other_model = begun and begun_with and digest ~= '' and digest ~= begun_with

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from redis import exceptions
 
-from penstock.engine.request import Output, ToolCallDelta
+from penstock.engine.request import Output, Prefill, ToolCallDelta
 from penstock.protocol import scripts
 from penstock.protocol.scripts import Bill
+from penstock.worker.publish import outbox
 from penstock.worker.publish.outbox import Bury, Drop, Fence, Finished, WriteRefused
 from penstock.worker.publish.writes import (
     AsideWrite,
@@ -32,6 +33,7 @@ from tests.worker.delivery.delivery_lab import (
     STALE,
     WRONG_TYPE,
     Bench,
+    FixedClock,
     Reply,
     said_by_all,
 )
@@ -55,6 +57,33 @@ def test_the_first_token_goes_at_once_and_the_next_ones_together(bench: Bench) -
     (write,) = bench.flush()
     assert isinstance(write, ChunkWrite)
     assert (write.entry_id, write.pending.token_ids) == ("5-2", [2, 3])
+
+
+def test_readers_are_told_once_a_second_how_far_a_prompt_is_and_no_longer_once_tokens_come(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FixedClock(NOW_S)
+    monkeypatch.setattr(outbox, "time", clock)
+    live = bench.claim("r", n=2)
+    live.choices[0].num_published = 3  # by an earlier claim
+
+    def step(done: int, *, took_s: float, index: int = 0) -> list[Write]:
+        clock.now_s = bench.now_s = clock.now_s + took_s
+        bench.outbox.push(live, Output("r", index, 0, (), "", prefill=Prefill(done, 90)))
+        return bench.flush()
+
+    assert [len(step(done, took_s=0.4)) for done in (10, 20, 30, 40, 50)] == [0, 0, 1, 0, 0]
+    assert step(45, took_s=0.4, index=1)  # the choice that is furthest counts
+    assert not step(45, took_s=2.0)
+    clock.now_s += 2.0
+    bench.outbox.push(live, Output("r", 0, 0, (), "", prefill=Prefill(60, 90)))
+    bench.push(live, 7, index=1)
+    assert [write.pending.token_ids for write in bench.flush() if isinstance(write, ChunkWrite)] == [[7]]
+    assert not step(70, took_s=2.0)
+    told = [fields for _, fields in bench.server.replies["r"].entries if "prefill_done" in fields]
+    assert [(each["prefill_done"], each["prefill_total"]) for each in told] == [("30", "90"), ("50", "90")]
+    assert {(each["index"], each["offset"], each["text"], each["tokens"]) for each in told} == {("0", "3", "", "")}
+    assert (live.has_output, live.first_token_ms is not None, bench.outbox.num_tokens) == (True, True, 1)
 
 
 def test_of_one_request_one_flush_is_under_way(bench: Bench) -> None:
