@@ -120,8 +120,8 @@ def quantized_matmuls() -> list[dict[str, Any]]:
             if num_tokens * features_out > 64 * 151936:
                 continue
             x = jax.random.normal(jax.random.key(1), (num_tokens, features_in), "bfloat16")
-            forms = _streams(features_in, features_out, num_tokens)
-            seconds, read_rate = _in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
+            forms = streams(features_in, features_out, num_tokens)
+            seconds, read_rate = in_turn({name: partial(form, x) for name, (form, _, _) in forms.items()})
             row: dict[str, Any] = {"weights": f"{features_in} x {features_out}", "tokens": num_tokens}
             for name, (_, num_layers, num_bytes) in forms.items():
                 each_s = seconds[name] / num_layers
@@ -134,7 +134,7 @@ def quantized_matmuls() -> list[dict[str, Any]]:
     return rows
 
 
-def _streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
+def streams(features_in: int, features_out: int, num_tokens: int) -> dict[str, tuple[Callable[..., Any], int, int]]:
     """Returns by form: the function that multiplies by several layers in a row, their number, and the bytes of each."""
     width = panel_width(load_library(_BUILD_DIR))
     found: dict[str, tuple[Callable[..., Any], int, int]] = {}
@@ -164,7 +164,7 @@ def _quantized(features_in: int, features_out: int, packing: Packing) -> Linear:
     return Linear(held, arrays | {"scales": jnp.full_like(scales, 0.01)})
 
 
-def _in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tuple[dict[str, float], float]:
+def in_turn(forms: dict[str, Callable[[], jax.Array]], repeats: int = 7) -> tuple[dict[str, float], float]:
     """Returns the seconds of each form in its fastest round, and the fastest read rate of those rounds, in bytes/s."""
     seconds: dict[str, list[float]] = {name: [fastest_s(form, 1, 1)] for name, form in forms.items()}
     memory, rates = np.ones(2**28, np.uint8), []

@@ -34,7 +34,7 @@ def arithmetic_of(info: EngineInfo, config: EngineConfig) -> str:
 def _facts(info: EngineInfo, config: EngineConfig) -> Mapping[str, object]:
     facts: dict[str, object] = {
         "versions": (jax.__version__, jaxlib_version),
-        "kernels": (info.attention, info.matmul),
+        "kernels": (info.attention, info.matmul, info.instructions),
         "types": (info.dtype, info.kv_dtype),
         "device": (info.platform, info.device_kind, *(_processor() if info.platform == "cpu" else ())),
         "split": (info.num_devices, config.tensor_parallel, config.expert_parallel),

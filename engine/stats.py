@@ -29,6 +29,7 @@ class EngineInfo:
     page_padding: float = 0.0  # share of the pages that is padding
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
     batch_invariant: bool = False  # whether log-probabilities are the same to the bit in any batch (docs/guarantees.md)
+    instructions: str | None = None  # that multiply bf16 in the C++ kernels; None: no such kernel is used
     arithmetic: str | None = None  # names how sums are rounded; None: it never matters
 
 

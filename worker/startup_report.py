@@ -37,6 +37,8 @@ def describe(
             "attention": info.attention, "matmul": info.matmul, "kv_cache_tokens": info.kv_cache_tokens,
             "kv_cache_bytes": info.kv_cache_bytes, "kv_dtype": info.kv_dtype, "max_model_len": info.max_model_len,
         }  # fmt: skip
+        if info.instructions is not None:
+            engine["instructions"] = info.instructions
         if info.num_state_slots:
             engine |= {"state_slots": info.num_state_slots, "state_cache_bytes": info.state_cache_bytes}
     return {
@@ -93,6 +95,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("device", "device", _plain("device")),
     ("attention", "attention", _plain("attention")),
     ("matmul", "matmul", _plain("matmul")),
+    ("instructions", "bf16 by", _plain("instructions")),
     ("kv_cache_tokens", "KV cache", _kv_cache),
     ("state_slots", "states", _states),
     ("queue", "queue", _plain("queue")),

@@ -31,12 +31,13 @@ def check_packages() -> list[Finding]:
 
 def check_compiler() -> Finding:
     """Checks that the C++ kernels for CPUs are here, or can be built. Imports jax."""
-    from penstock.engine.kernels.cpu import NativeUnavailableError, find_compiler, shipped_library
+    from penstock.engine.kernels.cpu import NativeUnavailableError, find_compiler, kind_here, shipped_library
 
+    kind = f"kernels for {kind_here()}"
     if (shipped := shipped_library()) is not None:
-        return Finding("compiler", "ok", f"none is needed, the kernels for this processor are there: {shipped.name}")
+        return Finding("compiler", "ok", f"none is needed, the {kind} are there: {shipped.name}")
     try:
-        return Finding("compiler", "ok", find_compiler())
+        return Finding("compiler", "ok", f"{find_compiler()}; {kind}")
     except NativeUnavailableError as error:
         detail = f"{error}: on a CPU a model runs several times as slow as it could"
     return Finding("compiler", "warn", detail, "install one: apt install g++, dnf install gcc-c++, or apk add g++")

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from penstock import __version__
-from penstock.engine.kernels.cpu.shipping import TARGETS, build_all
+from penstock.engine.kernels.cpu.processor_kinds import TARGETS
+from penstock.engine.kernels.cpu.shipping import build_all
 from penstock.installed import DISTRIBUTION
 
 ROOT = Path(__file__).parents[2]

@@ -63,6 +63,7 @@ class Deployment:
     kv_dtype: str
     matmul_library: ctypes.CDLL | None  # kernels that the weights are packed for; None leaves matmuls to XLA
     fallback: str | None  # why the C++ kernels of `auto` are unavailable; None if nothing is missing
+    instructions: str | None  # that multiply bf16 in C++ kernels that are used; None: there are none
     unkept: str | None = None  # why compiled programs cannot be cached; None if they are, or should not be
 
     @property
@@ -215,6 +216,7 @@ class Deployment:
             attention=self.attention.name,
             matmul=self.matmul,
             fallback=self.fallback,
+            instructions=self.instructions,
             exceeded_len=self.model.max_position if self.max_model_len > self.model.max_position else None,
             page_padding=round(self.page_padding, 3),
             unkept=self.unkept,
@@ -292,6 +294,7 @@ def deploy(config: EngineConfig, model: ModelConfig, devices: Sequence[jax.Devic
         kv_dtype=kv_dtype,
         matmul_library=library,
         fallback=native.missing,
+        instructions=native.instructions,
     )
 
 

@@ -33,7 +33,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     [
         {"attention": "xla"}, {"matmul": "xla"}, {"dtype": "float32"}, {"kv_dtype": "int8"}, {"num_devices": 2},
         {"platform": "tpu", "device_kind": "TPU v6 lite"}, {"platform": "gpu", "device_kind": "NVIDIA H200"},
-        {"batch_invariant": False},
+        {"batch_invariant": False}, {"instructions": "TDPBF16PS"},
     ],
     ids=str,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine import processors
 from penstock.engine.execution import step_memory
-from penstock.engine.kernels.cpu import compilation, shipping
+from penstock.engine.kernels.cpu import compilation, processor_kinds
 from penstock.engine.processors import bound_xla, num_processors
 
 V2, V1 = "0::/pods/one\n", "4:cpu,cpuacct:/pods/one\n3:memory:/pods/one\n"
@@ -77,7 +77,7 @@ def test_of_a_processor_that_nobody_describes_nothing_is_assumed(
     monkeypatch.setattr(processors, "_CPUINFO", tmp_path / "cpuinfo")
     if content is not None:
         (tmp_path / "cpuinfo").write_bytes(content)
-    assert shipping._features() == frozenset()
+    assert processor_kinds.features() == frozenset()
     assert compilation._processor()
     assert step_memory._processor()
 

@@ -41,9 +41,11 @@ def test_an_engine_tells_what_it_is(tiny_model: Path) -> None:
         fallback=None if HAS_COMPILER else "there is no C++ compiler (c++, g++ or clang++) on PATH",
         vocab_size=read_model_config(tiny_model).vocab_size,
         batch_invariant=HAS_COMPILER,
+        instructions=info.instructions,
         arithmetic=info.arithmetic,
     )
     assert len(info.arithmetic or "") == 16
+    assert (info.instructions is not None) == HAS_COMPILER
     config = read_model_config(tiny_model)
     heads = config.attentions[0]
     assert info.kv_cache_bytes == 64 * 4 * 4 * 2 * config.num_layers * heads.num_kv_heads * heads.head_dim

@@ -15,7 +15,7 @@ from penstock.worker.startup_report import STARTED, as_table, describe
 INFO = EngineInfo(
     num_parameters=1_720_000, dtype="float32", kv_dtype="float32", kv_cache_tokens=16_608, kv_cache_bytes=41 << 20,
     max_model_len=1024, platform="cpu", device_kind="cpu", num_devices=1, attention="native", matmul="native",
-    fallback=None, vocab_size=512, batch_invariant=True,
+    fallback=None, vocab_size=512, batch_invariant=True, instructions="TDPBF16PS",
 )  # fmt: skip
 REDIS = "redis://localhost:6379/0"
 WHERE = {"queue": "q", "worker": "w", "redis": REDIS}
@@ -33,8 +33,8 @@ def test_the_event_has_what_there_is_to_know() -> None:
     assert describe("demo", INFO, **WHERE, health="127.0.0.1:8080") == {
         "model": "demo", "parameters": 1_720_000, "dtype": "float32", "device": "cpu", "attention": "native",
         "matmul": "native", "kv_cache_tokens": 16_608, "kv_cache_bytes": 41 << 20, "kv_dtype": "float32",
-        "max_model_len": 1024, "queue": "q", "worker": "w", "redis": REDIS, "health": "127.0.0.1:8080",
-        "version": __version__,
+        "max_model_len": 1024, "instructions": "TDPBF16PS", "queue": "q", "worker": "w", "redis": REDIS,
+        "health": "127.0.0.1:8080", "version": __version__,
     }  # fmt: skip
     assert describe("fake", None, **WHERE, health=None).keys() == {
         "model", "queue", "worker", "redis", "health", "version"
@@ -48,6 +48,7 @@ def test_people_get_a_table() -> None:
         ["device", "cpu"],
         ["attention", "native"],
         ["matmul", "native"],
+        ["bf16", "by    TDPBF16PS"],
         ["KV", "cache   16,608 tokens in 41 MiB of float32, at most 1,024 per sequence"],
         ["queue", "q"],
         ["worker", "w"],

@@ -17,6 +17,7 @@ from penstock.engine.kernels.cpu.layout import (
     SURVEY,
 )
 from penstock.engine.kernels.cpu.library import NativeLibrary, load_library, panel_width, value_or_empty
+from penstock.engine.kernels.cpu.processor_kinds import kind_here
 from penstock.engine.kernels.cpu.shipping import shipped_library
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "NativeLibrary",
     "NativeUnavailableError",
     "find_compiler",
+    "kind_here",
     "load_library",
     "panel_width",
     "shipped_library",

@@ -12,12 +12,6 @@
 
 #include "kernels.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
-
 namespace penstock {
 namespace attention {
 
@@ -33,6 +27,8 @@ struct BFloat16Pairs {
   static Sum Dot(Sum sum, Words x, Words w) {
 #if defined(__AVX512BF16__)
     return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (Vector)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)x, (bfloat16x8_t)w);
 #else
     sum += (Vector)(x << 16) * (Vector)(w << 16);
     return sum + (Vector)(x & 0xffff0000u) * (Vector)(w & 0xffff0000u);

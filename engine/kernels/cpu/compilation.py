@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 
 from penstock.engine import kept_files
+from penstock.engine.kernels.cpu.processor_kinds import kinds_here
 from penstock.engine.processors import cpu_facts, num_processors
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -27,7 +28,6 @@ FLAGS = (
     # The parts of -ffast-math that vectorising sums needs, without those that would lose a NaN.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip
-NATIVE = ("-march=native",)
 
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _BUILD_TIMEOUT_S = 300
@@ -49,9 +49,10 @@ def build_here(build_dir: Path) -> Path:
         NativeUnavailableError: there is no compiler, or it failed.
     """
     compiler = find_compiler()
-    library = build_dir / f"kernels-{fingerprint(NATIVE, _processor())}.so"
+    flags = _native_flags(compiler)
+    library = build_dir / f"kernels-{fingerprint(flags, _processor())}.so"
     if not kept_files.is_whole(library):
-        compile_library(compiler, NATIVE, library)
+        compile_library(compiler, flags, library)
     return library
 
 
@@ -96,6 +97,25 @@ def ffi_version() -> tuple[int, int]:
     if found.keys() != {"MAJOR", "MINOR"}:
         raise NativeUnavailableError(f"{header} names no version of XLA's interface")
     return int(found["MAJOR"]), int(found["MINOR"])
+
+
+def _native_flags(compiler: str) -> tuple[str, ...]:
+    """Returns the flags of the best kind of processor here whose instructions the compiler knows."""
+    kinds = (kind for kind in kinds_here() if not kind.has_tiles or _knows_tiles(compiler))
+    return next((kind.native_flags for kind in kinds), ("-march=native",))
+
+
+@functools.cache
+def _knows_tiles(compiler: str) -> bool:
+    """Tells whether the compiler's assembler knows AMX. Those of before 2020 don't."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "tiles.cc"
+        source.write_text('asm("tdpbf16ps %tmm2, %tmm1, %tmm0");')
+        try:
+            _run(scratch, (compiler, "-c", str(source), "-o", str(source.with_suffix(".o"))))
+        except NativeUnavailableError:
+            return False
+    return True
 
 
 def compile_library(compiler: str, flags: Sequence[str], library: Path, link_flags: Sequence[str] = ()) -> None:

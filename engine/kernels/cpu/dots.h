@@ -1,4 +1,4 @@
-// Products of 8-bit integers, summed in 32 bits: exact, with whichever instructions the processor has.
+// Products of 8-bit integers, summed in 32 bits: exact, with whichever vector instructions the processor has.
 
 #ifndef PENSTOCK_DOTS_H_
 #define PENSTOCK_DOTS_H_
@@ -6,10 +6,7 @@
 #include <limits>
 
 #include "codes.h"
-
-#if defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
+#include "tiles.h"
 
 namespace penstock {
 
@@ -50,6 +47,8 @@ inline Ints Dot(Ints sums, Words x, Words weights) {
 #endif
 #endif
 
+constexpr uint32_t kStored = kHasTiles ? 0 : kUnsigned;  // what is added to rows in memory: tiles take signed x
+
 // Quantizes a row to 8 bits, in the lanes of weights: the values nearest to x / scale, with the largest at 127. Returns
 // the scale, which is NaN for a row with an infinity or a NaN.
 template <typename T>
@@ -65,7 +64,7 @@ __attribute__((noinline)) float QuantizeRow(const T* x, int64_t depth, uint8_t* 
   std::memcpy(&largest, &most, sizeof largest);
   const bool is_finite = most < 0x7f800000u;
   const float inverse = is_finite && largest > 1e-36f ? 127.0f / largest : 0.0f;  // for less it would be infinite
-  constexpr int kAdded = kUnsigned ? 128 : 0;
+  constexpr int kAdded = kStored ? 128 : 0;
   if (inverse == 0.0f) {
     std::memset(to, kAdded, depth);
     return is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();

@@ -32,6 +32,8 @@ class NativeLibrary:
         self._build_dir = build_dir
         self.missing: str | None = None
         """Why the kernels are not available, once `load_for` has failed."""
+        self.instructions: str | None = None
+        """What multiplies bf16 in the kernels, once `load_for` has returned them. Two names are two orders of sums."""
 
     def load_for(self, name: str, setting: str) -> ctypes.CDLL | None:
         """Returns the library for a setting of `native` or `auto`; for `auto`, None if it is not available.
@@ -41,9 +43,12 @@ class NativeLibrary:
         """
         if self.missing is None:
             try:
-                return load_library(self._build_dir)
+                library = load_library(self._build_dir)
             except NativeUnavailableError as error:
                 self.missing = str(error)
+            else:
+                self.instructions = _instructions(library)
+                return library
         if setting == "native":
             raise ConfigError(f"{name} 'native' cannot be built: {self.missing}")
         return None
@@ -112,3 +117,8 @@ def panel_width(library: ctypes.CDLL) -> int:
     """Returns the number of columns in a panel of packed weights, which depends on the processor."""
     library.PenstockPanelWidth.restype = ctypes.c_int64
     return int(library.PenstockPanelWidth())
+
+
+def _instructions(library: ctypes.CDLL) -> str:
+    library.PenstockInstructions.restype = ctypes.c_char_p
+    return str(library.PenstockInstructions().decode())

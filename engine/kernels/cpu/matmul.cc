@@ -90,3 +90,5 @@ PENSTOCK_DEFINE_KERNEL(GroupedMatmul);
 }  // namespace penstock
 
 extern "C" int64_t PenstockPanelWidth() { return penstock::kPanel; }
+
+extern "C" const char* PenstockInstructions() { return penstock::kInstructions; }

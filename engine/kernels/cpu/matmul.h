@@ -11,28 +11,17 @@
 #ifndef PENSTOCK_MATMUL_H_
 #define PENSTOCK_MATMUL_H_
 
+#include "ahead.h"
+#include "bfloat16.h"
 #include "kernels.h"
 #include "layout.h"
+#include "tile_matmul.h"
+#include "tiles.h"
 
 namespace penstock {
 
-constexpr int64_t kPanel = kLanes * kVectors;
 constexpr int64_t kRowsPerTask = 96;   // their sums, 24 KiB, stay in the cache while panels pass
 constexpr int64_t kPieceBytes = 131072;  // for a piece of a panel: half of the second-level cache or less
-
-// Prefetches the next weights from memory to the second-level cache while others are multiplied. Each step through the
-// depth fetches half as many as it reads, so that two blocks of rows fetch a piece of a panel. Otherwise the first rows
-// of each piece wait for it.
-struct Ahead {
-  static constexpr int64_t kLine = 64, kLines = std::max<int64_t>(1, kPanel * 2 / kLine);  // a step reads 4 bytes per column
-  const char* from = nullptr;
-  int64_t bytes = 0;
-
-  void Fetch() {
-    for (int64_t i = 0; i < kLines; ++i) __builtin_prefetch(from + i * kLine, 0, 2);
-    from += kLines * kLine, bytes -= kLines * kLine;
-  }
-};
 
 // sums[R][kPanel] += x[R][depth] * weights[depth][kPanel]
 template <int R, bool kFetches = false>
@@ -47,35 +36,6 @@ inline void Multiply(const float* x, int64_t stride, const float* weights, int64
     for (int r = 0; r < R; ++r) {
       const float value = x[r * stride + k];
       for (int v = 0; v < kVectors; ++v) held[r][v] += value * w[v];
-    }
-  }
-  std::memcpy(sums, held, sizeof held);
-}
-
-template <int R, bool kFetches = false>
-inline void Multiply(const BFloat16* x, int64_t stride, const BFloat16* weights, int64_t depth,
-                     Vector (*sums)[kVectors], Ahead* ahead = nullptr) {
-  Vector held[R][kVectors];
-  std::memcpy(held, sums, sizeof held);
-  for (int64_t k = 0; k < depth; k += 2, weights += 2 * kPanel) {
-    if constexpr (kFetches) ahead->Fetch();
-    Words w[kVectors];
-    for (int v = 0; v < kVectors; ++v) std::memcpy(&w[v], weights + 2 * v * kLanes, sizeof w[v]);
-    for (int r = 0; r < R; ++r) {
-      uint32_t pair;
-      std::memcpy(&pair, x + r * stride + k, sizeof pair);
-#if defined(__AVX512BF16__)
-      const __m512bh both = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
-      for (int v = 0; v < kVectors; ++v)
-        held[r][v] = (Vector)_mm512_dpbf16_ps((__m512)held[r][v], both, (__m512bh)w[v]);
-#else
-      const float first = Load(BFloat16{static_cast<uint16_t>(pair)});
-      const float second = Load(BFloat16{static_cast<uint16_t>(pair >> 16)});
-      for (int v = 0; v < kVectors; ++v) {
-        held[r][v] += first * (Vector)(w[v] << 16);
-        held[r][v] += second * (Vector)(w[v] & 0xffff0000u);
-      }
-#endif
     }
   }
   std::memcpy(sums, held, sizeof held);
@@ -128,11 +88,18 @@ void MultiplyPanel(const T* x, int64_t num_rows, const T* panel, int64_t depth, 
                    Vector (*sums)[kVectors]) {
   constexpr int64_t kPiece = kPieceBytes / kPanel / static_cast<int64_t>(sizeof(T));
   const auto bytes = [&](int64_t k) { return std::min(kPiece, depth - k) * kPanel * static_cast<int64_t>(sizeof(T)); };
+  TaskTiles tiles;
   std::memset(sums, 0, num_rows * sizeof sums[0]);
   for (int64_t k = 0; k < depth; k += kPiece) {
     Ahead ahead;
     if (k + kPiece < depth) ahead = {reinterpret_cast<const char*>(panel + (k + kPiece) * kPanel), bytes(k + kPiece)};
     else if (next != nullptr) ahead = {reinterpret_cast<const char*>(next), bytes(0)};
+    if constexpr (kHasTiles && std::is_same_v<T, BFloat16>)
+      if (num_rows >= kFewestTileRows) {
+        MultiplyByTiles<BFloat16Words>(tiles, num_rows, LinesOf(x + k, depth), panel + k * kPanel,
+                                       std::min(kPiece, depth - k) / 2, sums, &ahead);
+        continue;
+      }
     for (int64_t r = 0; r < num_rows; r += kRows)
       MultiplyRows(std::min<int64_t>(kRows, num_rows - r), x + r * depth + k, depth, panel + k * kPanel,
                    std::min(kPiece, depth - k), sums + r, r == 0 ? nullptr : &ahead);
@@ -195,6 +162,7 @@ void RunTask(const Matmul& matmul, int64_t first_row, int64_t num_rows, int64_t 
              const T* weights, Put&& put) {
   alignas(64) Vector sums[kRowsPerTask][kVectors];
   alignas(64) float full[kPanel];
+  const TaskRounding rounding;
   const int64_t panel_size = matmul.depth * kPanel;
   MultiplyPanel(x + first_row * matmul.depth, num_rows, weights + panel * panel_size, matmul.depth,
                 next_panel < 0 ? nullptr : weights + next_panel * panel_size, sums);

@@ -57,11 +57,11 @@ __attribute__((noinline)) void ScaledTile(const T* x, int64_t stride, const W* p
     for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
 }
 
-// The same with weights that are unpacked in registers, one lane's features at a time. It is faster for few rows, and
-// bit-identical where it is used, because single instructions do all the rounding. Compilers may reorder other sums.
-#if defined(__AVX512BF16__)
+// The same with weights that are unpacked a few features at a time. It is faster for few rows, and bit-identical where
+// it is used, because single instructions do all the rounding, or tiles.h guards it. Compilers may reorder other sums.
+#if defined(__AVX512BF16__) || PENSTOCK_TILES
 template <typename T>
-constexpr int64_t kFewRows = std::is_same_v<T, BFloat16> ? 4 : 0;
+constexpr int64_t kFewRows = std::is_same_v<T, BFloat16> ? kFewestTileRows - 1 : 0;
 #else
 template <typename T>
 constexpr int64_t kFewRows = 0;
@@ -71,16 +71,31 @@ template <int R, typename T, int kBits>
 __attribute__((noinline)) void FewTile(const T* x, int64_t stride, const uint32_t* lanes, int64_t depth, float zero,
                                        const Vector* scales, Vector (*totals)[kVectors]) {
   constexpr int64_t kAcross = 2 * kLanes;  // including pairs
+  constexpr int64_t kStep = kHasTiles ? kTileFeatures : kInLane<kBits>;  // in one lane each: in registers
   static_assert(std::is_same_v<T, BFloat16>, "other types have no few rows");
   const Unpacker<T, kBits> unpack(zero);
   Vector sums[R][kVectors] = {};
-  for (int64_t k = 0; k < depth; k += kInLane<kBits>, lanes += kPanel) {
-    alignas(64) T step[kInLane<kBits> * kPanel];
-    for (int v = 0; v < kVectors; ++v) unpack(LoadWords(lanes + v * kLanes), step + v * kAcross);
-    Multiply<R>(x + k, stride, step, kInLane<kBits>, sums);
+  for (int64_t k = 0; k < depth; k += kStep) {
+    alignas(64) T step[kStep * kPanel];
+    const int64_t count = std::min(kStep, depth - k);
+    for (int64_t i = 0; i < count; i += kInLane<kBits>, lanes += kPanel)
+      for (int v = 0; v < kVectors; ++v) unpack(LoadWords(lanes + v * kLanes), step + i * kPanel + v * kAcross);
+    Multiply<R>(x + k, stride, step, count, sums);
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) totals[r][v] += sums[r][v] * scales[v];
+}
+
+// The same by tiles, for any number of rows.
+template <typename Kind, typename T, typename Sum, typename W>
+__attribute__((noinline)) void ScaledTiles(TaskTiles& tiles, const T* x, int64_t stride, int64_t rows, const W* weights,
+                                           int64_t words, const Vector* scales, Ahead* ahead,
+                                           Vector (*totals)[kVectors]) {
+  alignas(64) Sum sums[kRowsPerTask][kVectors];
+  std::memset(sums, 0, rows * sizeof sums[0]);
+  MultiplyByTiles<Kind>(tiles, rows, LinesOf(x, stride), weights, words, sums, ahead);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int v = 0; v < kVectors; ++v) totals[r][v] += __builtin_convertvector(sums[r][v], Vector) * scales[v];
 }
 
 // The same for integers. What was added to x makes the sums larger by `added`; if `adds`, that is still to be summed.
@@ -97,6 +112,7 @@ __attribute__((noinline)) void DotTile(const uint8_t* x, int64_t stride, const u
     for (int r = 0; r < R; ++r) {
       uint32_t lane;
       std::memcpy(&lane, x + r * stride + k, sizeof lane);
+      lane ^= kUnsigned ^ kStored;
       for (int v = 0; v < kVectors; ++v) sums[r][v] = Dot(sums[r][v], lane - Words{}, w[v]);
     }
   }
@@ -128,8 +144,8 @@ struct PlainRows {
 
   // totals += scales * (rows' `count` features from `first` on, times those of a panel)
   template <int kBits>
-  void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float zero,
-                const Vector* scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
+  void Multiply(TaskTiles& tiles, int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes,
+                float zero, const Vector* scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
     constexpr int64_t kPiece = kUnpackedBytes / kPanel / static_cast<int64_t>(sizeof(Weight));
     alignas(64) Weight piece[kPiece * kPanel];
     for (int64_t k = 0; k < count; k += kPiece) {
@@ -143,6 +159,11 @@ struct PlainRows {
         continue;
       }
       UnpackPiece<Weight, kBits>(here, depth_here, zero, piece);
+      if constexpr (kHasTiles && std::is_same_v<T, BFloat16>) {  // fewer rows have been multiplied above
+        ScaledTiles<BFloat16Words, T, Vector>(tiles, x + row * depth + first + k, depth, num_rows, piece,
+                                              depth_here / 2, scales, &ahead, totals);
+        continue;
+      }
       OfBlocks(0, num_rows, ahead, [&](int64_t r, auto tile, auto fetches) {
         ScaledTile<tile(), fetches()>(x + (row + r) * depth + first + k, depth, piece, depth_here, scales, &ahead,
                                       totals + r);
@@ -162,16 +183,20 @@ struct ByteRows {
   float Sum(int64_t row, int64_t first, int64_t count) const {
     int32_t sum = 0;
     for (int64_t k = first; k < first + count; ++k)
-      sum += kUnsigned ? x[row * depth + k] - 128 : static_cast<int8_t>(x[row * depth + k]);
+      sum += kStored ? x[row * depth + k] - 128 : static_cast<int8_t>(x[row * depth + k]);
     return static_cast<float>(sum);
   }
 
   // A group is summed at once, so that rounding does not depend on the length of pieces.
   template <int kBits>
-  void Multiply(int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes, float,
-                const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
+  void Multiply(TaskTiles& tiles, int64_t row, int64_t num_rows, int64_t first, int64_t count, const uint32_t* lanes,
+                float, const Vector* weight_scales, Ahead& ahead, Vector (*totals)[kVectors]) const {
     static_assert(kBits == 8, "codes of 4 bits are multiplied with rows that are not quantized");
     const uint8_t* from = x + row * depth + first;
+    if constexpr (kHasTiles)
+      if (num_rows >= kFewestTileRows)
+        return ScaledTiles<Int8Words, uint8_t, Ints>(tiles, from, depth, num_rows, lanes, count / 4, weight_scales,
+                                                     &ahead, totals);
     Ints added[kVectors] = {};
     int64_t r = 0;
     if (kUnsigned) {
@@ -220,13 +245,14 @@ void MultiplyQuantized(const QuantizedWeights& weights, const Rows& rows, int64_
   Ahead ahead;
   if (next_panel >= 0) ahead = {reinterpret_cast<const char*>(weights.codes + next_panel * panel_size), panel_size * 4};
   const float zero = kBits == 4 && weights.offset == Offset::kNone ? 8.0f : 0.0f;
+  TaskTiles tiles;
   std::memset(totals, 0, num_rows * sizeof totals[0]);
   for (int64_t number = 0; number < weights.Groups(); ++number) {
     const int64_t first = number * weights.group;
     Vector scales[kVectors], offsets[kVectors];
     weights.LoadScales(weights.scales, panel, number, scales);
-    rows.template Multiply<kBits>(first_row, num_rows, first, weights.group, lanes + first / kEach * kPanel, zero,
-                                  scales, ahead, totals);
+    rows.template Multiply<kBits>(tiles, first_row, num_rows, first, weights.group, lanes + first / kEach * kPanel,
+                                  zero, scales, ahead, totals);
     if (weights.offset == Offset::kNone) continue;
     weights.LoadScales(weights.offsets, panel, number, offsets);
     if (weights.offset == Offset::kZeros)
@@ -246,6 +272,7 @@ void RunQuantizedTask(const Matmul& matmul, const QuantizedWeights& weights, con
                       int64_t num_rows, int64_t panel, int64_t next_panel, Put&& put) {
   alignas(64) Vector totals[kRowsPerTask][kVectors];
   alignas(64) float full[kPanel];
+  const TaskRounding rounding;
   MultiplyQuantized<kBits>(weights, rows, first_row, num_rows, panel, next_panel, totals);
   const int64_t column = panel * (matmul.gate == Gate::kNone ? kPanel : kPanel / 2);
   for (int64_t r = 0; r < num_rows; ++r) {

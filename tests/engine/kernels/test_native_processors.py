@@ -20,6 +20,7 @@ import pytest
 from penstock.engine.formats.packing import OFFSETS, PLANES, Packing
 from penstock.engine.kernels.cpu.compilation import FLAGS as COMPILER_FLAGS
 from penstock.engine.kernels.cpu.compilation import build_here
+from penstock.engine.kernels.cpu.processor_kinds import TARGETS, features
 from penstock.engine.models.cpu.held import NOT_GATED
 from penstock.engine.models.cpu.quantized import quantized_panels
 from penstock.engine.models.layers.linear import Linear
@@ -71,19 +72,29 @@ def test_the_library_has_the_instructions_that_it_claims(flag: str, name: str, i
     assert any(re.search(rf"\b{instruction}\b.*%zmm", text) for text in found.values())
 
 
+AMX = TARGETS["x86_64"][0].flags
+EMULATED = ("-mno-avx512bf16", "-DPENSTOCK_TILES=2")
 PROCESSORS: dict[str, tuple[str, Sequence[str], Sequence[str]]] = {  # compiler, flags, what runs it
     "this one": ("g++", ("-march=native",), ()),
     "haswell": ("g++", ("-march=haswell",), ()),
     "skylake-avx512": ("g++", ("-march=skylake-avx512",), ()),
     "x86-64": ("g++", ("-march=x86-64",), ()),
+    "amx": ("g++", AMX, ()),
+    "emulated tiles": ("g++", ("-march=native", *EMULATED), ()),
+    "haswell with emulated tiles": ("g++", ("-march=haswell", *EMULATED), ()),
     "aarch64": ("aarch64-linux-gnu-g++", ("-static",), ("qemu-aarch64",)),
     "aarch64 with dot products": (
         "aarch64-linux-gnu-g++",
         ("-static", "-march=armv8.2-a+dotprod"),
         ("qemu-aarch64", "-cpu", "max"),
     ),
+    "aarch64 with bf16": (
+        "aarch64-linux-gnu-g++",
+        ("-static", *TARGETS["aarch64"][0].flags),
+        ("qemu-aarch64", "-cpu", "max"),
+    ),
 }
-QUICK = ("this one", "haswell")
+QUICK = ("this one", "haswell", "amx", "emulated tiles")
 
 
 @cache
@@ -95,6 +106,8 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
             pytest.skip(f"NOT CHECKED, there is no {program}: apt install g++-aarch64-linux-gnu qemu-user")
     if compiler == "g++" and not IS_X86 and name != "this one":
         pytest.skip("NOT CHECKED, the processor is no x86")
+    if name == "amx" and not TARGETS["x86_64"][0].features <= features():
+        pytest.skip("NOT CHECKED, the processor has no AMX, or this process may not use it")
     if name == "skylake-avx512" and "avx512bw" not in FLAGS:
         pytest.skip("NOT CHECKED, the processor has no AVX-512")
     built = directory / name.replace(" ", "-")
@@ -103,6 +116,20 @@ def built(name: str, directory: Path) -> tuple[list[str], int]:
     subprocess.run([*command, str(Path(__file__).parent / "native_core.cc"), "-o", str(built)], check=True)
     found = [*runner, str(built)]
     return found, int(subprocess.run(found, capture_output=True, check=True).stdout)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_X86, reason="NOT CHECKED, the processor is no x86")
+def test_the_kernels_for_amx_multiply_by_tiles() -> None:
+    flags = ["g++", *COMPILER_FLAGS, *AMX, f"-I{SOURCES}", f"-I{jax.ffi.include_dir()}", "-S", "-o", "-"]
+    source = str(Path(__file__).parent / "native_core.cc")
+    listing = subprocess.run([*flags, source], capture_output=True, text=True, check=True).stdout
+    for instruction in ("tdpbf16ps", "tdpbssd"):
+        found = set(re.findall(rf"{instruction}\s+(%tmm\d), (%tmm\d), (%tmm\d)", listing))
+        assert {(f"%tmm{6 + column}", f"%tmm{4 + row}", f"%tmm{2 * row + column}")
+                for row in (0, 1) for column in (0, 1)} <= found  # fmt: skip
+    assert "vdpbf16ps" not in listing
 
 
 KINDS = ("float32", "bfloat16", "float16", "int8")

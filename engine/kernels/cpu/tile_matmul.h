@@ -1,0 +1,100 @@
+// Matmuls of a panel by tiles (tiles.h).
+//
+// A panel's lines are rows of words, just as tiles take weights, so they are loaded from where they lie. A block of 32
+// rows is multiplied by two columns of tiles at once, and one of 16 rows by four: either takes four tiles of sums.
+
+#ifndef PENSTOCK_TILE_MATMUL_H_
+#define PENSTOCK_TILE_MATMUL_H_
+
+#include <type_traits>
+#include <utility>
+
+#include "ahead.h"
+#include "tiles.h"
+
+namespace penstock {
+
+// What words hold.
+struct BFloat16Words {
+  template <int sums, int x, int weights>
+  static void Dot(Tiles& tiles) { tiles.DotBFloat16<sums, x, weights>(); }
+};
+struct Int8Words {
+  template <int sums, int x, int weights>
+  static void Dot(Tiles& tiles) { tiles.DotInt8<sums, x, weights>(); }
+};
+
+// Calls `call` with 0 to kCount - 1 as compile-time constants.
+template <int... i, typename Call>
+inline void ForEachOf(std::integer_sequence<int, i...>, Call call) {
+  (call(std::integral_constant<int, i>{}), ...);
+}
+template <int kCount, typename Call>
+inline void Repeat(Call call) {
+  ForEachOf(std::make_integer_sequence<int, kCount>{}, call);
+}
+
+struct Lines {
+  const char* data;
+  int64_t stride;  // bytes
+};
+
+// Rows whose features are `stride` elements apart.
+template <typename T>
+inline Lines LinesOf(const T* x, int64_t stride) {
+  return {reinterpret_cast<const char*>(x), stride * static_cast<int64_t>(sizeof(T))};
+}
+
+// sums[kDown tiles][kAcross tiles] += x * weights, for `steps` tiles along the depth.
+template <typename Kind, int kDown, int kAcross>
+inline void MultiplyTiles(Tiles& tiles, Lines x, const char* weights, int64_t steps, char* sums, Ahead* ahead) {
+  constexpr int64_t kPanelBytes = 4 * kPanel;
+  constexpr int64_t kFetches = kTileWords * kAcross * kTileBytes / kPanelBytes;  // a word of depth each
+  constexpr auto kSums = [](int down, int across) { return kDown == 1 ? across : 2 * down + across; };
+  constexpr int64_t kStep = kTileWords * kPanelBytes;
+  const auto place = [&](int down, int across) { return sums + down * kTileRows * kPanelBytes + across * kTileBytes; };
+  Repeat<kDown>([&](auto down) {
+    Repeat<kAcross>([&](auto across) { tiles.Load<kSums(down(), across())>(place(down, across), kPanelBytes); });
+  });
+  for (int64_t step = 0; step < steps; ++step, weights += kStep, x.data += kTileBytes) {
+    if (ahead != nullptr && ahead->bytes > 0)
+      for (int64_t i = 0; i < kFetches; ++i) ahead->Fetch();
+    Repeat<kDown>([&](auto down) { tiles.Load<4 + down()>(x.data + down() * kTileRows * x.stride, x.stride); });
+    Repeat<kAcross>([&](auto across) {
+      constexpr int kWeights = 6 + across() % 2;
+      tiles.Load<kWeights>(weights + across() * kTileBytes, kPanelBytes);
+      Repeat<kDown>([&](auto down) { Kind::template Dot<kSums(down(), across()), 4 + down(), kWeights>(tiles); });
+    });
+  }
+  Repeat<kDown>([&](auto down) {
+    Repeat<kAcross>([&](auto across) { tiles.Store<kSums(down(), across())>(place(down, across), kPanelBytes); });
+  });
+}
+
+// sums[rows][kPanel] += x[rows][words] * weights[words][kPanel], with sums of f32 or int32.
+template <typename Kind>
+__attribute__((noinline)) void MultiplyByTiles(Tiles& tiles, int64_t rows, Lines x, const void* weights, int64_t words,
+                                               void* sums, Ahead* ahead) {
+  constexpr int kAcross = static_cast<int>(kPanel / kTileWords), kTwo = std::min(kAcross, 2);
+  static_assert(kPanel % kTileWords == 0, "panels are whole tiles wide");
+  const auto part = [&](int64_t row, int64_t first, int64_t width, int64_t steps) {
+    const int64_t upper = std::min(kTileRows, rows - row), lower = std::min(kTileRows, rows - row - upper);
+    const Lines from{x.data + row * x.stride + first * 4, x.stride};
+    const char* panel = static_cast<const char*>(weights) + first * kPanel * 4;
+    char* to = static_cast<char*>(sums) + row * kPanel * 4;
+    Ahead* next = row == 0 ? nullptr : ahead;  // the first rows may still be waiting for their own weights
+    tiles.Shape(upper, lower, width);
+    if (lower == 0) return MultiplyTiles<Kind, 1, kAcross>(tiles, from, panel, steps, to, next);
+    for (int64_t column = 0; column < kAcross; column += kTwo)
+      MultiplyTiles<Kind, 2, kTwo>(tiles, from, panel + column * kTileBytes, steps, to + column * kTileBytes, next);
+  };
+  const int64_t whole = words / kTileWords * kTileWords;
+  for (int64_t row = 0; row < rows; row += 2 * kTileRows) {
+    if (whole > 0) part(row, 0, kTileWords, whole / kTileWords);
+    if (words > whole) part(row, whole, words - whole, 1);
+  }
+}
+
+}  // namespace penstock
+
+#endif  // PENSTOCK_TILE_MATMUL_H_
