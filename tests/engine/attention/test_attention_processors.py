@@ -10,9 +10,10 @@ import jax
 import pytest
 
 from penstock.engine.kernels.cpu.compilation import FLAGS
+from tests.support.packages import ROOT
 
 HERE = Path(__file__).parent
-NATIVE = HERE.parent.parent / "engine" / "kernels" / "cpu"
+NATIVE = ROOT / "engine" / "kernels" / "cpu"
 
 # For each, the flag of /proc/cpuinfo that it takes to run here; None: an emulator.
 PROCESSORS: dict[str, str | None] = {
@@ -21,7 +22,7 @@ PROCESSORS: dict[str, str | None] = {
     "skylake-avx512": "avx512bw",
     "armv8-a": None,
     "armv8.2-a+dotprod": None,
-    "armv8.6-a+i8mm": None,
+    "armv8.2-a+dotprod+i8mm+bf16": None,
 }
 
 
