@@ -138,7 +138,7 @@ distclean: clean  ## also remove the virtual environments
 constraints: $(VENV)/deploy.stamp  ## resolve the newest versions of everything into constraints/
 	@for version in $(patsubst constraints/py3%.txt,3.%,$(CONSTRAINTS)); do \
 	  UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile pyproject.toml constraints/torch-needs.in --override constraints/without-torch.in \
-	    --python-version $$version --extra worker --extra gateway --extra tpu --extra bench --extra deploy --extra docs --extra dev --upgrade --quiet --no-annotate \
+	    --python-version $$version --extra worker --extra gateway --extra tpu --extra stores --extra parquet --extra bench --extra deploy --extra docs --extra dev --upgrade --quiet --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make constraints" \
 	    --output-file constraints/py$$(echo $$version | tr -d .).txt && echo "resolved for Python $$version" || exit 1; \
 	done

@@ -33,9 +33,9 @@ def map_rows(
     *,
     settings: Settings,
     sampling: dict[str, Any],
-    rows: Annotated[Path, typer.Argument(help="Rows, as .jsonl, .csv or .tsv.", metavar="INPUT")],
+    rows: Annotated[Path, typer.Argument(help="Rows, as .jsonl, .csv, .tsv or .parquet.", metavar="INPUT")],
     output: Annotated[
-        Path, typer.Argument(help="Where rows and replies go, as .jsonl, .csv or .tsv.", metavar="OUTPUT")
+        Path, typer.Argument(help="Where rows and replies go, as .jsonl, .csv, .tsv or .parquet.", metavar="OUTPUT")
     ],
     column: Annotated[
         str | None,

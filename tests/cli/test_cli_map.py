@@ -173,9 +173,9 @@ async def test_a_job_that_nobody_serves_yet_waits_and_one_that_is_asked_for_othe
     ("arguments", "told"),
     [
         (("none.jsonl", "out.jsonl"), "INPUT: none.jsonl can't be read"),
-        (("in.txt", "out.jsonl"), "in.txt: .txt is none of .jsonl, .ndjson, .csv, .tsv"),
-        (("in.jsonl", "out.parquet"), "OUTPUT: out.parquet: .parquet is none of"),
-        (("in.jsonl", "out.csv"), "the columns of a CSV are those of its input"),
+        (("in.txt", "out.jsonl"), "in.txt: .txt is none of .jsonl, .ndjson, .csv, .tsv, .parquet"),
+        (("in.jsonl", "out.parquet"), "OUTPUT: out.parquet: the columns of CSV and Parquet are"),
+        (("in.jsonl", "out.csv"), "the columns of CSV and Parquet are those of the input"),
         (("in.jsonl", "out.jsonl", "--template", "x {"), "--template can't be read"),
         (
             ("in.jsonl", "out.jsonl", "--template", "x {a.b!r}"),

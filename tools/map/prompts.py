@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.producer.request import Prompt
 from penstock.tools.map.errors import MapError
+from penstock.tools.map.values import as_text
 
 PROMPT, MESSAGES = "prompt", "messages"
 
@@ -103,7 +104,7 @@ def _filled(template: str, columns: Mapping[str, Any]) -> str:
             value = columns.get(name)
             if value is None:
                 raise NoPrompt(f"the template's column {name!r} is {'empty' if name in columns else 'missing'}")
-            text += value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text += as_text(value)
     return text
 
 

@@ -17,7 +17,8 @@ from pydantic_core import to_jsonable_python
 
 from penstock.producer import BulkResult, Reply, RequestFailed
 from penstock.tools.map.errors import MapError
-from penstock.tools.map.rows import DELIMITERS, JSON_LINES, LONGEST_CELL, Rows, unknown_kind
+from penstock.tools.map.rows import LONGEST_CELL
+from penstock.tools.map.values import as_json, as_text
 
 SYNC_INTERVAL_S = 1.0
 ID = "reply_id"
@@ -169,9 +170,9 @@ class JsonLinesFile(AppendedFile):
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         try:
-            return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+            return as_json(record).encode() + b"\n"
         except UnicodeEncodeError:  # half of a surrogate pair, which only JSON's escapes can write
-            return json.dumps(record).encode() + b"\n"
+            return as_json(record, ensure_ascii=True).encode() + b"\n"
 
 
 class CsvFile(AppendedFile):
@@ -197,7 +198,7 @@ class CsvFile(AppendedFile):
             raise self._harmed(number + 1, error) from error
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
-        return self._line([_cell(record.get(name)) for name in self._header])
+        return self._line([as_text(record.get(name)) for name in self._header])
 
     def _head(self) -> bytes:
         return self._line(self._header)
@@ -210,33 +211,3 @@ class CsvFile(AppendedFile):
     def _ends_record(self, line: bytes) -> bool:
         self._is_quoted ^= line.count(b'"') % 2 == 1
         return line.endswith(b"\n") and not self._is_quoted
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def check_output(path: Path, rows: Rows) -> None:
-    """Passes if an output of this name has a place for the columns of these rows.
-
-    Raises:
-        MapError: it is of an unknown kind, or of one whose columns have to be known before.
-    """
-    suffix = path.suffix.lower()
-    if suffix not in JSON_LINES and suffix not in DELIMITERS:
-        raise unknown_kind(path)
-    if suffix in DELIMITERS and rows.header is None:
-        raise MapError(f"{path}: the columns of a CSV are those of its input, and {rows.path} is none: write .jsonl")
-
-
-def open_results(path: Path, rows: Rows) -> AppendedFile:
-    """Opens the output for the replies to these rows, which `check_output` has passed.
-
-    Raises:
-        MapError: it can't be written.
-    """
-    if rows.header is None or path.suffix.lower() in JSON_LINES:
-        return JsonLinesFile(path)
-    return CsvFile(path, [*rows.header, *COLUMNS], DELIMITERS[path.suffix.lower()])

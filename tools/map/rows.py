@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 from penstock.tools.map.errors import MapError
 
-JSON_LINES = frozenset({".jsonl", ".ndjson"})
-DELIMITERS: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
 LONGEST_CELL = 2**31 - 1
 
 
@@ -58,27 +56,6 @@ class Rows(ABC):
         Raises:
             MapError: the file can't be read, or what follows can't be told apart.
         """
-
-
-def open_rows(path: Path) -> Rows:
-    """Opens an input.
-
-    Raises:
-        MapError: it is of an unknown kind, or can't be read.
-    """
-    suffix = path.suffix.lower()
-    if suffix in JSON_LINES:
-        return JsonLines(path)
-    if suffix in DELIMITERS:
-        return Csv(path, DELIMITERS[suffix])
-    raise unknown_kind(path)
-
-
-def unknown_kind(path: Path) -> MapError:
-    """Returns the error for a file of an unknown kind."""
-    known = ", ".join([*sorted(JSON_LINES), *DELIMITERS])
-    hint = "; from pandas, use map of penstock.Client" if path.suffix.lower() == ".parquet" else ""
-    return MapError(f"{path}: {path.suffix or 'a name without an ending'} is none of {known}{hint}")
 
 
 class JsonLines(Rows):

@@ -13,19 +13,12 @@ from penstock.producer.request import build_request, check_options
 from penstock.producer.row_ids import OF_THE_DELIVERY
 from penstock.protocol.wire import ModelCard, Sampling
 from penstock.tools.map.errors import MapError
+from penstock.tools.map.files import check_output, open_results, open_rows
 from penstock.tools.map.job import JobFile
 from penstock.tools.map.pending import UNNAMED, PendingRows
 from penstock.tools.map.prompts import PromptSource
-from penstock.tools.map.results import (
-    ID,
-    AppendedFile,
-    JsonLinesFile,
-    as_columns,
-    as_failure,
-    check_output,
-    open_results,
-)
-from penstock.tools.map.rows import Row, Rows, open_rows
+from penstock.tools.map.results import ID, AppendedFile, JsonLinesFile, as_columns, as_failure
+from penstock.tools.map.rows import Row, Rows
 
 CHAT = [{"role": "user", "content": "x"}]
 """A prompt that allows every option."""

@@ -17,9 +17,10 @@ from penstock.engine.loading.naming.digests import check_digest, stated_digest
 from penstock.engine.loading.naming.hub import HUB_FILES
 from penstock.engine.loading.source import GGUF_SUFFIX
 from penstock.engine.progress import ReportProgress
+from penstock.installed import how_to_install
 
 STORES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs"}
-"""The packages that speak a store's protocol, by scheme. Whoever has models there installs one."""
+"""The packages that speak a store's protocol, by scheme. The extra `stores` has them."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -49,7 +50,7 @@ def fetch_from_store(url: str, report: ReportProgress) -> Path:
             return _fetched(store, root.rstrip("/"), folder, digest, report)
         except ImportError as error:
             needs = STORES[address.partition("://")[0]]
-            raise CheckpointError(f"{address} needs {needs}: pip install {needs}") from error
+            raise CheckpointError(f"{address} needs {needs}: {how_to_install('stores')}") from error
         except CheckpointError:
             raise
         except Exception as error:  # each store raises errors of its own libraries

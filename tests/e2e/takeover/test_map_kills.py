@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,25 +31,46 @@ async def server() -> AsyncIterator[tuple[str, RedisClient]]:
         await redis.aclose()
 
 
-def num_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def num_rows_in(output: Path) -> int:
+    """Returns how many rows a run has written; a Parquet file is a stream of Arrow until the run ends."""
+    is_parquet = output.suffix == ".parquet"
+    path = output.with_name(f"{output.name}.rows") if is_parquet else output
+    if not path.exists():
+        return 0
+    return path.read_bytes().count(b"length") // 3 if is_parquet else path.read_bytes().count(b"\n")
+
+
+def write_prompts(source: Path, prompts: list[str]) -> None:
+    if source.suffix == ".parquet":
+        pa = pytest.importorskip("pyarrow", reason="NOT CHECKED, the extra `parquet` is not installed")
+        importlib.import_module("pyarrow.parquet").write_table(pa.table({"prompt": prompts}), source)
+    else:
+        source.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+
+
+def rows_in(output: Path) -> list[dict[str, Any]]:
+    if output.suffix != ".parquet":
+        return [json.loads(line) for line in output.read_text().splitlines()]
+    rows = importlib.import_module("pyarrow.parquet").read_table(output).to_pylist()
+    return [{**row, "reply_choices": json.loads(row["reply_choices"])} for row in rows]
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_kills", "order"),
+    ("num_rows", "num_kills", "order", "ending"),
     [
-        (60, 2, "free"),
-        pytest.param(10_000, 10, "kept", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
-        pytest.param(10_000, 10, "free", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        (60, 2, "free", "jsonl"),
+        pytest.param(60, 2, "kept", "parquet", marks=pytest.mark.slow),
+        pytest.param(10_000, 10, "kept", "jsonl", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param(10_000, 10, "free", "jsonl", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
     ],
 )
 async def test_each_row_is_generated_once_whatever_is_killed(
-    server: tuple[str, RedisClient], tmp_path: Path, num_rows: int, num_kills: int, order: str
+    server: tuple[str, RedisClient], tmp_path: Path, num_rows: int, num_kills: int, order: str, ending: str
 ) -> None:
     url, redis = server
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source, output = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
     prompts = [f"row {number % (num_rows - 5)}" for number in range(num_rows)]  # the last five are there twice
-    source.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in prompts))
+    write_prompts(source, prompts)
     arguments = ("map", str(source), str(output), "--plain", "--queue", "q", "--order", order)
     options = ("--max-tokens", str(MAX_TOKENS), "--n", "2", "--in-flight", "16" if num_rows < 100 else "64")
 
@@ -60,14 +83,14 @@ async def test_each_row_is_generated_once_whatever_is_killed(
         workers = [begin_worker(number) for number in range(2)]
         for kill in range(num_kills):
             process = await start(*arguments, *options, PENSTOCK_REDIS_URL=url)
-            await eventually(has_lines(output, (kill + 1) * num_rows // (num_kills + 1)), timeout_s=600)
+            await eventually(has_rows(output, (kill + 1) * num_rows // (num_kills + 1)), timeout_s=600)
             workers[kill % 2].kill()
             process.kill()
             await process.wait()
             workers[kill % 2] = begin_worker(2 + kill)
         outcome = await finish(await start(*arguments, *options, PENSTOCK_REDIS_URL=url))
     assert (outcome.status, outcome.out.count("\n")) == (0, 1)
-    rows = [json.loads(line) for line in (await asyncio.to_thread(output.read_text)).splitlines()]
+    rows = await asyncio.to_thread(rows_in, output)
     assert sorted(row["reply_row"] for row in rows) == list(range(1, num_rows + 1))
     if order == "kept":
         assert [row["prompt"] for row in rows] == prompts
@@ -79,5 +102,5 @@ async def test_each_row_is_generated_once_whatever_is_killed(
     assert len(generated) == len({row["reply_id"] for row in rows}) == num_rows
 
 
-def has_lines(path: Path, count: int) -> Callable[[], bool]:
-    return lambda: num_lines(path) >= count
+def has_rows(path: Path, count: int) -> Callable[[], bool]:
+    return lambda: num_rows_in(path) >= count
