@@ -80,28 +80,25 @@ def _hy_v3(name: str, suffix: str) -> ReplyFormat:
 
 def _dsml(name: str, group: str) -> ReplyFormat:
     """Returns a format in DeepSeek's markup language; `group` is the tag around all calls."""
-
-    def tag(word: str) -> str:
-        return f"<{'/' * word.startswith('/')}｜DSML｜{word.removeprefix('/')}"
-
+    opening, closing = "<｜DSML｜", "</｜DSML｜"
     return ReplyFormat(
         name,
         Calls(
             Arguments.PARAMETERS,
-            group_begin=f"{tag(group)}>\n",
-            begin=f'{tag("invoke")} name="',
+            group_begin=f"{opening}{group}>\n",
+            begin=f'{opening}invoke name="',
             after_name='">\n',
             parameter=ParameterMarks(
-                f'{tag("parameter")} name="',
+                f'{opening}parameter name="',
                 '" string="false">',
-                f"{tag('/parameter')}>\n",
+                f"{closing}parameter>\n",
                 before_text='" string="true">',
             ),
-            end=f"{tag('/invoke')}>\n",
-            group_end=f"{tag('/' + group)}>",
+            end=f"{closing}invoke>\n",
+            group_end=f"{closing}{group}>",
         ),
         _BARE_THINK,
-        delimiters=(*_THINK_TAGS, f"{tag(group)}>", f"{tag('/' + group)}>"),
+        delimiters=(*_THINK_TAGS, f"{opening}{group}>", f"{closing}{group}>"),
         marks=("｜DSML｜", group),
         turn=_DEEPSEEK_TURN,
     )
