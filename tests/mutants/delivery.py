@@ -131,7 +131,7 @@ DELIVERY = (
         "living-worker-retired",
         "P4: entries of a worker with a heartbeat stay with it",
         f"{_LUA}/lanes/retire.lua",
-        "if redis.call('EXISTS', KEYS[13]) == 1 then return -1 end",
+        "if redis.call('EXISTS', KEYS[14]) == 1 then return -1 end",
         "",
         (f"{_ENTRIES}::test_only_the_dead_are_retired_and_only_the_empty_removed",),
     ),
