@@ -52,10 +52,13 @@ def pull(
 
 
 def _fetch(model: str, *, as_json: bool) -> None:
-    from penstock.engine.loading.naming.resolving import resolve  # imports what reads checkpoints
+    from penstock.engine.loading.naming.resolving import is_fetched, local, resolve  # imports what reads checkpoints
 
-    with shown(f"fetching {model}", BYTES) as report:
-        path = resolve(model, report)
+    if local(model) is None and is_fetched(model):
+        with shown(f"fetching {model}", BYTES) as report:
+            path = resolve(model, report)
+    else:
+        path = resolve(model)
     typer.echo(json.dumps({"model": model, "path": str(path)}) if as_json else str(path))
 
 

@@ -27,6 +27,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_here_is_named_and_not_fetched_again(fetched: Path) -> None:
     outcome = command("pull", URL)
     assert (outcome.status, outcome.out) == (0, f"{fetched}\n")
+    assert outcome.err == ""
     assert json.loads(command("pull", "demo", "--json").out) == {"model": "demo", "path": str(MODEL_DIR)}
 
 
@@ -47,6 +48,8 @@ def test_it_is_told_what_to_do(arguments: tuple[str, ...]) -> None:
     assert (outcome.status, "name a MODEL to fetch" in outcome.err) == (2, True)
 
 
-def test_no_model_is_refused_by_name() -> None:
-    outcome = command("pull", "no-such-model")
-    assert (outcome.status, "there is no directory no-such-model" in outcome.err) == (1, True)
+@pytest.mark.parametrize("model", ["no-such-model", "/nope", "./nope/m.gguf"])
+def test_what_cannot_be_fetched_is_refused_at_once(model: str) -> None:
+    outcome = command("pull", model)
+    assert (outcome.status, outcome.out) == (1, "")
+    assert outcome.err.startswith(f"penstock: there is no directory {model}, and it is no hub id either")
