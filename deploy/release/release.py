@@ -46,15 +46,16 @@ def release(dist: Path, machines: Sequence[str], *, rehearse: bool) -> Iterator[
     Args:
         dist: an empty or missing folder.
         machines: types of machines in `TARGETS` whose wheels are wanted.
-        rehearse: takes the notes of the next version, and any state of the tree; makes no tag.
+        rehearse: takes the notes of the next version if there are some, and any state of the tree; makes no tag.
 
     Raises:
         CannotRelease: the tree is not that of a release, or a check failed.
     """
-    section = "Unreleased" if rehearse else __version__
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    section = "Unreleased" if rehearse and "\n## Unreleased" in changelog else __version__
     if not rehearse and _output("git", "status", "--porcelain"):
         raise CannotRelease("the tree has changes that are not committed")
-    notes = notes_of((ROOT / "CHANGELOG.md").read_text(), section)
+    notes = notes_of(changelog, section)
     if dist.exists():
         shutil.rmtree(dist)
     dist.mkdir(parents=True)
