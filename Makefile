@@ -106,7 +106,7 @@ tpu-ledger: $(VENV)/dev.stamp  ## compile the presets for TPU slices and write b
 	@$(BIN)/python -m pip install --quiet 'jax[tpu]' || echo "libtpu cannot be installed here"
 	@$(BIN)/python -m benchmarks.tpu_ledger
 
-docs: $(VENV)/docs.stamp  ## write docs/chat.md, configuration.md, metrics.md, models.md, wire.md, architecture.svg and deploy/redis/users.acl from the code, and build the site into site/
+docs: $(VENV)/docs.stamp  ## write docs/chat.md, configuration.md, metrics.md, models.md, wire.md, architecture.svg, deploy/redis/users.acl and deploy/prometheus/assets/runbook.html, and build the site into site/
 	@$(BIN)/python -m docs.scripts.settings_page > docs/configuration.md
 	@$(BIN)/python -m docs.scripts.metrics_page > docs/metrics.md
 	@$(BIN)/python -m docs.scripts.parameters_table
@@ -114,6 +114,7 @@ docs: $(VENV)/docs.stamp  ## write docs/chat.md, configuration.md, metrics.md, m
 	@$(BIN)/python -m tests.engine.text.formats_page
 	@$(BIN)/python -m docs.scripts.architecture > docs/architecture.svg
 	@$(BIN)/python -m docs.scripts.users_acl > deploy/redis/users.acl
+	@$(BIN)/python -m docs.scripts.runbook_page > deploy/prometheus/assets/runbook.html
 	@$(MAKE) --no-print-directory site
 
 site: $(VENV)/docs.stamp  ## build the site of docs/ into site/; a link that leads nowhere, or a page that loads from elsewhere, fails

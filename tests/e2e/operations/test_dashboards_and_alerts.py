@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from docs.scripts.runbook_page import runbook_page
 from penstock.protocol.redis.connection import RedisClient
 from tests.support.observed import load, observed
 from tests.support.packages import ROOT
@@ -19,6 +20,7 @@ from tests.support.promql import DASHBOARDS, RULES, alerts, expressions, labels,
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 SCRAPED = {"job", "instance"}  # labels that Prometheus adds
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+SERVED_RUNBOOK = ROOT / "deploy/prometheus/assets/runbook.html"
 
 
 def test_there_are_some() -> None:
@@ -97,11 +99,15 @@ def test_uids_of_dashboards_are_their_own() -> None:
 
 
 def test_each_alert_has_a_section_of_the_runbook_and_names_it() -> None:
+    page = SERVED_RUNBOOK.read_text()
+    assert page == runbook_page()
     sections = re.findall(r"^## (\w+)$", RUNBOOK, re.MULTILINE)
     names = [alert["alert"] for alert in alerts()]
     assert sections == names
     for alert in alerts():
-        assert alert["annotations"]["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+        anchor = alert["alert"].lower()
+        assert alert["annotations"]["runbook_url"] == f"{{{{ $externalURL }}}}/user/runbook.html#{anchor}"
+        assert f'<h2 id="{anchor}">' in page
         assert alert["annotations"]["summary"].endswith((".", ")."))
         assert alert["labels"]["severity"] in ("warning", "critical")
     anchors = {f"#{name.lower()}" for name in sections}
