@@ -58,6 +58,7 @@ def run(name: str, directory: Path, tensor: int, expert: int) -> dict[str, Any]:
         tensor_parallel=tensor,
         expert_parallel=expert,
         attention="auto" if kv_dtype == "int8" else "xla",
+        matmul="xla",  # what several devices have; C++ rounds weights of bfloat16 otherwise
         kv_cache_dtype=kv_dtype,
         activations="int8" if kind == "w8a8" else "auto",
     )
