@@ -28,11 +28,11 @@ help:  ## show this list
 demo: $(VENV)/worker.stamp  ## start a server, a worker with the demo model and a gateway, ask a few things, stop everything
 	@$(BIN)/penstock demo
 
-# Each process begins with one half: tests that wait for servers come first, those that compute last.
+# One process more than the two cores that it is made for: some tests wait for servers, others compute.
 DEFAULT = not slow and not clients and not manifests and not prometheus and not real and not upgrade
-PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 2 --dist worksteal
-test: $(VENV)/dev.stamp  ## run the tests in two processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
-	@echo "running the tests; this takes about twenty minutes on two cores"
+PYTEST = $(BIN)/python -m pytest -q -m "$(DEFAULT)" -n 3 --dist worksteal
+test: $(VENV)/dev.stamp  ## run the tests in three processes, without the slow ones; test-engine, test-worker and the like run one folder of tests/
+	@echo "running the tests; the first run compiles what the next ones find (docs/testing.md)"
 	@$(PYTEST)
 
 test-bench test-chaos test-cli test-deploy test-docs test-e2e test-engine test-examples test-gateway test-local test-producer test-protocol test-serving test-worker: $(VENV)/dev.stamp
