@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -60,6 +61,19 @@ PROPERTIES: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypoth
 hypothesis.settings.register_profile("same", derandomize=True, **PROPERTIES)
 hypothesis.settings.register_profile("anew", print_blob=True, **PROPERTIES)
 hypothesis.settings.load_profile("same")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects no garbage while modules are imported, and exempts what they leave from later collections: it is some
+    millions of objects that live as long as the process.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import pytest
 from jax._src import compiler
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from penstock.engine import Engine
 from penstock.engine.execution.compilation import keep_compilations, no_kept_compilations
@@ -24,6 +25,15 @@ def compiled_once(compile_cache: Path) -> None:
     needs one.
     """
     keep_compilations(compile_cache)
+
+
+@pytest.fixture(autouse=True)
+def kept_there_again(compile_cache: Path) -> Iterator[None]:
+    """Leads programs back to the run's folder after a test that chose another one, which is set for the process."""
+    yield
+    if jax.config.jax_compilation_cache_dir != str(compile_cache):  # type: ignore[attr-defined]
+        keep_compilations(compile_cache)
+        reset_cache()
 
 
 @pytest.fixture(scope="session")
