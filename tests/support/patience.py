@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -45,4 +45,18 @@ def mostly_slow(cases: dict[str, Any], *quick: str) -> list[Any]:
     assert cases.keys() >= set(quick)
     return [
         pytest.param(case, id=name, marks=[] if name in quick else pytest.mark.slow) for name, case in cases.items()
+    ]
+
+
+def pairs(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """Makes cases of each row with each column. `make test` runs as many as show every row and every column once.
+
+    A row or column of several values is a tuple.
+    """
+    rows, columns = ([each if isinstance(each, tuple) else (each,) for each in of] for of in (rows, columns))
+    quick = {(i % len(rows), i % len(columns)) for i in range(max(len(rows), len(columns)))}
+    return [
+        pytest.param(*row, *column, marks=[] if (i, j) in quick else pytest.mark.slow)
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
     ]

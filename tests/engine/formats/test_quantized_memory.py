@@ -21,6 +21,7 @@ from tests.engine.engines import EOS, SMALL, VOCAB_SIZE, drive, write_model
 from tests.engine.formats.quantized_checkpoints import write_quantized
 from tests.engine.formats.quantized_weights import SCHEMES
 from tests.engine.tokenizers_for_tests import CHAT_TEMPLATE, byte_level
+from tests.support.patience import pairs, slow
 
 GEOMETRY = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 2}
 OBJECTS_BYTES = 2**20  # for what is no array: a process that ran many tests was seen to hold 0.2 MB more of it
@@ -56,7 +57,7 @@ def _traced(directory: Path, setting: str, *, stacked: bool) -> tuple[int, int, 
     return held, peak, _num_bytes(model)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("checkpoint", "stacked"), pairs(MODELS, [False, True]), indirect=["checkpoint"])
 def test_loading_holds_each_array_once(checkpoint: Path, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "PIECE_BYTES", 2**15)
     held, peak, size = _traced(checkpoint, "auto", stacked=stacked)
@@ -64,7 +65,7 @@ def test_loading_holds_each_array_once(checkpoint: Path, stacked: bool, monkeypa
     assert peak <= 1.15 * (checkpoint / "model.safetensors").stat().st_size + OBJECTS_BYTES
 
 
-@pytest.mark.parametrize("setting", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("setting", [slow("int8"), "int4", "fp8"])
 def test_quantizing_while_loading_holds_no_unquantized_model(
     tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

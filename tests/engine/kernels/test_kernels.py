@@ -26,6 +26,7 @@ from penstock.engine.sharding.linears import TPUKernel, prepare_for_tpu
 from tests.engine.engines import drive, write_model
 from tests.engine.formats.quantized_stacks import random_stack
 from tests.engine.sharding.devices import said_by
+from tests.support.patience import pairs
 
 FORMS = {
     "int8 in groups of 32 with zeros": Packing("int8", 32, scale="bfloat16", offset="zeros"),
@@ -49,10 +50,10 @@ def held_of(form: KernelForm, leaves: dict[str, jax.Array], num_out: int) -> dic
     return {name: form.held(leaf, leaves[leaf], num_out) for leaf, name in names}
 
 
-@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(
-    ("num_tokens", "num_out", "num_in"),
-    [(16, 256, 512), (5, 200, 2304), (600, 48, 256)],  # whole tiles; the last ones cut; few rows and many tokens
+    ("name", "num_tokens", "num_out", "num_in"),
+    # whole tiles; the last ones cut; few rows and many tokens
+    pairs(FORMS, [(16, 256, 512), (5, 200, 2304), (600, 48, 256)]),
 )
 def test_a_layer_of_a_stack_is_multiplied_by(name: str, num_tokens: int, num_out: int, num_in: int) -> None:
     packing, form = FORMS[name], KernelForm(FORMS[name])
@@ -134,26 +135,25 @@ def test_each_device_multiplies_by_its_share() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "int8 in groups of 32 with zeros",
-        "int8 per channel",
-        "int4 with minimums",
-        "fp8 in blocks",
-        "fp8 per channel",
-        "fp8 per tensor",
-        "mxfp4",
-    ],
-)
-@pytest.mark.parametrize(
-    ("num_rows", "num_out", "sizes"),
-    [
-        (40, 200, (20, 0, 13, 5)),  # the last rows are nobody's
-        (8, 128, (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4)),  # more experts than rows
-        (24, 128, (0, 0, 0)),
-        (40, 48, (0, 0, 40)),  # one expert has all rows
-        (300, 128, (290, 0, 1, 9)),  # more than one tile of rows
-    ],
+    ("name", "num_rows", "num_out", "sizes"),
+    pairs(
+        [
+            "int8 in groups of 32 with zeros",
+            "int8 per channel",
+            "int4 with minimums",
+            "fp8 in blocks",
+            "fp8 per channel",
+            "fp8 per tensor",
+            "mxfp4",
+        ],
+        [
+            (40, 200, (20, 0, 13, 5)),  # the last rows are nobody's
+            (8, 128, (0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4)),  # more experts than rows
+            (24, 128, (0, 0, 0)),
+            (40, 48, (0, 0, 40)),  # one expert has all rows
+            (300, 128, (290, 0, 1, 9)),  # more than one tile of rows
+        ],
+    ),
 )
 def test_rows_are_multiplied_by_the_weights_of_their_experts(
     name: str, num_rows: int, num_out: int, sizes: tuple[int, ...]

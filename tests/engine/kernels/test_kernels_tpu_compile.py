@@ -28,6 +28,7 @@ from penstock.tools.plan import has_libtpu
 from penstock.tools.plan.device.hlo import HloModule
 from penstock.tools.plan.device.topology import devices_of
 from tests.engine.kernels.test_kernels import FORMS
+from tests.support.patience import pairs
 
 pytestmark = [
     pytest.mark.skipif(not has_libtpu(), reason="libtpu is not installed: it is for Linux on x86-64"),
@@ -48,8 +49,7 @@ def shapes(
     return found
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "topology"), pairs(FORMS, TOPOLOGIES))
 def test_matmuls_compile(topology: str, name: str) -> None:
     place, packing = SingleDeviceSharding(devices_of(topology)[0]), FORMS[name]
     num_tokens, num_out, num_in = 48, 200, 2304
@@ -60,8 +60,7 @@ def test_matmuls_compile(topology: str, name: str) -> None:
     assert done.memory_analysis().temp_size_in_bytes == 0  # no weight is unpacked, and no stack copied
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("num_rows", [64, 2048])
+@pytest.mark.parametrize(("topology", "num_rows"), pairs(TOPOLOGIES, [64, 2048]))
 def test_grouped_matmuls_compile(topology: str, num_rows: int) -> None:
     place, packing, size = SingleDeviceSharding(devices_of(topology)[0]), FORMS["mxfp4"], 2880
     held = shapes(packing, size, size, (2, 8), place)

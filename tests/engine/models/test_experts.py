@@ -19,6 +19,7 @@ from penstock.engine.models.layers.experts import Experts, GroupedMLP, route
 from penstock.engine.models.layers.linear import RowGroups, present
 from penstock.engine.sharding.linears import prepare_for_tpu
 from tests.engine.engines import SMALL, TINY, drive, write_model
+from tests.support.patience import pairs
 
 HIDDEN = 16
 
@@ -53,16 +54,18 @@ def experts_of(model: Any) -> GroupedMLP:
     return experts
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_chosen": 1}, {"num_chosen": 6, "normalized": True}, {"scale": 2.5}])
-@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+@pytest.mark.parametrize(
+    ("num_tokens", "fields"),
+    pairs([1, 7, 40], [{}, {"num_chosen": 1}, {"num_chosen": 6, "normalized": True}, {"scale": 2.5}]),
+)
 def test_each_token_is_the_weighted_sum_of_its_experts(num_tokens: int, fields: dict[str, Any]) -> None:
     mixture, x = experts(**fields), tokens(num_tokens)
     np.testing.assert_allclose(mixture(x), one_by_one(mixture, x), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize(
-    "fields", [{"bias": True}, {"activation": "gelu", "clamped": ClampedSwiGLU(1.7, 7.0)}], ids=str
+    ("fields", "stacked"),
+    pairs([{"bias": True}, {"activation": "gelu", "clamped": ClampedSwiGLU(1.7, 7.0)}], [True, False]),
 )
 def test_features_that_tpus_are_given_beside_whole_tiles_change_nothing(fields: dict[str, Any], stacked: bool) -> None:
     mixture = ExpertsConfig(num_experts=6, num_chosen=2, intermediate_size=150, **fields)
