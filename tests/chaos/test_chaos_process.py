@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.tools.chaos.fleet import WorkerSetup
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, slow
 
 PROGRAM = """
 import sys
@@ -27,7 +27,7 @@ input()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a signal at the parent's death")
-@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("is_frozen", [slow(False), True])
 def test_a_harness_that_is_killed_leaves_no_process_behind(tmp_path: Path, is_frozen: bool) -> None:
     log = tmp_path / "log"
     with subprocess.Popen(

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.local.embedded import EmbeddedServer
 from tests.cli.cli_process import Outcome, finish, penstock, start
-from tests.support.patience import WAIT_S
+from tests.support.patience import WAIT_S, slow
 
 WORKER = (
     *("worker", "--model", "demo", "--max-num-seqs", "8", "--max-batch-tokens", "64", "--num-pages", "520"),
@@ -52,7 +52,7 @@ async def read_until(process: asyncio.subprocess.Process, event: str) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("user", "hint"), [(":wrong@", "check user and password"), ("", "the server wants a password: put it into")]
+    ("user", "hint"), [(":wrong@", "check user and password"), slow("", "the server wants a password: put it into")]
 )
 async def test_a_wrong_password_ends_a_worker_before_anything_is_loaded(
     guarded: EmbeddedServer, user: str, hint: str
@@ -84,7 +84,7 @@ async def test_without_redis_it_says_so_once_and_waits() -> None:
     assert "hunter2" not in outcome.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 async def test_a_signal_while_jax_is_imported_ends_it_at_once(redis_url: str, number: signal.Signals) -> None:
     process = await start(*WORKER, "--compile-cache-dir", "none", REDIS_URL=redis_url)
     await read_until(process, "loading the model")

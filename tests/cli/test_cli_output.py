@@ -47,7 +47,7 @@ async def run(url: str, command: list[str], stdout: Any, closed: str = "", **var
     return process.returncode, err.decode()
 
 
-@pytest.mark.parametrize("name", ["send", "top", slow("workers"), slow("card")])
+@pytest.mark.parametrize("name", ["send", slow("top"), slow("workers"), slow("card")])
 async def test_an_output_that_cannot_be_written(name: str, url: str) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     reader, gone = os.pipe()

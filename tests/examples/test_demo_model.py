@@ -61,9 +61,9 @@ def test_what_is_exported_loads_back_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["sum", "count"])
 def test_held_out_problems_are_answered(task: str) -> None:
     """At least 98 % are answered, of enough problems that one hard problem more or less does not decide."""
-    (score,) = evaluate(MODEL_DIR, (task,), num_questions=500, seed=1)
-    assert score.chat_correct >= 490
-    assert score.plain_correct >= 490
+    (score,) = evaluate(MODEL_DIR, (task,), num_questions=200, seed=1)
+    assert score.chat_correct >= 196
+    assert score.plain_correct >= 196
 
 
 def test_a_resumed_run_continues_where_it_stopped(tmp_path: Path) -> None:
