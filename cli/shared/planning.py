@@ -115,6 +115,10 @@ def _show(screen: Console, made: Plan) -> None:
     screen.print(f"The KV cache is {alias}. Compiling took {made.compile_s:.0f} s.\n")
     screen.print(_buckets(made))
     screen.print(_steps(made))
+    if made.counts_others:
+        screen.print(
+            "libtpu cannot print what runs here: the same without SparseCores was counted, and that may differ."
+        )
     expected = "bytes, matmuls, or XLA (cycles that the compiler expects) and kernels"
     screen.print(f"[dim]A step takes the longest of {expected}, and then links. Nothing was measured.[/]")
 

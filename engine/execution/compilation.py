@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from jax import monitoring
@@ -118,20 +119,27 @@ def compiled(lowered: jax.stages.Lowered, device: jax.Device, *, overlaps: bool 
         return lowered.compile()
 
 
+class Printed(NamedTuple):
+    """The optimised HLO of a program."""
+
+    text: str
+    is_as_run: bool  # whether the text is that of the program itself
+
+
 def printed(
     lowered: jax.stages.Lowered, done: jax.stages.Compiled, device: jax.Device, *, overlaps: bool = False
-) -> str:
-    """Returns the optimised HLO that `lowered` was compiled to.
+) -> Printed:
+    """Prints what `lowered` was compiled to.
 
     If the compiler cannot print it, as on TPU7x with several devices, the text is that of the program with nothing
     offloaded to SparseCores, or empty if that fails too.
     """
     with suppress(jax.errors.JaxRuntimeError):
-        return done.as_text() or ""
+        return Printed(done.as_text() or "", is_as_run=True)
     with suppress(jax.errors.JaxRuntimeError):
         options = _options(device, overlaps=overlaps) | _TPU7X_PRINTABLE
-        return lowered.compile(compiler_options=options).as_text() or ""
-    return ""
+        return Printed(lowered.compile(compiler_options=options).as_text() or "", is_as_run=False)
+    return Printed("", is_as_run=False)
 
 
 def _options(device: jax.Device, *, overlaps: bool) -> _Options:

@@ -90,6 +90,11 @@ class Plan:
         return sum(self.kind_bytes)
 
     @property
+    def counts_others(self) -> bool:
+        """Whether bytes, cycles and links are counted in other programs than run."""
+        return not all(bucket.is_as_run for bucket in self.buckets)
+
+    @property
     def page_padding_bytes(self) -> int:
         return round(self.page_padding * self.cache_bytes)
 

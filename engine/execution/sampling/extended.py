@@ -1,7 +1,7 @@
 """Sampling with all options: penalties, biases, restrictions, masks and log-probabilities.
 
-All rows are sampled as if none asked for an option. Then the rows that ask are sampled again, a few at a time, so that
-a step costs what they cost, however many others there are. An option that none of them asks for is skipped.
+The rows that ask for none are sampled first. Then those that ask are sampled, a few at a time, so that a step costs
+what they cost, however many others there are. An option that none of them asks for is skipped.
 """
 
 from __future__ import annotations
@@ -159,7 +159,14 @@ def _sampled_in_order(
     is_asking = jnp.arange(num_rows) < count
     # What asks is drawn below: here it takes part as the cheapest kind of row.
     temperature = jnp.where(is_asking, 0.0, asked.sampling.temperature)
-    token_ids = sample_shares(logits, replace(asked.sampling, temperature=temperature), placement, vocab_size, form)
+    plain = replace(asked.sampling, temperature=temperature)
+    token_ids = jax.lax.cond(
+        count < num_rows,
+        lambda logits, plain: sample_shares(logits, plain, placement, vocab_size, form),
+        lambda logits, _: jnp.zeros(logits.shape[0], jnp.int32),
+        logits,
+        plain,
+    )
     size = _block_rows(num_rows, placement, form)
 
     def sample_block(number: jax.Array, found: tuple[jax.Array, Logprobs]) -> tuple[jax.Array, Logprobs]:

@@ -29,7 +29,7 @@ _ARGMAX_BLOCK = 64
 
 
 class Form(enum.Enum):
-    """What samples rows: a TPU's own kernel, XLA after the CPU's survey of the logits, XLA alone, or XLA without loops.
+    """What samples rows: a TPU's kernel, XLA after a CPU's survey of the logits, XLA on CPUs, or XLA without loops.
 
     It is known before a program is traced: tracing the kernel takes longer than all else in a head, on any device.
     """
@@ -63,7 +63,7 @@ def survey(logits: jax.Array, form: Form = Form.XLA) -> Survey:
         shape = logits.shape[:1]
         places, are_sound = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.bool_))
         return Survey(*SURVEY({"logits": logits}, {"places": places, "are_sound": are_sound}))
-    greedy = jax.lax.platform_dependent(logits, cpu=_argmax_on_cpu, default=partial(jnp.argmax, axis=-1))
+    greedy = _argmax_on_cpu(logits) if form is Form.XLA else jnp.argmax(logits, axis=-1)
     return Survey(greedy.astype(jnp.int32), jnp.all(logits < jnp.inf, axis=-1))
 
 
@@ -105,7 +105,7 @@ def greedy_tokens(top: jax.Array, found: Survey) -> jax.Array:
 def _sample_on_tpu(shares: jax.Array, rows: SamplingRows, vocab_size: int) -> jax.Array:
     def greedily(shares: jax.Array, _: SamplingRows) -> jax.Array:
         logits = joined(shares, vocab_size)
-        return greedy_tokens(jnp.max(logits, axis=-1), survey(logits))
+        return greedy_tokens(jnp.max(logits, axis=-1), survey(logits, Form.TPU))
 
     drawing = partial(draw, vocab_size=vocab_size)
     sampled: jax.Array = jax.lax.cond(jnp.any(rows.temperature > 0), drawing, greedily, shares, rows)
@@ -143,9 +143,7 @@ def _argmax_on_cpu(logits: jax.Array) -> jax.Array:
 
 def _draw(logits: jax.Array, rows: SamplingRows, greedy: jax.Array, form: Form = Form.XLA) -> jax.Array:
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
-    logits = logits / temperature[:, None]
-    is_filtered = jnp.any((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
-    logits = jax.lax.cond(is_filtered, partial(_filter, form=form), lambda logits, _: logits, logits, rows)
+    logits = _filter(logits / temperature[:, None], rows, form)
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     cumulative = jnp.cumsum(weights, axis=-1)
     target = uniforms(rows)[:, None] * cumulative[:, -1:]
@@ -166,14 +164,27 @@ def _first_past(target: jax.Array, cumulative: jax.Array, weights: jax.Array, ot
 
 
 def _filter(logits: jax.Array, rows: SamplingRows, form: Form = Form.XLA) -> jax.Array:
-    """Masks what top_k, then top_p, then min_p leave out, by a threshold each, without sorting the vocabulary."""
+    """Masks what top_k, then top_p, then min_p leave out, by a threshold each, without sorting the vocabulary.
+
+    A filter that no row asks for is skipped.
+    """
+    is_cut, is_bounded = jnp.any(rows.top_k > 0), jnp.any((rows.top_p < 1.0) | (rows.min_p > 0.0))
+    logits = jax.lax.cond(is_cut, partial(_keep_top_k, form=form), lambda logits, _: logits, logits, rows)
+    kept: jax.Array = jax.lax.cond(is_bounded, partial(_keep_mass, form=form), lambda logits, _: logits, logits, rows)
+    return kept
+
+
+def _keep_top_k(logits: jax.Array, rows: SamplingRows, form: Form) -> jax.Array:
     vocab = logits.shape[-1]
     top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
 
     def enough_tokens(threshold: jax.Array) -> jax.Array:
         return jnp.sum(logits >= threshold, axis=-1, keepdims=True) >= top_k[:, None]
 
-    logits = jnp.where(logits >= _highest(enough_tokens, logits, form), logits, NEVER)
+    return jnp.where(logits >= _highest(enough_tokens, logits, form), logits, NEVER)
+
+
+def _keep_mass(logits: jax.Array, rows: SamplingRows, form: Form) -> jax.Array:
     top = jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(logits - top)
     wanted = rows.top_p[:, None] * jnp.sum(weights, axis=-1, keepdims=True)

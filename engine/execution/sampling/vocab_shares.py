@@ -40,7 +40,7 @@ def sample_shares(
         return apply_by_rows(work, logits, rows, None, placement)
 
     def greedily(logits: jax.Array, _: SamplingRows) -> jax.Array:
-        return _greedily(logits, placement, vocab_size)
+        return _greedily(logits, placement, vocab_size, form)
 
     token_ids: jax.Array = lax.cond(jnp.any(rows.temperature > 0), draw, greedily, logits, rows)
     return token_ids
@@ -87,12 +87,12 @@ def apply_by_rows(
     return cut
 
 
-def _greedily(logits: jax.Array, placement: Placement, vocab_size: int) -> jax.Array:
+def _greedily(logits: jax.Array, placement: Placement, vocab_size: int, form: Form) -> jax.Array:
     def on_device(logits: jax.Array) -> jax.Array:
         share = logits.shape[1]
         first = lax.axis_index(placement.replica) * share
         logits = jnp.where(first + jnp.arange(share) < vocab_size, logits, -jnp.inf)
-        found, top = survey(logits), jnp.max(logits, axis=-1)
+        found, top = survey(logits, form), jnp.max(logits, axis=-1)
         tops, places, sound = (
             lax.all_gather(array, placement.replica) for array in (top, first + found.greedy, found.is_sound)
         )

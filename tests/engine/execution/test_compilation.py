@@ -69,5 +69,16 @@ def test_a_compilers_own_failure_is_raised_and_not_tried_again_without_options()
 
 def test_the_text_of_a_program_is_its_optimised_hlo() -> None:
     lowered = lowered_step()
-    text = printed(lowered, lowered.compile(), jax.devices()[0])
-    assert text.startswith("HloModule")
+    compiled = lowered.compile()
+    found = printed(lowered, compiled, jax.devices()[0])
+    assert found.text.startswith("HloModule")
+    assert found.is_as_run
+
+    class Unprintable:
+        def as_text(self) -> str:
+            raise jax.errors.JaxRuntimeError("UNIMPLEMENTED")
+
+    unprintable: Any = Unprintable()
+    retried: Any = SimpleNamespace(compile=lambda compiler_options: compiled)
+    device: Any = SimpleNamespace(platform="tpu", device_kind="TPU7x")
+    assert printed(retried, unprintable, device) == (found.text, False)

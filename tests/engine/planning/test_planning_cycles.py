@@ -133,6 +133,14 @@ ENTRY %main (x: f32[8,128]) -> f32[8,128] {{
     assert (traffic.cycles, traffic.kernel_bytes) == (700, 2 * 2 * 8 * 128 * 4)
 
 
+def test_matmuls_with_int8_weights_count_their_bytes_as_the_kernels_of_other_formats_do() -> None:
+    text = TEXT.replace("%x = bf16[8,8]", "%x = s8[8,8]")
+    assert HloModule(text).traffic(10**6).cycles == HloModule(TEXT).traffic(10**6).cycles - 5 * 1000
+    moved = 5 * (2 * 8 * 8 + 2 * 8 * 8)  # both operands of each, and the result
+    kernels = HloModule(text).traffic(10**6).kernel_bytes - HloModule(TEXT).traffic(10**6).kernel_bytes
+    assert kernels == moved
+
+
 @pytest.mark.parametrize(
     ("choice", "times"), [({}, 0), ({"dearest": True}, 1), ({"dearest": True, "longest": True}, 5)]
 )

@@ -73,3 +73,12 @@ def test_links_of_one_collective_are_free_for_the_next() -> None:
     text = TEXT.replace(of(40e-6), of(400e-6))
     (layer,) = HloModule(text).loops()
     assert link_time(HloModule(text), layer, CHIP, 8).waited_s == pytest.approx(SUM_S - 30e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "links"), [("v5e", 2, 1), ("v5e", 4, 2), ("v6e", 8, 2), ("tpu7x", 4, 1), ("tpu7x", 8, 2)]
+)
+def test_two_chips_have_one_link_between_them_and_more_have_a_ring(name: str, devices: int, links: int) -> None:
+    chip, num_bytes = CHIPS[name], 2**24
+    carried_s = 2 * (devices - 1) / devices * num_bytes / (links * chip.link_bytes_per_s)
+    assert all_reduce_s(num_bytes, devices, chip) == pytest.approx(carried_s + 2 * (devices - 1) * chip.hop_s)

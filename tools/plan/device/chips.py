@@ -29,6 +29,14 @@ class Chip:
         """Clock of the cycles in the compiler's estimates."""
         return self.bf16_flops_per_s / self.bf16_flops_per_cycle
 
+    def link_rate(self, num_devices: int) -> float:
+        """Returns the bytes per second, one way, of a device's links to others of a replica of `num_devices`.
+
+        Replicas are blocks of 2, 2 x 2 or 2 x 4 chips of one host. The larger ones have a ring around their edge, and
+        so two links of each chip; two chips have one between them. Devices of one chip count as if they had that.
+        """
+        return self.link_bytes_per_s * (1 if num_devices <= 2 * self.devices_per_chip else 2)
+
     def host_devices(self, num_devices: int) -> int:
         """Returns the devices per host in a slice of `num_devices`."""
         alone = self.chips_on_one_host * self.devices_per_chip

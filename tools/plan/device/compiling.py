@@ -45,6 +45,7 @@ class Bucket:
     compile_s: float  # for a kept one, the time it took then
     compile_cpu_s: float  # of all threads of its process: independent of other load on the machine
     is_kept: bool  # from an earlier plan
+    is_as_run: bool  # whether traffic, cycles and links are of the program that runs (`compilation.printed`)
     temporary_bytes: int
     output_bytes: int  # of results that alias no argument
     code_bytes: int
@@ -115,7 +116,7 @@ class Compiler:
             raise ConfigError(message) from error
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         memory: Any = compiled.memory_analysis()
-        text = printed(lowered, compiled, self.device, overlaps=self.steps.overlaps(num_tokens))
+        text, is_as_run = printed(lowered, compiled, self.device, overlaps=self.steps.overlaps(num_tokens))
         program = HloModule(text) if text else None
         is_stacked = kind == "backbone" and self.steps.is_stacked
         bucket = Bucket(
@@ -124,6 +125,7 @@ class Compiler:
             compile_s=seconds,
             compile_cpu_s=cpu_seconds,
             is_kept=False,
+            is_as_run=is_as_run,
             temporary_bytes=memory.temp_size_in_bytes,
             output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
             code_bytes=memory.generated_code_size_in_bytes,

@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.tools.plan.device.hlo import HloModule, Instruction, Run
-
-_MATMULS = {"dot", "convolution"}
+from penstock.tools.plan.device.hlo import HloModule, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +53,8 @@ def _count_cycles(program: HloModule, runs: Iterable[Run]) -> LayerCycles:
             num_collectives += run.times
         elif run.instruction.is_kernel:
             num_kernels += run.times
-        elif _is_matmul(program, run.instruction):
+        elif program.is_matmul(run.instruction):
             matmul += cycles
         elif cycles:
             rest, num_rest = rest + cycles, num_rest + run.times
     return LayerCycles(matmul, rest, num_rest, num_kernels, num_collectives)
-
-
-def _is_matmul(program: HloModule, instruction: Instruction) -> bool:
-    if instruction.opcode in _MATMULS:
-        return True
-    held = (inner for called in program.called(instruction) for inner in called.instructions.values())
-    return any(_is_matmul(program, inner) for inner in held)

@@ -22,7 +22,7 @@ every instruction is counted as often as it runs, with its operands and results 
 Cycles are those that libtpu's compiler expects, waiting for memory included; it writes them next to most instructions.
 Kernels and collectives have no estimate, and copies that run next to other work (`copy-start`, `slice-start`) have none
 of their own: they count nothing. What else has none, such as sorts, and gathers on SparseCores, counts its bytes like a
-kernel.
+kernel. So does a matmul with int8 weights: the other formats of weights have kernels.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # by opcode: index of the operand with the update
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+_MATMULS = {"dot", "convolution"}
 _HOST = {"send", "recv", "infeed", "outfeed", "send-done", "recv-done"}
 
 
@@ -64,6 +65,7 @@ _HOST = {"send", "recv", "infeed", "outfeed", "send-done", "recv-done"}
 class BufferShape:
     num_bytes: int
     is_in_hbm: bool
+    is_int8: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,9 @@ class Traffic:
     grouped_matmuls: int = 0  # those whose experts are in HBM
     quantized_grouped_matmuls: int = 0  # calls of the kernel for quantized experts
     cycles: int = 0  # expected by the compiler, without kernels and collectives
-    kernel_bytes: int = 0  # part of those bytes moved by kernels, without pages and experts, or without an estimate
+    kernel_bytes: int = (
+        0  # part of those bytes moved by kernels, without pages and experts, and by what counts like them
+    )
     kernel_flops: int = 0  # stated by kernels, except attention and grouped matmuls, whose shapes do not say
 
     def add(self, other: Traffic, times: int = 1) -> None:
@@ -254,6 +258,18 @@ class HloModule:
         names = (instruction.called.get(kind, "") for kind in ("calls", "to_apply"))
         return [self._computations[name] for name in names if name in self._computations]
 
+    def is_matmul(self, instruction: Instruction) -> bool:
+        """Whether it contains a dot or a convolution."""
+        if instruction.opcode in _MATMULS:
+            return True
+        held = (inner for called in self.called(instruction) for inner in called.instructions.values())
+        return any(self.is_matmul(inner) for inner in held)
+
+    def _is_int8_matmul(self, instruction: Instruction, computation: Computation) -> bool:
+        sources = (computation.instructions.get(name) for name in instruction.operands)
+        is_int8 = any(array.is_int8 for source in sources if source is not None for array in source.results)
+        return is_int8 and self.is_matmul(instruction)
+
     def _count_traffic(
         self, computation: Computation, cache_bytes: int, *, dearest: bool = False, longest: bool = False
     ) -> Traffic:
@@ -264,7 +280,8 @@ class HloModule:
 
     def _instruction_traffic(self, instruction: Instruction, computation: Computation, cache_bytes: int) -> Traffic:
         is_kernel, is_collective = instruction.is_kernel, instruction.is_collective
-        cycles = 0 if is_kernel or is_collective else instruction.cycles
+        is_int8 = self._is_int8_matmul(instruction, computation)
+        cycles = 0 if is_kernel or is_collective or is_int8 else instruction.cycles
         if instruction.opcode in _FREE:
             return Traffic(cycles=cycles)
         has_no_estimate = not (cycles or is_collective or instruction.opcode.endswith("-start"))  # as kernels have none
@@ -427,7 +444,7 @@ def _number(pattern: re.Pattern[str], text: str, start: int) -> int:
 def _arrays(text: str) -> Iterator[BufferShape]:
     for kind, dims, layout in _SHAPE.findall(text):
         size = math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
-        yield BufferShape(size * _item_bits(kind) // 8, "S(" not in layout)
+        yield BufferShape(size * _item_bits(kind) // 8, "S(" not in layout, kind == "s8")
 
 
 def _item_bits(kind: str) -> int:

@@ -13,7 +13,8 @@ The formulas can be checked by hand. They are per device, with n devices of one 
 - States of layers that keep them are read once and written once in a decode step; a prompt's are written.
 - FLOPs of matmuls: 2 x (parameters of the layers, of experts k) x tokens + 2 x (parameters of the head) x sampled rows;
   of attention 4 x layers x heads x head_dim x (tokens x keys that each sees), over n.
-- An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, and 2 (n - 1) hops. There
+- An all-reduce of b bytes around a ring, both ways at once: 2 (n - 1) / n x b over two links, or over one between two
+  chips (`Chip.link_rate`), and 2 (n - 1) hops. There
   are two per layer, of tokens x hidden x bytes of an element, and one after the embedding. If the compiler prints the
   program, its own collectives count, and those that overlap with compute count only the wait for them (`links.py`).
 - Logits of r rows and v tokens: for greedy rows, each device's three words are gathered, n - 1 hops each time. Other
@@ -24,7 +25,8 @@ The formulas can be checked by hand. They are per device, with n devices of one 
   kernels, which have no cycles and run between XLA's fusions. Each kind of kernel takes the longer of bytes / bandwidth
   and FLOPs / peak. Attention has the pages that it reads and writes, and the FLOPs above. Grouped matmuls have the
   experts that have rows, and 2 x tokens x k x parameters of an expert / n. Others have the bytes that they move and the
-  FLOPs that they state; what the compiler has no estimate of counts like these.
+  FLOPs that they state. What the compiler has no estimate of counts like these, and so do XLA's matmuls with int8
+  weights: all quantized weights count by one rule.
 - A step takes the longer of the roofline and of cycles / clock + kernels, followed by the collectives, which wait for
   it. Both estimates cover the whole step, so they are not added. A copy that runs next to other work, such as a
   prefetch into VMEM, has no cycles and counts at the roofline. If the compiler cannot print a program, or wrote no
@@ -297,18 +299,18 @@ def collective_s(model: ModelConfig, num_tokens: int, devices: int, chip: Chip) 
 
 
 def all_reduce_s(num_bytes: int, devices: int, chip: Chip) -> float:
-    return 2 * (devices - 1) / devices * num_bytes / (2 * chip.link_bytes_per_s) + 2 * (devices - 1) * chip.hop_s
+    return 2 * (devices - 1) / devices * num_bytes / chip.link_rate(devices) + 2 * (devices - 1) * chip.hop_s
 
 
 def logits_s(model: ModelConfig, num_rows: int, devices: int, chip: Chip, *, is_drawn: bool = False) -> float:
     """Returns the seconds that devices take to exchange the logits of `num_rows` rows."""
     if devices == 1:
         return 0.0
-    word = (devices - 1) / devices * 4 * num_rows / (2 * chip.link_bytes_per_s) + (devices - 1) * chip.hop_s
+    word = (devices - 1) / devices * 4 * num_rows / chip.link_rate(devices) + (devices - 1) * chip.hop_s
     if not is_drawn:
         return 3 * word
     exchanged = 4 * num_rows * model.vocab_rows
-    return exchanged / 4 / (2 * chip.link_bytes_per_s) + devices / 2 * chip.hop_s + word
+    return exchanged / 4 / chip.link_rate(devices) + devices / 2 * chip.hop_s + word
 
 
 def _devices(deployment: Deployment) -> int:
