@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.engine.arithmetic import arithmetic_of
 from penstock.engine.choice import ChoiceState, Ending, NewChoices, output_of, prefill_output_of
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.cache_sizes import sized
 from penstock.engine.deployment.deployment import Deployment
 from penstock.engine.deployment.opening import open_model
 from penstock.engine.errors import ConfigError, InvalidRequest, failure_message
@@ -77,7 +77,7 @@ class Engine:
         self.grammars = GrammarCompiler(
             partial(vocabulary_of, tokenizer, model.config.vocab_size, defaults.eos_token_ids)
         )
-        spec = with_pages(deployment, deployment.free_bytes())
+        spec = sized(deployment)
         is_invariant = deployment.attention.name == "native" and model.is_native
         info = replace(deployment.describe(spec), batch_invariant=is_invariant)
         self._info = replace(info, arithmetic=arithmetic_of(info, config))

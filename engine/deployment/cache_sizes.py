@@ -8,6 +8,20 @@ from penstock.engine.errors import ConfigError
 from penstock.engine.scheduling.memory.amounts import Amount
 
 
+def sized(deployment: Deployment) -> CacheSpec:
+    """Returns the pages and state slots of an engine whose weights are loaded.
+
+    Raises:
+        ConfigError: there is not even one page for each group of layers besides page 0, or the settings ask for more
+            than a device has left, if its runtime counts its memory.
+    """
+    spec = with_pages(deployment, deployment.free_bytes())
+    for memory in deployment.device_memory()[:1]:
+        free = memory.limit_bytes - memory.used_bytes
+        check_pages(deployment, spec, free, memory.limit_bytes, deployment.devices[0].device_kind)
+    return spec
+
+
 def with_pages(deployment: Deployment, free_bytes: int) -> CacheSpec:
     """Returns the pages and state slots that the settings ask for or memory holds, up to what all sequences could fill.
 
@@ -34,6 +48,22 @@ def with_pages(deployment: Deployment, free_bytes: int) -> CacheSpec:
         + states
         + ("" if config.kv_cache_bytes else held)
     )
+
+
+def check_pages(deployment: Deployment, spec: CacheSpec, free_bytes: int, of_bytes: int, device: str) -> None:
+    """Checks the pages that settings ask for against what weights leave of each device's `of_bytes`.
+
+    Raises:
+        ConfigError: they do not fit; it names what would.
+    """
+    num_bytes = deployment.pages_bytes(Amount(spec.counts))
+    if num_bytes > free_bytes:
+        is_counted = deployment.config.num_pages is not None
+        most = f"num_pages {free_bytes // deployment.page_bytes}" if is_counted else f"kv_cache_bytes {free_bytes}"
+        raise ConfigError(
+            f"{sum(spec.counts)} pages take {num_bytes} bytes, and the weights leave {free_bytes} of the {of_bytes} "
+            f"that a {device} device has: set {most} or less"
+        )
 
 
 def fitting(deployment: Deployment, num_bytes: int) -> CacheSpec:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine import ConfigError, EngineConfig
 from penstock.engine.attention.fused import FusedAttention
-from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.cache_sizes import sized, with_pages
 from penstock.engine.deployment.deployment import Deployment, deploy
 from penstock.engine.formats.packing import Packing
 from penstock.engine.models import ModelConfig
@@ -72,6 +72,18 @@ def test_what_sampling_remembers_is_not_free_for_pages() -> None:
     assert replace(here, devices=(device,)).free_bytes() == int((5_000_000 - here.sampling_bytes) * 0.9)
     stats["bytes_in_use"] = 9_999_999
     assert replace(here, devices=(device,)).free_bytes() == 0
+
+
+def test_more_pages_than_a_device_has_left_are_refused_by_their_number() -> None:
+    stats = {"bytes_limit": 10_000_000, "bytes_in_use": 5_000_000}
+    device: Any = SimpleNamespace(
+        id=0, process_index=0, platform="tpu", device_kind="TPU v5e", memory_stats=lambda: stats
+    )
+    fitting = 5_000_000 // deployed().page_bytes
+    assert sized(replace(deployed(num_pages=fitting), devices=(device,))).counts == (fitting,)
+    message = f"the weights leave 5000000 of the 10000000 that a TPU v5e device has: set num_pages {fitting} or less"
+    with pytest.raises(ConfigError, match=message):
+        sized(replace(deployed(num_pages=fitting + 1), devices=(device,)))
 
 
 def test_memory_is_told_of_devices_of_this_process_that_count_it() -> None:

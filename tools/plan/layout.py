@@ -7,7 +7,7 @@ from itertools import chain
 
 from penstock.engine.attention import CacheSpec, ShardedAttention
 from penstock.engine.config import EngineConfig
-from penstock.engine.deployment.cache_sizes import with_pages
+from penstock.engine.deployment.cache_sizes import check_pages, with_pages
 from penstock.engine.deployment.deployment import Deployment, deploy, usable
 from penstock.engine.errors import ConfigError
 from penstock.engine.execution.geometry import Geometry
@@ -61,7 +61,7 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> ModelLay
             f"tensor_parallel above {config.tensor_parallel}, or take a larger slice"
         )
     spec = with_pages(deployment, deployment.kv_bytes(free))
-    _check_pages(deployment, spec, chip, free)
+    check_pages(deployment, spec, free, chip.hbm_bytes, chip.name)
     geometry = deployment.geometry(deployment.needs.longest(usable(spec), deployment.max_model_len))
     states = state_arrays(deployment.model, spec.num_states, is_stacked=attention.is_stacked)
     compiler = Compiler(
@@ -78,18 +78,6 @@ def lay_out(model: ModelConfig, topology: str, config: EngineConfig) -> ModelLay
         directory=config.compile_cache_dir,
     )
     return ModelLayout(deployment, chip, len(devices), spec, geometry, weight_bytes, lane_padding_bytes, compiler)
-
-
-def _check_pages(deployment: Deployment, spec: CacheSpec, chip: Chip, free_bytes: int) -> None:
-    """Raises ConfigError if a setting asks for more pages than the weights leave room for."""
-    num_bytes = deployment.pages_bytes(Amount(spec.counts))
-    if num_bytes > free_bytes:
-        is_counted = deployment.config.num_pages is not None
-        most = f"num_pages {free_bytes // deployment.page_bytes}" if is_counted else f"kv_cache_bytes {free_bytes}"
-        raise ConfigError(
-            f"{sum(spec.counts)} pages take {num_bytes} bytes, and the weights leave {free_bytes} of the "
-            f"{chip.hbm_bytes} that a {chip.name} device has: set {most} or less"
-        )
 
 
 def _check_hosts(config: EngineConfig, chip: Chip, topology: str, num_devices: int) -> None:
